@@ -1,0 +1,50 @@
+"""A batch: the groups of one training step, held until acknowledged. Pure values; the client does the talking."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollq.group import Group
+from rollq.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The groups of one training step. They come again, to whoever asks next, unless `ack` is called."""
+
+    step: int
+    """Counts the batches of this iteration, from 0."""
+    groups: Sequence[Group]
+    acknowledge: Callable[[], None] = field(repr=False)
+
+    def ack(self) -> None:
+        """Tell the ledger that the groups are trained on, so that nobody gets them again.
+
+        Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
+        """
+        self.acknowledge()
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Of all groups, in order; the lists below run parallel to it."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+    @property
+    def tokens(self) -> list[array[int]]:
+        """array('I') a trajectory."""
+        return [trajectory.tokens for trajectory in self.trajectories]
+
+    @property
+    def mask(self) -> list[bytes]:
+        """One byte a token: 1 where the policy sampled it."""
+        return [trajectory.mask for trajectory in self.trajectories]
+
+    @property
+    def logprobs(self) -> list[array[float]]:
+        """array('f') a trajectory: 0.0 where the mask is 0."""
+        return [trajectory.logprobs for trajectory in self.trajectories]
+
+    @property
+    def advantages(self) -> list[float]:
+        """One a trajectory, normalised in its group (GRPO)."""
+        return [advantage for group in self.groups for advantage in group.advantages]

@@ -1,0 +1,116 @@
+"""Everything rollq raises, in one tree.
+
+    RollqError
+    ├── SettingsError          a flag, an environment variable or a file is wrong
+    ├── ContractError          a value breaks the data contract: a job, an event, a blob from Redis, an engine's reply
+    ├── JobConflict            a job id was submitted before with other content
+    ├── LedgerError            the ledger refused a write
+    │   ├── Fenced             the writer no longer holds the job's lease
+    │   ├── JournalConflict    the journal already holds another event at that index
+    │   └── NotHeld            ack or extension of a batch that this consumer does not hold
+    ├── PullTimeout            not enough groups became ready in time
+    └── RolloutFailure         an attempt failed; carries a FailureClass
+        ├── EngineFailure      class engine   (infrastructure: retried, resumed)
+        ├── UserFailure        class user     (infrastructure: retried, resumed)
+        ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
+        ├── EnvironmentFailure class env      (data: retried twice in a fresh environment)
+        └── JobFailure         class job      (data: the job itself cannot be played)
+
+A bad rollout is data, not a crash: inside a worker every RolloutFailure becomes a failure record of its attempt. All of
+them survive pickling, because they cross threads and processes.
+"""
+
+from enum import StrEnum
+
+
+class FailureClass(StrEnum):
+    """Whose fault an unfinished attempt was. The policy is only graded for what the policy did."""
+
+    ENGINE = "engine"
+    """The inference engine: refused, timed out, replied garbage."""
+    USER = "user"
+    """The user simulator: its endpoint failed or answered nothing."""
+    WORKER = "worker"
+    """The worker: died, lost its lease, ran out of memory."""
+    ENV = "env"
+    """The environment: raised, hung, broke its protocol."""
+    JOB = "job"
+    """The job: unknown environment, task out of range, an edge the chat template does not support."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it."""
+
+
+INFRASTRUCTURE = frozenset({FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER})
+"""Classes that say nothing about the job: more failures allowed, with backoff."""
+
+
+class RollqError(Exception):
+    """Root of everything rollq raises."""
+
+
+class SettingsError(RollqError, ValueError):
+    """A flag, an environment variable or a settings file is wrong."""
+
+
+class ContractError(RollqError, ValueError):
+    """A value breaks the data contract."""
+
+
+class JobConflict(RollqError, ValueError):
+    """This job id was submitted before with other content."""
+
+
+class LedgerError(RollqError, RuntimeError):
+    """The ledger refused a write."""
+
+
+class Fenced(LedgerError):
+    """The writer no longer holds the job's lease, so its write was refused."""
+
+
+class JournalConflict(LedgerError):
+    """The journal holds another event at this index."""
+
+
+class NotHeld(LedgerError):
+    """This batch is not held under this token (any more)."""
+
+
+class PullTimeout(RollqError, TimeoutError):
+    """Not enough groups became ready in time."""
+
+
+class RolloutFailure(RollqError, RuntimeError):
+    """An attempt could not be finished for a reason that is not the policy's."""
+
+    failure: FailureClass = FailureClass.WORKER
+
+
+class EngineFailure(RolloutFailure):
+    """The inference engine failed."""
+
+    failure = FailureClass.ENGINE
+
+
+class UserFailure(RolloutFailure):
+    """The user simulator failed."""
+
+    failure = FailureClass.USER
+
+
+class WorkerFailure(RolloutFailure):
+    """The worker failed."""
+
+    failure = FailureClass.WORKER
+
+
+class EnvironmentFailure(RolloutFailure):
+    """The environment failed."""
+
+    failure = FailureClass.ENV
+
+
+class JobFailure(RolloutFailure):
+    """The job itself cannot be played."""
+
+    failure = FailureClass.JOB

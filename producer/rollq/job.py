@@ -1,0 +1,150 @@
+"""A job: one episode to be played, with everything that shapes it.
+
+A worker holds no state of a run, so a job says it all: task, sampling, budget, seed, the size of its group. A job names
+endpoints, never addresses. Pure values, standard library only.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rollq.errors import ContractError
+
+Json = Any
+"""What JSON can say: None, bool, int, float, str, list, dict with str keys."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
+
+SAMPLING_KEYS = frozenset(
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty min_new_tokens stop "
+    "stop_token_ids stop_regex json_schema regex ebnf ignore_eos logit_bias sampling_seed".split()
+)
+"""SGLang's names (srt/sampling/sampling_params.py). Checked here because routers silently drop unknown keys, so that a
+typo would sample with defaults. `max_new_tokens` is the budget's."""
+
+
+class Purpose(StrEnum):
+    """What a group is for; eval groups are never handed to a trainer."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one attempt may spend. Spending it ends the episode, graded."""
+
+    max_turns: int = 30
+    """Turns of the policy."""
+    max_tokens: int = 32768
+    """Tokens of the whole trajectory: prompt, sampled and observed."""
+    max_new_tokens: int = 1024
+    """Tokens sampled in one turn."""
+    deadline_s: float = 1800.0
+    """Seconds of leased time per attempt; past it the attempt fails with the class it was waiting on."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_new_tokens"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ContractError(f"budget.{name} must be a whole number of at least 1, not {value!r}")
+        if not _number(self.deadline_s) or not 0 < self.deadline_s < float("inf"):
+            raise ContractError(f"budget.deadline_s must be a positive number of seconds, not {self.deadline_s!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One episode to be played; its id is `run/group/sample`.
+
+    Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit` fills in its own run
+    and `env.split.task`. Submitted alone, sample 0 of a group of n stands for all n samples.
+    """
+
+    run: str = ""
+    """The run it belongs to; the client fills in its own."""
+    group: str = ""
+    """The group (the n samples of one task) it belongs to, unique in the run."""
+    sample: int = 0
+    """Its place in the group, from 0."""
+    env: str
+    """An environment's name: `shop`, `tau2:retail`, ..."""
+    split: str = "train"
+    """Which of the environment's task lists."""
+    task: int
+    """Index into that list."""
+    env_args: Mapping[str, Json] = field(default_factory=dict)
+    """Options of the environment."""
+    agent: str = "tool-calling"
+    """The agent strategy."""
+    agent_args: Mapping[str, Json] = field(default_factory=dict)
+    """Options of the strategy: `single_tool: true` appends tau-bench's single-tool instruction to the system prompt."""
+    user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
+    """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    """Sampling parameters under SGLang's names."""
+    budget: Budget = field(default_factory=Budget)
+    purpose: Purpose = Purpose.TRAIN
+    seed: int = 0
+    """For whatever in the environment or the user is random."""
+    size: int = 1
+    """Samples in the group."""
+    min_viable: int = 0
+    """Graded samples below which a group with dead members is dropped; 0 stands for `size`."""
+    seq: int = 0
+    """The group's place in the run: lower ones are handed out first. The ledger gives it; not part of the content."""
+
+    def __post_init__(self) -> None:
+        where = f"job {self.run or '?'}/{self.group}/{self.sample}"
+        for name in ("run", "group"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
+                raise ContractError(f"{where}: {name} {value!r} must match {NAME.pattern}")
+        for name in ("sample", "task", "seed", "size", "min_viable", "seq"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
+                raise ContractError(f"{where}: {name} must be a whole number of at least 0, not {value!r}")
+        if not self.sample < self.size:
+            raise ContractError(f"{where}: sample {self.sample} of a group of {self.size} (samples count from 0)")
+        if self.min_viable > self.size:
+            raise ContractError(f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}")
+        for name in ("env", "split", "agent"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
+        for name in ("env_args", "agent_args", "user", "sampling"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
+        if not isinstance(self.budget, Budget):
+            raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
+        if not isinstance(self.purpose, Purpose):
+            raise ContractError(f"{where}: purpose must be train or eval, not {self.purpose!r}")
+        if unknown := set(self.sampling) - SAMPLING_KEYS:
+            raise ContractError(f"{where}: sampling does not know {', '.join(sorted(map(str, unknown)))}")
+        temperature = self.sampling.get("temperature", 1.0)
+        if not _number(temperature) or not 0 <= temperature < float("inf"):
+            raise ContractError(f"{where}: temperature must be a number of at least 0, not {temperature!r}")
+
+    @property
+    def id(self) -> str:
+        """`run/group/sample`, the idempotence key."""
+        return f"{self.run}/{self.group}/{self.sample}"
+
+    @property
+    def viable(self) -> int:
+        """Graded members below which the group is dropped."""
+        return self.min_viable or self.size
+
+
+def parse_id(job_id: str) -> tuple[str, str, int]:
+    """`run/group/sample` taken apart. Raises ContractError."""
+    run, _, rest = job_id.partition("/")
+    group, _, sample = rest.partition("/")
+    if not (NAME.fullmatch(run) and NAME.fullmatch(group) and sample.isascii() and sample.isdigit()):
+        raise ContractError(f"{job_id!r} is not a job id (run/group/sample)")
+    return run, group, int(sample)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -1,0 +1,258 @@
+"""A trajectory is its journal: a header and the events of one episode.
+
+Tokens, loss mask, logprobs, versions and messages are derived from the events, never stored beside them, so they cannot
+disagree. A `Prompt` opens a trace; a trace is one token sequence that the engine has seen, append-only:
+
+    Prompt.ids  Sampled.ids  Observed.ids  Sampled.ids  Observed.ids ...
+
+Only sampled tokens are trained. Pure values, standard library only.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from rollq.errors import FailureClass
+from rollq.job import Job, Json
+
+Message = dict[str, Any]
+"""One chat message in OpenAI's form; the `arguments` of a tool call are a JSON string."""
+
+
+class Stop(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The environment closed it."""
+    TURNS = "turns"
+    """The turn budget is spent."""
+    LENGTH = "length"
+    """A token budget is spent: of the trajectory, of the turn or of the engine's context."""
+    MALFORMED = "malformed"
+    """Three tool calls in a row could not be read."""
+    ABORTED = "aborted"
+    """Cancelled from outside. Never trained."""
+    FAILED = "failed"
+    """Its attempts are spent; see `failure`. Never trained."""
+
+
+GRADED = frozenset({Stop.DONE, Stop.TURNS, Stop.LENGTH, Stop.MALFORMED})
+"""Stops that carry a reward and may be trained on."""
+
+
+class Finish(StrEnum):
+    """How one generation ended, as the engine reports it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Sampled tokens `[start, end)` of one `Sampled` came from weights `version`; verbatim from the engine."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The start of a trace: what was rendered from scratch."""
+
+    ids: array[int]
+    """array('I'): the rendered prompt, generation prompt included."""
+    messages: Sequence[Message]
+    """The conversation so far: system prompt and the user's first message."""
+    tools: Sequence[Json]
+    """Tool schemas in OpenAI's form."""
+    at: float = 0.0
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One reply of the engine. A turn holds several when its generation was interrupted (all but the last: abort)."""
+
+    turn: int
+    """Counts from 0."""
+    ids: array[int]
+    """array('I'): the sampled tokens, stop token included; never re-tokenised."""
+    logprobs: array[float]
+    """array('f'), one a token: of the sampling distribution as the engine reports it."""
+    versions: Sequence[VersionSpan]
+    """Tile `[0, len(ids))`."""
+    finish: Finish
+    text: str = ""
+    """The engine's own text, for people; nothing is computed from it."""
+    cached_tokens: int = 0
+    at: float = 0.0
+    """Unix time in seconds when the request was sent."""
+    seconds: float = 0.0
+    """Until the reply was there, waiting included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a finished turn led to: every turn ends with exactly one."""
+
+    turn: int
+    message: Message
+    """The turn as an assistant message in OpenAI's form."""
+    action: Mapping[str, Json] | None
+    """What the environment was given, `{"name": ..., "arguments": {...}}`; None when the turn could not be acted on."""
+    replies: Sequence[Message]
+    """The tool results or user messages that answer it; the last ones of an episode may be left out of the tokens."""
+    ids: array[int]
+    """array('I'): the bridge, the tokens between the sampled stop token and the next assistant header, that included."""
+    errors: Sequence[str] = ()
+    """Why the turn could not be read, in words the policy was shown."""
+    extra_calls: int = 0
+    """Further tool calls in the turn that were not carried out."""
+    done: bool = False
+    """The environment closed the episode."""
+    at: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The end: always the last event of a finished trajectory."""
+
+    stop: Stop
+    reward: float | None
+    """None exactly when the stop is not graded."""
+    failure: FailureClass | None = None
+    info: Mapping[str, Json] = field(default_factory=dict)
+    """Whatever the grader says; for a failure its reason."""
+    at: float = 0.0
+
+
+Event = Prompt | Sampled | Observed | Closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a trajectory was made with; enough to tell whether two may be mixed."""
+
+    attempt: int
+    """Which claim of the job played it, from 1."""
+    worker: str = ""
+    rollq: str = ""
+    """Version of rollq."""
+    env_version: str = ""
+    """The environment's package and version."""
+    task_hash: str = ""
+    template_hash: str = ""
+    tokenizer_hash: str = ""
+    history: str = "keep"
+    """`keep`: append-only. `template`: an edge that rewrites history opens a new trace."""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One episode, finished or not. Derived sequences run over all traces, end to end, and have equal length."""
+
+    job: Job
+    header: Header
+    events: Sequence[Event]
+
+    @property
+    def closed(self) -> Closed | None:
+        """The last event once the episode has ended."""
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, Closed) else None
+
+    @property
+    def stop(self) -> Stop | None:
+        return self.closed.stop if self.closed else None
+
+    @property
+    def reward(self) -> float | None:
+        return self.closed.reward if self.closed else None
+
+    @property
+    def failure(self) -> FailureClass | None:
+        return self.closed.failure if self.closed else None
+
+    @property
+    def info(self) -> Mapping[str, Json]:
+        return self.closed.info if self.closed else {}
+
+    @property
+    def graded(self) -> bool:
+        """It has a reward and may be trained on."""
+        return self.stop in GRADED
+
+    @cached_property
+    def tokens(self) -> array[int]:
+        """array('I'): every token of every trace."""
+        tokens = array("I")
+        for event in self._spans():
+            tokens.extend(event.ids)
+        return tokens
+
+    @cached_property
+    def mask(self) -> bytes:
+        """One byte a token: 1 where the policy sampled it, else 0."""
+        return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in self._spans())
+
+    @cached_property
+    def logprobs(self) -> array[float]:
+        """array('f'), one a token: 0.0 where the mask is 0."""
+        logprobs = array("f")
+        for event in self._spans():
+            if isinstance(event, Sampled):
+                logprobs.extend(event.logprobs)
+            else:
+                logprobs.frombytes(bytes(4 * len(event.ids)))
+        return logprobs
+
+    @cached_property
+    def versions(self) -> list[str | None]:
+        """One entry a token: the weight version that sampled it, None where the mask is 0."""
+        versions: list[str | None] = []
+        for event in self._spans():
+            if isinstance(event, Sampled):
+                for span in event.versions:
+                    versions += [span.version] * (span.end - span.start)
+            else:
+                versions += [None] * len(event.ids)
+        return versions
+
+    @cached_property
+    def traces(self) -> list[int]:
+        """Lengths of the traces; their sum is the number of tokens."""
+        lengths: list[int] = []
+        for event in self._spans():
+            if isinstance(event, Prompt):
+                lengths.append(0)
+            lengths[-1] += len(event.ids)
+        return lengths
+
+    @property
+    def turns(self) -> int:
+        """Turns that the policy finished."""
+        return sum(isinstance(event, Observed) for event in self.events)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(event.ids) for event in self.events if isinstance(event, Sampled))
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The conversation in OpenAI's form."""
+        prompt = next((event for event in self.events if isinstance(event, Prompt)), None)
+        messages = list(prompt.messages) if prompt else []
+        for event in self.events:
+            if isinstance(event, Observed):
+                messages += [event.message, *event.replies]
+        return messages
+
+    def _spans(self) -> Iterator[Prompt | Sampled | Observed]:
+        return (event for event in self.events if not isinstance(event, Closed))

@@ -1,0 +1,1 @@
+"""The worker: Celery app, agent loop, engine and environments."""

@@ -1,5 +1,7 @@
 """A batch: the groups of one training step, held until acknowledged. Pure values; the client does the talking."""
 
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -19,8 +19,25 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
 
 SAMPLING_KEYS = frozenset(
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty min_new_tokens stop "
-    "stop_token_ids stop_regex json_schema regex ebnf ignore_eos logit_bias sampling_seed".split()
+    [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "min_new_tokens",
+        "stop",
+        "stop_token_ids",
+        "stop_regex",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "ignore_eos",
+        "logit_bias",
+        "sampling_seed",
+    ]
 )
 """SGLang's names (srt/sampling/sampling_params.py). Checked here because routers silently drop unknown keys, so that a
 typo would sample with defaults. `max_new_tokens` is the budget's."""

@@ -8,6 +8,8 @@ disagree. A `Prompt` opens a trace; a trace is one token sequence that the engin
 Only sampled tokens are trained. Pure values, standard library only.
 """
 
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,6 +3,8 @@
 Protocols of one to three methods and the values that cross them. `rollq_worker.fakes` implements each in a few lines.
 """
 
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -108,9 +108,9 @@ class Observed:
     action: Mapping[str, Json] | None
     """What the environment was given, `{"name": ..., "arguments": {...}}`; None when the turn could not be acted on."""
     replies: Sequence[Message]
-    """The tool results or user messages that answer it; the last ones of an episode may be left out of the tokens."""
+    """The tool results or user messages that answer it; the last ones of an episode are left out of the tokens."""
     ids: array[int]
-    """array('I'): the bridge, the tokens between the sampled stop token and the next assistant header, that included."""
+    """array('I'): the bridge, from behind the sampled stop token to the end of the next assistant header."""
     errors: Sequence[str] = ()
     """Why the turn could not be read, in words the policy was shown."""
     extra_calls: int = 0

@@ -1,4 +1,4 @@
-"""The seams of the agent loop: what `episode.play` needs of an engine, a renderer, an environment, a user and a journal.
+"""The seams of the agent loop: what `episode.play` needs of engine, renderer, environment, user and journal.
 
 Protocols of one to three methods and the values that cross them. `rollq_worker.fakes` implements each in a few lines.
 """
@@ -157,7 +157,7 @@ class Engine(Protocol):
 
         An engine that is refusing, overloaded or paused is waited for; `check` is called while waiting and raises when
         the attempt must stop. `key` (the job id) keeps an episode on one server behind a router. finish ABORT carries
-        the partial tokens of an interrupted generation. Raises EngineFailure, or JobFailure when the request is to blame.
+        the partial tokens of an interrupted generation. Raises EngineFailure, or JobFailure if the request is to blame.
         """
         ...
 
@@ -174,7 +174,7 @@ class ReadTurn:
 
 
 class Renderer(Protocol):
-    """The chat template of one model as token ids. After `open` only bridges are rendered: sampled ids stay as they are."""
+    """The chat template of one model as token ids. After `open` only bridges are rendered; sampled ids stay."""
 
     @property
     def stop_ids(self) -> Sequence[int]:

@@ -1,0 +1,185 @@
+"""The agent loop against the fakes: what is sent, what is recorded, how it ends."""
+
+import pytest
+
+from rollq import errors
+from rollq.job import Budget, Job
+from rollq.trajectory import Closed, Finish, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq_worker.boundary import DeadlineExceeded
+from rollq_worker.episode import MAX_MALFORMED, play
+from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, spell
+from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation
+
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+
+
+def run(*texts, budget=None, engine=None, environment=None, user=None, journal=None, **job):
+    engine = engine or FakeEngine(texts)
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, budget=Budget(**(budget or {})), **job),
+        engine=engine,
+        renderer=FakeRenderer(),
+        environment=environment or FakeEnvironment(),
+        user=user or FakeUser(),
+        journal=journal or FakeJournal(),
+    )
+    check_tokens(trajectory, engine)
+    return trajectory
+
+
+def check_tokens(trajectory: Trajectory, engine: FakeEngine) -> None:
+    """The trajectory is, id for id, what the engine was sent plus what it returned; every request extends the last."""
+    sent, said = engine.requests, engine.replies
+    for before, reply, after in zip(sent, said, sent[1:], strict=False):
+        assert after[: len(before) + len(reply)] == before + reply
+    assert trajectory.tokens == sent[-1] + said[-1]
+    sampled = [t for t, m in zip(trajectory.tokens, trajectory.mask, strict=True) if m]
+    assert sampled == [t for reply in said for t in reply]
+    assert len(trajectory.tokens) == len(trajectory.logprobs) == len(trajectory.versions) == sum(trajectory.traces)
+    assert [v is not None for v in trajectory.versions] == [bool(m) for m in trajectory.mask]
+    assert all(lp == 0.0 for lp, m in zip(trajectory.logprobs, trajectory.mask, strict=True) if not m)
+
+
+def test_a_call_then_a_farewell():
+    trajectory = run(CALL, "done, bye")
+    assert [type(e) for e in trajectory.events] == [Prompt, Sampled, Observed, Sampled, Observed, Closed]
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.DONE, 1.0, 2)
+    assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert trajectory.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert trajectory.messages[-1]["content"] == STOP_MARKER
+    assert "".join(map(chr, trajectory.tokens)) == (
+        "[system]policy[user]hello[assistant]" + CALL + chr(END) + '[tool]{"a": 1}[assistant]' + "done, bye" + chr(END)
+    )
+
+
+def test_every_event_but_the_last_is_journaled_before_it_counts():
+    journal = FakeJournal()
+    trajectory = run(CALL, "bye", journal=journal)
+    assert journal.events == list(trajectory.events[:-1])
+
+
+def test_the_turn_budget_ends_it_ungraded_by_the_environment():
+    trajectory = run(CALL, budget={"max_turns": 3})
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.TURNS, 0.0, 3)
+    assert trajectory.events[-2].ids == spell("")  # no bridge to a turn that never comes
+
+
+def test_a_cut_turn_ends_it():
+    trajectory = run(CALL, budget={"max_new_tokens": 5})
+    assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (Stop.LENGTH, 1, 5)
+    assert trajectory.events[-2].action is None
+
+
+@pytest.mark.parametrize("max_tokens", range(36, 140, 7))
+def test_the_token_budget_is_never_exceeded(max_tokens):
+    trajectory = run(CALL, budget={"max_tokens": max_tokens}) if max_tokens > 36 else None
+    if trajectory:
+        assert trajectory.stop is Stop.LENGTH
+        assert len(trajectory.tokens) <= max_tokens
+
+
+def test_a_prompt_that_fills_the_budget_is_a_length_stop_without_a_turn():
+    engine = FakeEngine([CALL])
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, budget=Budget(max_tokens=10)),
+        engine=engine,
+        renderer=FakeRenderer(),
+        environment=FakeEnvironment(),
+        user=FakeUser(),
+        journal=FakeJournal(),
+    )
+    assert (trajectory.stop, trajectory.turns, engine.requests) == (Stop.LENGTH, 0, [])
+
+
+def test_the_context_of_the_engine_is_a_budget_too():
+    assert run(CALL, engine=FakeEngine([CALL], context=90)).stop is Stop.LENGTH
+
+
+def test_malformed_turns_are_shown_to_the_policy_then_end_it_graded():
+    trajectory = run("{oops")
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, MAX_MALFORMED)
+    assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "tool"] * 2 + ["assistant"]
+    assert trajectory.messages[3]["content"].startswith("Error: not a call")
+
+
+def test_a_good_turn_forgives_malformed_ones():
+    assert run("{oops", "{oops", CALL, "{oops", "{oops", "bye").stop is Stop.DONE
+
+
+def test_a_tool_call_named_respond_does_not_speak_to_the_user():
+    user = FakeUser()
+    trajectory = run('{"name": "respond", "arguments": {}}', "bye", user=user)
+    assert user.heard == ["bye"]
+    assert "no tool named" in trajectory.messages[3]["content"]
+
+
+def test_an_interrupted_generation_goes_on_from_its_partial_ids():
+    trajectory = run(CALL, "bye", engine=FakeEngine([CALL, "bye"], interrupts=2))
+    sampled = [e for e in trajectory.events if isinstance(e, Sampled)]
+    assert [e.finish for e in sampled] == [Finish.ABORT, Finish.ABORT, Finish.STOP, Finish.STOP]
+    assert (trajectory.turns, trajectory.stop) == (2, Stop.DONE)
+
+
+class Broken(FakeEnvironment):
+    def step(self, action: Action) -> Observation:
+        raise ValueError
+
+
+class BadGrade(FakeEnvironment):
+    def grade(self) -> Grade:
+        return Grade(float("nan"))
+
+
+class NoText(FakeEnvironment):
+    def step(self, action: Action) -> Observation:
+        return Observation(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("environment", [Broken(), BadGrade(), NoText()], ids=lambda e: type(e).__name__)
+def test_what_the_environment_breaks_is_its_own_failure(environment):
+    with pytest.raises(errors.EnvironmentFailure):
+        run("bye", environment=environment)
+
+
+class FlakyUser(FakeUser):
+    def reply(self, message: str) -> str:
+        raise errors.UserFailure("user endpoint is down")
+
+
+def test_a_user_failure_stays_a_user_failure():
+    with pytest.raises(errors.UserFailure, match="down"):
+        run("hi", user=FlakyUser())
+
+
+class DeadEngine(FakeEngine):
+    def generate(self, *args, **kwargs):
+        raise ConnectionResetError
+
+
+class SlowEngine(FakeEngine):
+    def generate(self, *args, **kwargs):
+        raise DeadlineExceeded("past the deadline of 1 s")
+
+
+@pytest.mark.parametrize("engine", [DeadEngine([""]), SlowEngine([""])], ids=lambda e: type(e).__name__)
+def test_what_the_engine_breaks_is_an_engine_failure(engine):
+    with pytest.raises(errors.EngineFailure):
+        run(engine=engine)
+
+
+def test_check_stops_the_episode_between_turns():
+    journal = FakeJournal(stop=errors.Fenced("r/g/0"), limit=3)
+    with pytest.raises(errors.Fenced):
+        run(CALL, journal=journal)
+    assert len(journal.events) == 3
+
+
+@pytest.mark.parametrize("job", [{"agent": "telepathy"}, {"agent_args": {"single": 1}}])
+def test_an_unknown_strategy_is_the_jobs_fault(job):
+    with pytest.raises(errors.JobFailure, match=r"telepathy|single_tool"):
+        run("hi", **job)
+
+
+def test_the_single_tool_instruction_is_part_of_the_prompt():
+    trajectory = run("bye", agent_args={"single_tool": True})
+    assert "exactly one tool call" in trajectory.messages[0]["content"]

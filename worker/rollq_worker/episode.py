@@ -1,0 +1,248 @@
+"""The agent loop: one job played from its first prompt to its grade.
+
+Pure: it knows protocols and values, so it runs the same in a test, a notebook, a trainer's process or a worker. The
+invariant: what is sent to the engine is what was sent before, plus what was sampled, plus a bridge. Sampled ids are
+never rendered, decoded or encoded again. It knows nothing of Redis, Celery, HTTP or any chat template.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+import math
+import time
+from array import array
+
+from rollq.errors import EngineFailure, EnvironmentFailure, JobFailure
+from rollq.job import Job
+from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq_worker.agents import agent_factory
+from rollq_worker.boundary import boundary
+from rollq_worker.protocols import (
+    RESPOND,
+    Action,
+    Engine,
+    Environment,
+    Grade,
+    Journal,
+    Observation,
+    ReadTurn,
+    Renderer,
+    User,
+)
+
+MAX_MALFORMED = 3
+"""Unreadable turns in a row that end an episode."""
+ABORT_PAUSE_S = 0.05
+"""Before an interrupted turn goes on: an engine that aborts everything is about to pause."""
+
+
+def play(
+    job: Job,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    environment: Environment,
+    user: User,
+    journal: Journal,
+    header: Header | None = None,
+) -> Trajectory:
+    """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
+
+    Every event but that last one has gone to `journal` by then: closing is one atomic step of whoever owns the job.
+    Raises RolloutFailure when the episode could not be finished for a reason that is not the policy's, and whatever
+    `journal.check` raises.
+    """
+    episode = _Episode(job, engine, renderer, environment, journal)
+    closed = episode.run(user)
+    return Trajectory(job=job, header=header or Header(attempt=1), events=(*episode.events, closed))
+
+
+class _Episode:
+    def __init__(
+        self, job: Job, engine: Engine, renderer: Renderer, environment: Environment, journal: Journal
+    ) -> None:
+        self.job = job
+        self.agent = agent_factory(job.agent, job.agent_args)
+        self.engine = engine
+        self.renderer = renderer
+        self.environment = environment
+        self.journal = journal
+        self.tools: set[str] = set()
+        self.events: list[Event] = []
+        self.ids = array("I")  # what the engine has seen, append-only
+        self.stop_ids = frozenset(renderer.stop_ids)
+        self.malformed = 0  # in a row
+
+    def run(self, user: User) -> Closed:
+        self.open(user)
+        for turn in range(self.job.budget.max_turns):
+            stop = self.turn(turn)
+            if stop is not None:
+                return self.close(stop)
+        return self.close(Stop.TURNS)
+
+    def open(self, user: User) -> None:
+        at = time.time()
+        with boundary(EnvironmentFailure, "environment.reset"):
+            first = self.environment.reset(user)
+            policy, tools = self.environment.system_prompt, list(self.environment.tools)
+        messages: list[Message] = [
+            {"role": "system", "content": self.agent.system_prompt(policy)},
+            {"role": "user", "content": first},
+        ]
+        with boundary(JobFailure, "rendering the first prompt"):
+            ids = self.renderer.open(messages, tools)
+        self.tools = {tool["function"]["name"] for tool in tools}
+        self.ids.extend(ids)
+        self.record(Prompt(ids=ids, messages=messages, tools=tools, at=at))
+
+    def turn(self, turn: int) -> Stop | None:
+        """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
+        sampled, complete = self.sample(turn)
+        if not sampled:
+            return Stop.LENGTH
+        at = time.time()
+        with boundary(JobFailure, "reading the sampled turn"):
+            read = self.renderer.read(sampled)
+        if not complete:
+            return self.observe(turn, read, None, [], at, stop=Stop.LENGTH)
+        action = self.agent.act(read)
+        if action is not None and action.name == RESPOND and read.calls and RESPOND not in self.tools:
+            # A tool call by that name must not speak to the user: environments take it for the real thing.
+            read = ReadTurn(read.content, (), (*read.errors, f"There is no tool named {RESPOND!r}."), read.reasoning)
+            action = None
+        if action is None:
+            return self.refuse(turn, read, at)
+        self.malformed = 0
+        with boundary(EnvironmentFailure, f"environment.step({action.name})"):
+            observation = self.environment.step(action)
+            if not isinstance(observation.text, str):
+                raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+        replies = [_reply(turn, action, observation)]
+        return self.observe(turn, read, action, replies, at, stop=Stop.DONE if observation.done else None)
+
+    def sample(self, turn: int) -> tuple[array[int], bool]:
+        """The turn's sampled ids, and whether a stop token ended them. Continues a generation that was interrupted."""
+        budget, sampled = self.job.budget, array("I")
+        while True:
+            self.journal.check()
+            room = min(budget.max_new_tokens - len(sampled), self.room(len(self.ids)))
+            if room <= 0:
+                return sampled, False
+            at = time.time()
+            with boundary(EngineFailure, "the engine"):
+                got = self.engine.generate(
+                    self.ids,
+                    sampling=self.job.sampling,
+                    max_new_tokens=room,
+                    key=self.job.id,
+                    check=self.journal.check,
+                )
+            if got.ids:
+                self.ids.extend(got.ids)
+                sampled.extend(got.ids)
+                self.record(
+                    Sampled(
+                        turn=turn,
+                        ids=got.ids,
+                        logprobs=got.logprobs,
+                        versions=got.versions,
+                        finish=got.finish,
+                        text=got.text,
+                        cached_tokens=got.cached_tokens,
+                        at=at,
+                        seconds=time.time() - at,
+                    )
+                )
+            # The engine tests length before stop tokens, so a turn may be whole whatever `finish` says.
+            if sampled and sampled[-1] in self.stop_ids:
+                return sampled, True
+            if got.finish is not Finish.ABORT:
+                # A job's own stop string ends a turn without a stop token; the bridge closes it.
+                return sampled, got.finish is Finish.STOP
+            time.sleep(ABORT_PAUSE_S)
+
+    def room(self, length: int) -> int:
+        """How many tokens fit behind `length` tokens."""
+        return min(self.job.budget.max_tokens - length, self.engine.room(length))
+
+    def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
+        """Answer a turn that cannot be acted on: the policy sees what was wrong, up to a limit."""
+        self.malformed += 1
+        if self.malformed >= MAX_MALFORMED:
+            return self.observe(turn, read, None, [], at, stop=Stop.MALFORMED)
+        text = "Error: " + (" ".join(read.errors) or "the turn could not be read.")
+        return self.observe(
+            turn, read, None, [{"role": "tool", "tool_call_id": _call_id(turn), "content": text}], at, stop=None
+        )
+
+    def observe(
+        self, turn: int, read: ReadTurn, action: Action | None, replies: list[Message], at: float, stop: Stop | None
+    ) -> Stop | None:
+        """Record what the turn led to, and the bridge to the next one if there is to be one. Returns the stop."""
+        message = _assistant(turn, read, action)
+        ids = array("I")
+        if stop is None and turn + 1 < self.job.budget.max_turns:
+            ids = self.bridge(message, replies)
+            if self.room(len(self.ids) + len(ids)) <= 0:
+                ids, stop = array("I"), Stop.LENGTH
+        self.ids.extend(ids)
+        self.record(
+            Observed(
+                turn=turn,
+                message=message,
+                action={"name": action.name, "arguments": dict(action.arguments)} if action else None,
+                replies=replies,
+                ids=ids,
+                errors=tuple(read.errors),
+                extra_calls=max(0, len(read.calls) - 1),
+                done=stop is Stop.DONE,
+                at=at,
+                seconds=time.time() - at,
+            )
+        )
+        return stop
+
+    def bridge(self, message: Message, replies: list[Message]) -> array[int]:
+        ids = array("I")
+        if self.ids[-1] not in self.stop_ids:
+            ids.append(self.renderer.stop_ids[0])
+        with boundary(JobFailure, "rendering the bridge"):
+            ids.extend(self.renderer.bridge(message, replies))
+        return ids
+
+    def close(self, stop: Stop) -> Closed:
+        """Grade the episode. Only one that the environment closed is scored; the others get what tau-bench gives: 0."""
+        grade = Grade(0.0, {"unfinished": stop.value})
+        if stop is Stop.DONE:
+            with boundary(EnvironmentFailure, "environment.grade"):
+                grade = self.environment.grade()
+                reward = grade.reward
+                if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+                    raise TypeError(f"the reward is {reward!r}, not a finite number")
+        return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+
+    def record(self, event: Event) -> None:
+        self.journal.append(event)
+        self.events.append(event)
+
+
+def _assistant(turn: int, read: ReadTurn, action: Action | None) -> Message:
+    """The turn in OpenAI's form, with the one call that was carried out."""
+    message: Message = {"role": "assistant", "content": read.content}
+    if read.reasoning:
+        message["reasoning_content"] = read.reasoning
+    if action is not None and action.name != RESPOND:
+        function = {"name": action.name, "arguments": json.dumps(dict(action.arguments), ensure_ascii=False)}
+        message["tool_calls"] = [{"id": _call_id(turn), "type": "function", "function": function}]
+    return message
+
+
+def _reply(turn: int, action: Action, observation: Observation) -> Message:
+    if action.name == RESPOND:
+        return {"role": "user", "content": observation.text}
+    return {"role": "tool", "tool_call_id": _call_id(turn), "content": observation.text}
+
+
+def _call_id(turn: int) -> str:
+    return f"call_{turn}"

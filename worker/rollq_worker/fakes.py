@@ -1,0 +1,150 @@
+"""Fakes of every seam, for tests of agent loops, environments and renderers: no network, no model, no Redis.
+
+`FakeEngine` says a fixed list of texts; `FakeRenderer` spells texts as code points, so that ids read by eye.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollq.job import Json
+from rollq.trajectory import Event, Finish, Message, VersionSpan
+from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Generated, Grade, Observation, ReadTurn, User
+
+END = 0
+"""FakeRenderer's stop token."""
+
+
+def spell(text: str) -> array[int]:
+    """One token a character."""
+    return array("I", map(ord, text))
+
+
+@dataclass
+class FakeEngine:
+    """Says `texts` in turn (the last one for ever), each ended by the stop token unless it is cut."""
+
+    texts: Sequence[str]
+    version: str = "v0"
+    context: int = 1 << 30
+    interrupts: int = 0
+    """So many replies are aborted after their first token."""
+    requests: list[array[int]] = field(default_factory=list)
+    """The ids of every request, as sent."""
+    replies: list[array[int]] = field(default_factory=list)
+    _said: int = 0
+    _rest: array[int] | None = None
+
+    def room(self, prompt: int) -> int:
+        return self.context - prompt
+
+    def generate(
+        self,
+        ids: array[int],
+        *,
+        sampling: Mapping[str, Json],
+        max_new_tokens: int,
+        key: str,
+        check: Callable[[], None],
+    ) -> Generated:
+        check()
+        self.requests.append(array("I", ids))
+        if self._rest is None:
+            self._rest = spell(self.texts[min(self._said, len(self.texts) - 1)]) + array("I", [END])
+            self._said += 1
+        cut = max_new_tokens
+        if self.interrupts:
+            self.interrupts -= 1
+            cut = 1
+        out, self._rest = self._rest[:cut], self._rest[cut:] or None
+        finish = Finish.STOP if self._rest is None else Finish.ABORT if cut == 1 < max_new_tokens else Finish.LENGTH
+        if finish is Finish.LENGTH:
+            self._rest = None
+        self.replies.append(out)
+        return Generated(
+            ids=out,
+            logprobs=array("f", [-0.5] * len(out)),
+            versions=[VersionSpan(self.version, 0, len(out))],
+            finish=finish,
+        )
+
+
+class FakeRenderer:
+    """A JSON object with name and arguments is a call, other text that starts with `{` is malformed."""
+
+    stop_ids: Sequence[int] = (END,)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
+        return spell("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
+
+    def read(self, ids: array[int]) -> ReadTurn:
+        text = "".join(chr(i) for i in ids if i != END)
+        if not text.startswith("{"):
+            return ReadTurn(text)
+        try:
+            call = json.loads(text)
+            return ReadTurn("", [Action(call["name"], call["arguments"])])
+        except (ValueError, KeyError, TypeError) as e:
+            return ReadTurn(text, (), [f"not a call: {e}"])
+
+    def bridge(self, message: Message, replies: Sequence[Message]) -> array[int]:
+        return spell("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
+
+
+@dataclass
+class FakeUser:
+    """Says `lines` in turn, then STOP_MARKER."""
+
+    lines: Sequence[str] = ("hello",)
+    heard: list[str] = field(default_factory=list)
+
+    def open(self) -> str:
+        return self.lines[0]
+
+    def reply(self, message: str) -> str:
+        self.heard.append(message)
+        return self.lines[len(self.heard)] if len(self.heard) < len(self.lines) else STOP_MARKER
+
+
+@dataclass
+class FakeEnvironment:
+    """Echoes tool calls; grades 1.0 when `add` was ever called."""
+
+    tools: Sequence[Json] = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
+    system_prompt: str = "policy"
+    actions: list[Action] = field(default_factory=list)
+    user: User | None = None
+
+    def reset(self, user: User) -> str:
+        self.user = user
+        return user.open()
+
+    def step(self, action: Action) -> Observation:
+        self.actions.append(action)
+        if action.name == RESPOND:
+            assert self.user is not None
+            text = self.user.reply(action.arguments["content"])
+            return Observation(text, STOP_MARKER in text)
+        return Observation(json.dumps(dict(action.arguments)))
+
+    def grade(self) -> Grade:
+        return Grade(1.0 if any(a.name == "add" for a in self.actions) else 0.0)
+
+
+@dataclass
+class FakeJournal:
+    """Keeps the events; `limit` events and then `stop` is raised by check."""
+
+    events: list[Event] = field(default_factory=list)
+    stop: Exception | None = None
+    limit: int = 1 << 30
+
+    def append(self, event: Event) -> None:
+        self.events.append(event)
+
+    def check(self) -> None:
+        if self.stop is not None and len(self.events) >= self.limit:
+            raise self.stop

@@ -1,0 +1,137 @@
+"""The worker process: Celery distributes and runs, the ledger decides.
+
+The only module that knows Celery. A message carries a job id and nothing else; it is acknowledged early, because the
+ledger brings back what a dead worker held. The threads pool runs hundreds of episodes in one process: they wait for the
+engine nearly all the time.
+"""
+
+import logging
+import os
+import socket
+from typing import Any
+
+import celery
+import redis
+from celery import signals
+from celery.worker import state
+
+from rollq.connection import connect, mask_url
+from rollq.keys import QUEUE
+from rollq.publish import TASK, Publisher
+from rollq.settings import Settings
+from rollq_worker.drain import Drain
+from rollq_worker.engine import SGLangEngine
+from rollq_worker.lease import release_all
+from rollq_worker.reaper import Reaper
+from rollq_worker.tasks import Player
+from rollq_worker.tokenizer import load_tokenizer
+
+log = logging.getLogger("rollq.worker")
+
+CONFIG = {
+    "task_default_queue": QUEUE,
+    "task_serializer": "json",
+    "accept_content": ["json"],
+    "task_ignore_result": True,
+    "task_store_errors_even_if_ignored": False,
+    "task_acks_late": False,  # the ledger redelivers; a late ack on Redis loses messages all the same
+    "worker_prefetch_multiplier": 1,
+    "worker_disable_prefetch": True,  # a message waits in the broker, where any worker can take it, not in this process
+    "worker_send_task_events": True,
+    "task_send_sent_event": True,
+    "worker_redirect_stdouts": False,
+    "worker_hijack_root_logger": False,
+    "broker_connection_retry_on_startup": True,
+    "broker_connection_max_retries": None,
+    "worker_cancel_long_running_tasks_on_connection_loss": False,
+}
+
+
+def main(settings: Settings) -> int:
+    """Run a worker in the foreground until a signal stops it. Returns the exit code.
+
+    Raises SettingsError when Redis' address or the tokenizer cannot be used.
+    """
+    name = f"rollq@{socket.gethostname()}-{os.getpid()}"
+    tokenizer = load_tokenizer(settings.tokenizer)
+    connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
+    for warning in check_redis(connection):
+        log.warning("%s", warning)
+    engine = SGLangEngine(settings.engine_url, concurrency=settings.concurrency, stop_ids=(), vocab_size=None)
+    player = Player(settings, connection, engine, tokenizer, name)
+    reaper = Reaper(connection, Publisher(settings.broker_url))
+    worker = make_worker(make_app(settings, player), settings, name)
+    drain = Drain(
+        player.draining,
+        stop_consuming=stop_consuming,
+        abort_generations=engine.abort_all,
+        release=lambda: leave(player, reaper),
+    )
+
+    def on_ready(**_: object) -> None:
+        drain.install()
+        player.leases.start()
+        reaper.start()
+        where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
+        print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
+
+    signals.worker_ready.connect(on_ready, weak=False)
+    worker.start()
+    leave(player, reaper)
+    return int(worker.exitcode or 0)
+
+
+def make_app(settings: Settings, player: Player) -> celery.Celery:
+    """The Celery app with its one task."""
+    app = celery.Celery("rollq", broker=settings.broker_url, set_as_current=False)
+    app.conf.update(CONFIG)
+
+    @app.task(name=TASK)
+    def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:
+        return player.play(str(job_id))
+
+    return app
+
+
+def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
+    return app.Worker(
+        hostname=name,
+        pool="threads",
+        concurrency=settings.concurrency,
+        queues=[QUEUE],
+        loglevel="WARNING",
+        without_mingle=True,
+        without_gossip=True,
+        task_events=True,
+        quiet=True,
+    )
+
+
+def stop_consuming() -> None:
+    """Ask Celery's consumer to stop at its next tick; what runs in the pool ends by itself."""
+    state.should_stop = os.EX_OK
+
+
+def leave(player: Player, reaper: Reaper) -> None:
+    """Release what is still held and publish it again at once, so that the jobs go on elsewhere."""
+    released = release_all(player.leases)
+    reaper.stop()
+    reaper.join(0.5)
+    reaper.tick()
+    player.leases.stop()
+    if released:
+        log.warning("released %d jobs that did not stop by themselves", released)
+
+
+def check_redis(connection: Any) -> list[str]:
+    """What is wrong with how Redis is configured, in words; an evicting or forgetful Redis loses trajectories."""
+    warnings = []
+    try:
+        policy = connection.config_get("maxmemory-policy").get("maxmemory-policy")
+        if policy != "noeviction":
+            warnings.append(f"Redis evicts keys when memory is short (maxmemory-policy {policy}): set it to noeviction")
+        if connection.config_get("appendonly").get("appendonly") != "yes":
+            warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
+    except redis.ResponseError as e:
+        warnings.append(f"Redis does not show its configuration ({e}); it must run with noeviction and appendonly")
+    return warnings

@@ -1,0 +1,76 @@
+"""The reaper: brings back what was lost and publishes what is due, from a thread in every worker process.
+
+Expired leases and due retries go back to `queued`; whatever is due there is published to the broker and then confirmed.
+Publishing is an outbox: a process that dies between the two leaves the job due again. Publishing twice is harmless, the
+claim decides.
+"""
+
+import logging
+import random
+import threading
+from typing import Any
+
+from rollq.errors import RollqError
+from rollq.keys import RUNS
+from rollq.ledger import Ledger
+from rollq.publish import Publisher
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LIMIT = 100
+"""Jobs a call: a script that walks a whole run would stop Redis for everybody."""
+
+
+class Reaper:
+    """Ticks once a second for every run there is."""
+
+    def __init__(self, connection: Any, publisher: Publisher) -> None:
+        self.connection = connection
+        self.publisher = publisher
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the tick that is running."""
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        # Workers started together should not all reap in the same instant.
+        while not self._stop.wait(TICK_S * random.uniform(0.8, 1.2)):
+            try:
+                self.tick()
+            except RollqError as e:
+                log.warning("reaper: %s: %s", type(e).__name__, e)
+            except Exception:
+                # Lost jobs come back through this thread alone: it must outlive whatever Redis or the broker throws.
+                log.exception("reaper failed; trying again in %g s", TICK_S)
+
+    def tick(self) -> int:
+        """Reap and publish once. Returns how many jobs were published. One broken run does not hold up the others."""
+        published = 0
+        empty = self.publisher.backlog() == 0
+        for name in sorted(self.connection.smembers(RUNS)):
+            run = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+            try:
+                published += self._tick(Ledger(self.connection, run), empty)
+            except RollqError as e:
+                log.warning("reaper: run %s: %s: %s", run, type(e).__name__, e)
+        return published
+
+    def _tick(self, ledger: Ledger, empty: bool) -> int:
+        published = 0
+        while due := ledger.reap(LIMIT, broker_empty=empty):
+            sent = self.publisher.publish(due)
+            ledger.confirm(sent)
+            published += len(sent)
+            empty = False
+            if len(due) < LIMIT or len(sent) < len(due):
+                break
+        return published

@@ -1,0 +1,47 @@
+# make demo | test | test-sglang | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO := --groups 8 --size 4
+
+.PHONY: demo test test-sglang lint bench clean
+
+demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
+	@$(BIN)/rollq demo $(DEMO)
+
+test: $(VENV)/.test  ## all tests but those on the real SGLang server
+	$(BIN)/python -m pytest -q -m "not sglang" $(ARGS)
+
+# The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
+test-sglang: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m sglang $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test  ## ratios in one run; see benchmarks/README.md
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "rollq needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@echo "Making a virtual environment in $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.pip
+	@echo "Installing rollq and what its demo needs ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.pip
+	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2]' --group test --group lint
+	@touch $@ $(VENV)/.demo

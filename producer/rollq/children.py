@@ -1,0 +1,131 @@
+"""Child processes that never outlive their parent, with their output kept for the error message.
+
+However the parent ends (return, Ctrl-C, kill -9), its children end with it: on Linux the kernel sees to it, elsewhere a
+watchdog process at the end of a pipe. Start children from the main thread: Linux ties their life to the thread that
+started them. Knows nothing of Redis or workers.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+WATCHDOG = """
+import os, signal, sys
+pids = set()
+for line in sys.stdin:  # ends when the parent's end of the pipe closes, however the parent went
+    pids ^= {int(line)}
+for pid in pids:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Watchdog:
+    """A process that kills the registered pids when this process is gone."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", WATCHDOG],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+        )
+
+    def toggle(self, pid: int) -> None:
+        """Registers the pid; the second time strikes it off, so that a reused number is never killed."""
+        if pipe := self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.write(f"{pid}\n".encode())
+                pipe.flush()
+
+
+class Child:
+    """One running child process."""
+
+    def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+        """Starts it in a session of its own, so that Ctrl-C reaches the parent alone, which then stops it in order."""
+        self.name = name
+        self.log = log
+        self._watchdog = None if sys.platform == "linux" else _watchdog()
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
+            )
+        if self._watchdog:
+            self._watchdog.toggle(self.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+        return self._process.poll()
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of its output."""
+        with self.log.open("rb") as f:
+            f.seek(max(0, self.log.stat().st_size - 16384))
+            return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+
+    def obituary(self) -> str:
+        """How it ended and what it said last."""
+        code = self.exit_code
+        how = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
+        said = "\n".join(f"  | {line}" for line in self.tail().splitlines()) or "  | (no output)"
+        return f"{self.name} ended early ({how}); its last lines:\n{said}"
+
+    def stop(self, grace_s: float = 8.0) -> None:
+        """SIGTERM, then SIGKILL when it does not leave in time. Safe to repeat."""
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # also when a second Ctrl-C cuts the wait short
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            if self._watchdog:
+                self._watchdog.toggle(self.pid)
+                self._watchdog = None
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """What the child runs between fork and exec; everything is looked up before the fork."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+_shared: list[Watchdog] = []
+
+
+def _watchdog() -> Watchdog:
+    if not _shared:
+        _shared.append(Watchdog())
+    return _shared[0]

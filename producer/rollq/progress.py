@@ -1,0 +1,96 @@
+"""What long work shows of itself: a live table on a terminal with rich, a plain line now and then anywhere else.
+
+Both show the same: how much of the whole is done, and a few named facts. Knows nothing of runs or jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+PLAIN_EVERY_S = 2.0
+
+
+class Progress:
+    """Plain lines. Use as a context manager: leaving it shows the last state once more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._line = self._shown = ""
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        print(text, file=self.stream, flush=True)
+
+    def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
+        """The state right now; shown at most every few seconds, and only when something has changed."""
+        self._line = f"{done}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
+        if time.monotonic() >= self._next:
+            self._print()
+
+    def close(self) -> None:
+        self._print()
+
+    def _print(self) -> None:
+        if self._line != self._shown:
+            self._shown = self._line
+            self._next = time.monotonic() + PLAIN_EVERY_S
+            self.say(self._line)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LiveProgress(Progress):
+    """A bar and a table drawn in place, four times a second; the final frame stays."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False)
+        self._live: Live | None = None
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
+        from rich.live import Live
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        table.add_row("", ProgressBar(total=max(total, 1), completed=done, width=40), f"{done}/{total}")
+        for name, value in facts.items():
+            table.add_row(f"[dim]{name}[/dim]", value)
+        if not self._live:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+        self._live.update(table)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+
+def open_progress(stream: TextIO) -> Progress:
+    """The best display that the stream allows."""
+    if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
+        try:
+            return LiveProgress(stream)
+        except ImportError:
+            pass
+    return Progress(stream)

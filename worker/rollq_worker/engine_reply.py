@@ -1,0 +1,140 @@
+"""What an SGLang server answers, read strictly: a reply becomes a `Generated`, an error body one readable line.
+
+The invariant: what leaves this module has one finite logprob for each id, and version spans that tile the ids.
+It knows nothing of HTTP connections, retries or jobs.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+import math
+import re
+from array import array
+from typing import Any
+
+from rollq.trajectory import Finish, VersionSpan
+from rollq_worker.protocols import Generated
+
+MAX_MESSAGE = 300
+"""Characters of a foreign error message that are worth passing on."""
+CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
+CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
+
+
+class ReplyError(ValueError):
+    """The reply breaks the engine's contract: retried, then an EngineFailure."""
+
+
+class AbortError(ReplyError):
+    """The engine gave the request up before it sampled anything, for a reason of its own."""
+
+    def __init__(self, message: str, status: int | None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status that SGLang files it under: 503 for a full queue or a queue timeout."""
+
+
+def read_reply(body: bytes, *, prompt: int, max_new_tokens: int) -> Generated:
+    """The body of a 200 from `/generate`, for a prompt of `prompt` tokens. Raises ReplyError.
+
+    A request aborted while it was queued has no ids and comes back as finish ABORT, unless the engine gives a reason.
+    """
+    try:
+        reply = json.loads(body)
+        meta = reply["meta_info"]
+        finish = Finish(meta["finish_reason"]["type"])
+        ids = array("I", reply["output_ids"])
+    except (KeyError, TypeError, ValueError, OverflowError) as e:
+        raise ReplyError(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
+    if not ids and finish is Finish.ABORT:
+        _refuse_reasons(meta["finish_reason"])
+        return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
+    seen = meta.get("prompt_tokens", prompt)
+    if seen != prompt:
+        raise ReplyError(f"the engine saw {seen} prompt tokens of {prompt} (does it truncate?)")
+    if len(ids) > max_new_tokens:
+        raise ReplyError(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
+    if meta.get("completion_tokens", len(ids)) != len(ids):
+        raise ReplyError(f"{len(ids)} output ids, but completion_tokens is {meta['completion_tokens']}")
+    text = reply.get("text")
+    return Generated(
+        ids=ids,
+        logprobs=_logprobs(meta, ids),
+        versions=_versions(meta, len(ids)),
+        finish=finish,
+        text=text if isinstance(text, str) else "",
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+    )
+
+
+def _refuse_reasons(reason: dict[str, Any]) -> None:
+    status, kind = reason.get("status_code"), reason.get("err_type")
+    if status is not None or kind:
+        message = f"the engine aborted the request: {reason.get('message')} (status {status}, {kind})"
+        raise AbortError(message, status if isinstance(status, int) else None)
+
+
+def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
+    entries = meta.get("output_token_logprobs")
+    if not isinstance(entries, list):
+        raise ReplyError("the reply has no output_token_logprobs")
+    try:
+        logprobs = array("f", [entry[0] for entry in entries])
+        scored = array("I", [entry[1] for entry in entries])
+    except (TypeError, IndexError, OverflowError) as e:
+        raise ReplyError(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
+    if scored != ids:
+        raise ReplyError(f"{len(scored)} logprobs do not belong to the {len(ids)} output ids")
+    if not all(map(math.isfinite, logprobs)):
+        raise ReplyError("a logprob is not finite")
+    return logprobs
+
+
+def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
+    """The spans as reported, empty ones left out; older servers only report the last version."""
+    try:
+        spans = [(str(span["version"]), span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
+        kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
+    except (TypeError, KeyError) as e:
+        raise ReplyError(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
+    if not kept and length:
+        kept = (VersionSpan(str(meta.get("weight_version", "default")), 0, length),)
+    reached = 0
+    for span in kept:
+        if span.start != reached:
+            break
+        reached = span.end
+    if reached != length:
+        raise ReplyError(f"weight_versions {spans} do not tile {length} tokens")
+    return kept
+
+
+def read_error(body: bytes) -> str:
+    """The message in an error body, whichever of SGLang's shapes (or a router's) it has."""
+    try:
+        reply = json.loads(body)
+    except ValueError:
+        return _clip(body)
+    if not isinstance(reply, dict):
+        return _clip(body)
+    error = reply.get("error", reply)
+    message = error if isinstance(error, str) else None
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail")
+    if not isinstance(message, str):
+        return _clip(body)
+    # Validation errors go on with the server's file paths.
+    return _clip(message.split("\n\n  File ")[0].encode())
+
+
+def context_limit(message: str) -> int | None:
+    """The length limit, in tokens, that a "too long" message names; 0 when it names none, None for other messages."""
+    if not CONTEXT_FULL.search(message):
+        return None
+    found = CONTEXT_TOKENS.search(message)
+    return int(found[1]) if found else 0
+
+
+def _clip(body: bytes) -> str:
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."

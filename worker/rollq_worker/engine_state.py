@@ -1,0 +1,54 @@
+"""Whether an engine takes requests, as its client has seen it: shared by all threads of a process.
+
+Only the changes are logged. It knows nothing of HTTP.
+"""
+
+import logging
+import threading
+import time
+
+log = logging.getLogger(__name__)
+
+
+class Availability:
+    """Up until a request is refused; up again once one is answered."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._since: float | None = None  # monotonic time at which the present outage began
+        self._total = 0.0
+        self._gone = False
+
+    @property
+    def up(self) -> bool:
+        return self._since is None
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds of all outages so far, the present one included."""
+        with self._lock:
+            return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
+
+    def lost(self, reason: str, *, gone: bool = False) -> None:
+        """A request was refused. `gone`: there was nobody there at all, so whoever comes back may be another engine."""
+        with self._lock:
+            self._gone |= gone
+            if self._since is not None:
+                return
+            self._since = time.monotonic()
+        log.warning("the engine at %s takes no requests (%s): waiting for it", self._name, reason)
+
+    def found(self) -> bool:
+        """A request was answered. True when the engine had been gone, so that what was known of it is stale."""
+        if self.up:
+            return False
+        with self._lock:
+            since, self._since = self._since, None
+            if since is None:
+                return False
+            seconds = time.monotonic() - since
+            self._total += seconds
+            gone, self._gone = self._gone, False
+        log.warning("the engine at %s is back after %.1f s", self._name, seconds)
+        return gone

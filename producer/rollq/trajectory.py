@@ -5,17 +5,18 @@ disagree. A `Prompt` opens a trace; a trace is one token sequence that the engin
 
     Prompt.ids  Sampled.ids  Observed.ids  Sampled.ids  Observed.ids ...
 
-Only sampled tokens are trained. Pure values, standard library only.
+Only sampled tokens are trained. Texts that came over the wire are decoded when they are first asked for, so that a
+trainer, which reads tokens, never pays for them. Pure values, standard library only.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollq.errors import FailureClass
 from rollq.job import Job, Json
@@ -53,6 +54,22 @@ class Finish(StrEnum):
     ABORT = "abort"
 
 
+class _Texts:
+    """Base of the events that carry texts: fields that were left out on decoding are filled in by `_read`."""
+
+    __slots__ = ("_read",)
+    _read: Callable[[], Mapping[str, Any]]
+    """Gives every left-out field its value; raises ContractError."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Reached only for an unset slot. An event built by hand has no `_read`: that raises AttributeError as usual.
+            for field_name, value in object.__getattribute__(self, "_read")().items():
+                object.__setattr__(self, field_name, value)
+            return object.__getattribute__(self, name)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Sampled tokens `[start, end)` of one `Sampled` came from weights `version`; verbatim from the engine."""
@@ -63,7 +80,7 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(_Texts):
     """The start of a trace: what was rendered from scratch."""
 
     ids: array[int]
@@ -99,7 +116,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(_Texts):
     """What a finished turn led to: every turn ends with exactly one."""
 
     turn: int
@@ -122,7 +139,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class Closed(_Texts):
     """The end: always the last event of a finished trajectory."""
 
     stop: Stop

@@ -1,0 +1,87 @@
+"""Environments by name: `shop`, `tau2:retail`, and whatever installed packages add.
+
+A name is an entry point of the group `rollq.environments`: a callable that takes the part behind the colon (None
+without one) and returns a Domain. The built-in ones are entry points as well, declared here. A domain is loaded when
+it is first asked for, once a process. This module knows no environment's package.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+from threading import Lock
+
+from rollq.errors import JobFailure, RollqError
+from rollq_worker.protocols import Domain
+
+GROUP = "rollq.environments"
+
+BUILTIN = tuple(
+    EntryPoint(name, f"rollq_worker.environments.{module}:load", GROUP)
+    for name, module in (
+        ("shop", "shop"),
+        ("tau2:airline", "tau2"),
+        ("tau2:retail", "tau2"),
+        ("tau_bench:airline", "tau_bench"),
+        ("tau_bench:retail", "tau_bench"),
+    )
+)
+
+_domains: dict[str, Domain] = {}
+_locks: dict[str, Lock] = {}
+
+
+def names() -> list[str]:
+    """Every environment there is, whether its package is installed or not."""
+    return sorted(_entries())
+
+
+def domain(name: str) -> Domain:
+    """The environment of that name, the same object for all threads. A failure is not remembered.
+
+    Raises JobFailure when there is none, when two packages claim the name or when loading it fails; what the adapter
+    says of a missing package passes through.
+    """
+    if (known := _domains.get(name)) is not None:
+        return known
+    entry, variant = _find(name)
+    # One lock a name: an adapter that imports for seconds holds up nobody who wants another environment.
+    with _locks.setdefault(name, Lock()):
+        if name not in _domains:
+            _domains[name] = _load(name, entry, variant)
+        return _domains[name]
+
+
+def _entries() -> dict[str, list[EntryPoint]]:
+    """Entry points by name; more than one only if they differ in what they load."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in (*BUILTIN, *entry_points(group=GROUP)):
+        same = found.setdefault(entry.name, [])
+        if entry.value not in [other.value for other in same]:
+            same.append(entry)
+    return found
+
+
+def _find(name: str) -> tuple[EntryPoint, str | None]:
+    """The entry point `tau2:retail`, else `tau2`; the variant is `retail` in both cases."""
+    entries = _entries()
+    base, colon, variant = name.partition(":")
+    claims = entries.get(name) or (entries.get(base) if variant or not colon else None)
+    if not claims:
+        raise JobFailure(
+            f"there is no environment {name!r}; there are {', '.join(sorted(entries))} "
+            f"(packages add more through the entry point group {GROUP!r})"
+        )
+    if len(claims) > 1:
+        values = " and ".join(entry.value for entry in claims)
+        raise JobFailure(f"environment {claims[0].name!r} is claimed by {values}: uninstall one of the two packages")
+    return claims[0], variant or None
+
+
+def _load(name: str, entry: EntryPoint, variant: str | None) -> Domain:
+    try:
+        loaded: Domain = entry.load()(variant)
+    except RollqError:
+        raise
+    except Exception as error:  # the boundary to other people's packages
+        raise JobFailure(f"environment {name!r} ({entry.value}): {type(error).__name__}: {error}") from error
+    if missing := [part for part in ("name", "version", "splits", "task", "open") if not hasattr(loaded, part)]:
+        raise JobFailure(f"environment {name!r}: {entry.value} returned no Domain, it lacks {', '.join(missing)}")
+    return loaded

@@ -1,0 +1,328 @@
+"""What the agent can do in the shop: schemas in OpenAI's form and the functions behind them.
+
+`call` never raises for what the policy did: unknown tools, wrong arguments and broken rules come back as "Error:
+...". The tools keep the data sound; who may ask for what is the policy's business, and most of the policy's rules are
+not enforced here.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollq.job import Json
+from rollq_worker.environments.shop import arithmetic
+from rollq_worker.environments.shop.catalogue import Variant, catalogue, money
+from rollq_worker.environments.shop.database import (
+    Database,
+    Refused,
+    require,
+    shorten,
+    show_address,
+    show_item,
+    show_order,
+)
+from rollq_worker.environments.shop.world import Address, Customer, Order, Status
+
+CANCEL_REASONS = ("no longer needed", "ordered by mistake")
+WRAP_FEE = 450
+"""Cents; nothing for gold members."""
+TRANSFER = "transfer_to_human"
+"""Ends the episode."""
+
+Run = Callable[..., Any]
+
+
+def call(database: Database, name: str, arguments: Mapping[str, Json]) -> str:
+    """The tool's result as compact JSON, or "Error: ..."."""
+    if (tool := _TOOLS.get(name)) is None:
+        return f"Error: there is no tool {shorten(name)}"
+    schema, run = tool
+    if problem := _problem(arguments, schema["function"]["parameters"]):
+        return f"Error: {problem}"
+    try:
+        return json.dumps(run(database, **arguments), separators=(",", ":"))
+    except Refused as error:
+        return f"Error: {error}"
+
+
+def _problem(arguments: Json, parameters: Mapping[str, Json]) -> str | None:
+    """What is wrong with the arguments, checked against the schema that the policy was shown."""
+    if not isinstance(arguments, Mapping):
+        return "the arguments must be an object"
+    known: Mapping[str, Json] = parameters["properties"]
+    if missing := [name for name in parameters["required"] if name not in arguments]:
+        return f"missing argument {', '.join(missing)}"
+    for name, value in arguments.items():
+        if name not in known:
+            return f"unknown argument {shorten(str(name))}"
+        if not _fits(value, known[name]):
+            return f"argument {name} must be {_expected(known[name])}"
+    return None
+
+
+def _fits(value: Json, schema: Mapping[str, Json]) -> bool:
+    if schema["type"] == "array":
+        return isinstance(value, list) and bool(value) and all(_fits(part, schema["items"]) for part in value)
+    if schema["type"] == "boolean":
+        return isinstance(value, bool)
+    return isinstance(value, str) and value in schema.get("enum", (value,))
+
+
+def _expected(schema: Mapping[str, Json]) -> str:
+    if schema["type"] == "array":
+        return "a list of strings, not empty"
+    if schema["type"] == "boolean":
+        return "true or false"
+    return f"one of {', '.join(map(repr, schema['enum']))}" if "enum" in schema else "a string"
+
+
+def _find_customer_by_email(database: Database, email: str) -> Json:
+    return {"customer_id": database.by_email(email).customer_id}
+
+
+def _find_customer_by_name(database: Database, first_name: str, last_name: str, zip: str) -> Json:
+    return {"customer_id": database.by_name(first_name, last_name, zip).customer_id}
+
+
+def _get_customer(database: Database, customer_id: str) -> Json:
+    customer: Customer = database.customer(customer_id)
+    orders = [database.order(order_id) for order_id in customer.order_ids]
+    return {
+        "customer_id": customer.customer_id,
+        "name": customer.name,
+        "email": customer.email,
+        "gold_member": customer.gold,
+        "address": show_address(customer.address),
+        "payment_methods": {payment.payment_id: payment.label for payment in customer.payments},
+        "orders": [
+            {"order_id": order.order_id, "status": order.status.value, "items": [item.name for item in order.items]}
+            for order in orders
+        ],
+    }
+
+
+def _get_order(database: Database, order_id: str) -> Json:
+    return show_order(database.order(order_id))
+
+
+def _search_products(database: Database, query: str) -> Json:
+    words = query.lower().split()
+    if not words:
+        raise Refused("the query is empty")
+    return [
+        {"product_id": product.product_id, "name": product.name, "category": product.category}
+        for product in catalogue()
+        if all(word in f"{product.name} {product.category}".lower() for word in words)
+    ]
+
+
+def _get_product(database: Database, product_id: str) -> Json:
+    for product in catalogue():
+        if product.product_id == product_id:
+            return {
+                "product_id": product.product_id,
+                "name": product.name,
+                "category": product.category,
+                "final_sale": product.final_sale,
+                "items": [
+                    {"item_id": item.item_id, "options": dict(item.options)}
+                    | {"price": money(item.price), "in_stock": item.in_stock}
+                    for item in product.variants
+                ],
+            }
+    raise Refused(f"there is no product {shorten(product_id)}")
+
+
+def _cancel_order(database: Database, order_id: str, reason: str) -> Json:
+    order = database.order(order_id)
+    require(order, Status.PENDING)
+    settled = (*order.settled, (order.payment_id, -order.total))
+    database.change(order, status=Status.CANCELLED, reason=reason, settled=settled)
+    return {"order_id": order_id, "status": Status.CANCELLED.value, "refund": money(order.total)} | {
+        "payment_method_id": order.payment_id
+    }
+
+
+def _change_address(database: Database, order_id: str, street: str, city: str, state: str, zip: str) -> Json:
+    order = database.order(order_id)
+    require(order, Status.PENDING)
+    order = database.change(order, address=Address(street=street, city=city, state=state, zip=zip))
+    return {"order_id": order_id, "address": show_address(order.address)}
+
+
+def _set_gift_wrap(database: Database, order_id: str, wrapped: bool) -> Json:
+    order = database.order(order_id)
+    require(order, Status.PENDING)
+    fee = WRAP_FEE if wrapped and not database.customer(order.customer_id).gold else 0
+    order = database.change(order, wrapped=wrapped, wrap_fee=fee)
+    return {"order_id": order_id, "gift_wrap": money(fee) if wrapped else None, "total": money(order.total)}
+
+
+def _swap(database: Database, order: Order, item_id: str, new_item_id: str) -> tuple[Variant, Variant]:
+    """The item of the order and the one to come instead of it. Raises Refused."""
+    old = next((item for item in order.items if item.item_id == item_id), None)
+    if old is None:
+        raise Refused(f"order {order.order_id} holds no item {shorten(item_id)}")
+    new = database.item(new_item_id)
+    if new.product_id != old.product_id:
+        raise Refused(f"{new.item_id} is not a variant of the same product as {old.item_id}")
+    if new == old or not new.in_stock:
+        raise Refused(f"{new.item_id} is {'the item in the order' if new == old else 'sold out'}")
+    return old, new
+
+
+def _change_item(database: Database, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+    order = database.order(order_id)
+    require(order, Status.PENDING)
+    old, new = _swap(database, order, item_id, new_item_id)
+    payment = database.owner_pays_with(order, payment_method_id)
+    items = tuple(new if item == old else item for item in order.items)
+    database.change(order, items=items, settled=(*order.settled, (payment, new.price - old.price)))
+    return {"order_id": order_id, "new_item": show_item(new), "price_difference": money(new.price - old.price)} | {
+        "payment_method_id": payment
+    }
+
+
+def _exchange_item(database: Database, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+    order = database.order(order_id)
+    require(order, Status.DELIVERED)
+    old, new = _swap(database, order, item_id, new_item_id)
+    payment = database.owner_pays_with(order, payment_method_id)
+    settled = (*order.settled, (payment, new.price - old.price))
+    items = tuple(new if item == old else item for item in order.items)
+    database.change(order, status=Status.EXCHANGE, items=items, sent_back=(item_id,), settled=settled)
+    return {"order_id": order_id, "status": Status.EXCHANGE.value, "new_item": show_item(new)} | {
+        "price_difference": money(new.price - old.price),
+        "payment_method_id": payment,
+    }
+
+
+def _return_items(database: Database, order_id: str, item_ids: list[str], payment_method_id: str) -> Json:
+    order = database.order(order_id)
+    require(order, Status.DELIVERED)
+    prices = {item.item_id: item.price for item in order.items}
+    if unknown := [item_id for item_id in item_ids if item_id not in prices]:
+        raise Refused(f"order {order_id} holds no item {shorten(unknown[0])}")
+    if len(set(item_ids)) != len(item_ids):
+        raise Refused("an item is named twice")
+    payment = database.owner_pays_with(order, payment_method_id)
+    refund = sum(prices[item_id] for item_id in item_ids)
+    settled = (*order.settled, (payment, -refund))
+    # Sorted: the sequence in which the items were named must not decide the reward.
+    database.change(order, status=Status.RETURN, sent_back=tuple(sorted(item_ids)), settled=settled)
+    return {"order_id": order_id, "status": Status.RETURN.value, "refund": money(refund), "payment_method_id": payment}
+
+
+def _calculate(database: Database, expression: str) -> Json:
+    try:
+        return arithmetic.calculate(expression)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _transfer_to_human(database: Database, summary: str) -> Json:
+    database.handed_over = True
+    return "A human agent has taken over."
+
+
+def _text(description: str, *, enum: tuple[str, ...] = ()) -> dict[str, Json]:
+    return {"type": "string", "description": description} | ({"enum": list(enum)} if enum else {})
+
+
+_ORDER_ID = _text("The order's id, such as 'S-48213'.")
+_PAYMENT_ID = _text("One of the customer's payment methods, such as 'card-4821'.")
+_SWAP = {
+    "order_id": _ORDER_ID,
+    "item_id": _text("The item in the order, such as 'P-24-3'."),
+    "new_item_id": _text("The item wanted instead: another variant of the same product that is in stock."),
+    "payment_method_id": _PAYMENT_ID,
+}
+
+
+def _tool(run: Run, description: str, **properties: dict[str, Json]) -> tuple[dict[str, Json], Run]:
+    """All parameters are required."""
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    name = run.__name__.removeprefix("_")
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}, run
+
+
+_TOOLS: Mapping[str, tuple[dict[str, Json], Run]] = {
+    schema["function"]["name"]: (schema, run)
+    for schema, run in (
+        _tool(
+            _find_customer_by_email,
+            "Find a customer's id by e-mail address.",
+            email=_text("The e-mail address."),
+        ),
+        _tool(
+            _find_customer_by_name,
+            "Find a customer's id by name and zip code.",
+            first_name=_text("The first name."),
+            last_name=_text("The last name."),
+            zip=_text("The zip code of the customer's own address, five digits."),
+        ),
+        _tool(
+            _get_customer,
+            "Get a customer's profile: address, membership, payment methods and orders.",
+            customer_id=_text("The customer's id, such as 'C-4821'."),
+        ),
+        _tool(_get_order, "Get an order: status, dates, address, items with prices, total.", order_id=_ORDER_ID),
+        _tool(
+            _search_products,
+            "List the products whose name and category contain all words of a query.",
+            query=_text("One or more words, such as 'desk lamp'."),
+        ),
+        _tool(
+            _get_product,
+            "Get all variants of a product with item ids, prices and stock.",
+            product_id=_text("The product's id, such as 'P-24'."),
+        ),
+        _tool(
+            _cancel_order,
+            "Cancel a pending order; what was paid goes back to the order's payment method.",
+            order_id=_ORDER_ID,
+            reason=_text("Why the customer cancels.", enum=CANCEL_REASONS),
+        ),
+        _tool(
+            _change_address,
+            "Change where a pending order is sent.",
+            order_id=_ORDER_ID,
+            street=_text("House number and street."),
+            city=_text("The city."),
+            state=_text("The state, two letters."),
+            zip=_text("The zip code, five digits."),
+        ),
+        _tool(
+            _set_gift_wrap,
+            "Have a pending order gift-wrapped, or no longer.",
+            order_id=_ORDER_ID,
+            wrapped={"type": "boolean", "description": "Whether it shall be gift-wrapped."},
+        ),
+        _tool(_change_item, "Change one item of a pending order for another variant of its product.", **_SWAP),
+        _tool(_exchange_item, "Exchange one item of a delivered order for another variant of its product.", **_SWAP),
+        _tool(
+            _return_items,
+            "Return items of a delivered order for a refund. Possible once per order.",
+            order_id=_ORDER_ID,
+            item_ids={"type": "array", "items": {"type": "string"}, "description": "All items to be returned."},
+            payment_method_id=_text("Where the refund goes: the order's own payment method or a store credit."),
+        ),
+        _tool(
+            _calculate,
+            "Work out a sum with numbers, + - * / and parentheses; two decimals.",
+            expression=_text("Such as '(129.45 + 17.20) * 2'."),
+        ),
+        _tool(
+            _transfer_to_human,
+            "Hand the conversation over to a human agent. It ends here for you.",
+            summary=_text("What the customer needs, in one sentence."),
+        ),
+    )
+}
+
+SCHEMAS = tuple(schema for schema, _ in _TOOLS.values())

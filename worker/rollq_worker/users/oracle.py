@@ -1,0 +1,79 @@
+"""A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
+
+Deterministic and without a model, but it listens: it stops as soon as every output of the task was told to it. It is no
+judge; the environment grades.
+"""
+
+import re
+
+from rollq_worker.protocols import STOP_MARKER, Task
+
+PATIENCE = 12
+"""Replies after which it leaves in any case."""
+FAREWELL = f"Thank you, that is all. {STOP_MARKER}"
+AGREEMENT = "Yes, please go ahead."
+
+_ASKS_CONSENT = re.compile(r"\b(go ahead|proceed|confirm|shall i|should i|would you like me to|do you agree)\b", re.I)
+_FIRST_PERSON = (
+    (r"\byou are\b", "I am"),
+    (r"\byou're\b", "I'm"),
+    (r"\byourself\b", "myself"),
+    (r"\byours\b", "mine"),
+    (r"\byour\b", "my"),
+    (r"\byou\b", "I"),
+)
+
+
+class OracleUser:
+    """Answers each question with the sentence of its instruction that fits best, or the next one not said yet."""
+
+    def __init__(self, task: Task, patience: int = PATIENCE) -> None:
+        self._opening = task.opening
+        self._facts = [_first_person(fact) for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip()) if fact]
+        self._unsaid = list(range(len(self._facts)))
+        self._awaited = [_plain(output) for output in task.outputs]
+        self._waits = bool(task.outputs)
+        self._patience = patience
+
+    def open(self) -> str:
+        return self._opening
+
+    def reply(self, message: str) -> str:
+        self._patience -= 1
+        self._awaited = [output for output in self._awaited if output not in _plain(message)]
+        if self._patience <= 0 or (self._waits and not self._awaited):
+            return FAREWELL
+        if _ASKS_CONSENT.search(message):
+            return AGREEMENT
+        if not self._unsaid and "?" not in message:
+            return FAREWELL if not self._waits else self._facts[-1]
+        return self._answer(message)
+
+    def _answer(self, question: str) -> str:
+        if not self._facts:
+            return "I have nothing to add."
+        asked = _words(question)
+        # Most words in common; among equals what was not said yet, then what comes first.
+        best = max(
+            range(len(self._facts)),
+            key=lambda place: (len(asked & _words(self._facts[place])), place in self._unsaid, -place),
+        )
+        if not asked & _words(self._facts[best]) and self._unsaid:
+            best = self._unsaid[0]
+        if best in self._unsaid:
+            self._unsaid.remove(best)
+        return self._facts[best]
+
+
+def _first_person(fact: str) -> str:
+    for pattern, word in _FIRST_PERSON:
+        fact = re.sub(pattern, word, fact, flags=re.I)
+    return fact[:1].upper() + fact[1:]
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.findall(r"[a-z0-9@.-]+", text.lower()) if len(word) > 3}
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace(",", "")

@@ -1,0 +1,22 @@
+"""A user who reads out fixed lines, whatever it is told. Costs nothing and never fails."""
+
+from collections.abc import Sequence
+
+
+class ScriptedUser:
+    """Reply k answers the k-th thing said; the last line is repeated if need be."""
+
+    def __init__(self, opening: str, replies: Sequence[str]) -> None:
+        if not replies:
+            raise ValueError("a scripted user needs at least one reply")
+        self._opening = opening
+        self._replies = replies
+        self._said = 0
+
+    def open(self) -> str:
+        return self._opening
+
+    def reply(self, message: str) -> str:
+        line = self._replies[min(self._said, len(self._replies) - 1)]
+        self._said += 1
+        return line

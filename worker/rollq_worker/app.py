@@ -8,6 +8,7 @@ engine nearly all the time.
 import logging
 import os
 import socket
+import time
 from typing import Any
 
 import celery
@@ -59,12 +60,12 @@ def main(settings: Settings) -> int:
         log.warning("%s", warning)
     engine = SGLangEngine(settings.engine_url, concurrency=settings.concurrency, stop_ids=(), vocab_size=None)
     player = Player(settings, connection, engine, tokenizer, name)
-    reaper = Reaper(connection, Publisher(settings.broker_url))
+    reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
     worker = make_worker(make_app(settings, player), settings, name)
     drain = Drain(
         player.draining,
         stop_consuming=stop_consuming,
-        abort_generations=engine.abort_all,
+        abort_generations=lambda: abort_all(engine),
         release=lambda: leave(player, reaper),
     )
 
@@ -110,6 +111,12 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
 def stop_consuming() -> None:
     """Ask Celery's consumer to stop at its next tick; what runs in the pool ends by itself."""
     state.should_stop = os.EX_OK
+
+
+def abort_all(engine: SGLangEngine) -> None:
+    """Abort what runs on the engine until nothing does: a request that was just being sent is missed the first time."""
+    while engine.abort_running():
+        time.sleep(0.1)
 
 
 def leave(player: Player, reaper: Reaper) -> None:

@@ -26,14 +26,20 @@ BEAT_S = LEASE_S / 3
 class Attempt:
     """One claimed job, seen by the agent loop as its journal."""
 
-    def __init__(self, ledger: Ledger, claim: Claim, draining: threading.Event) -> None:
+    def __init__(self, ledger: Ledger, claim: Claim, draining: threading.Event, outage_s: Callable[[], float]) -> None:
         self.ledger = ledger
         self.job = claim.job
         self.number = claim.attempt
         self.index = 0
-        self.started = time.monotonic()
         self.lost = threading.Event()
         self._draining = draining
+        self._outage_s = outage_s
+        self._started = self._clock()
+
+    @property
+    def overdue(self) -> bool:
+        """Past the job's deadline. An outage of the engine does not count: it is nobody's fault here."""
+        return self._clock() - self._started > self.job.budget.deadline_s
 
     def open(self, header: Header) -> None:
         """Write the header, the first blob of every journal."""
@@ -62,8 +68,11 @@ class Attempt:
             raise Fenced(f"{self.job.id}: attempt {self.number} lost its lease")
         if self._draining.is_set():
             raise Drained(f"{self.job.id}: the worker is stopping")
-        if time.monotonic() - self.started > self.job.budget.deadline_s:
+        if self.overdue:
             raise DeadlineExceeded(f"past the deadline of {self.job.budget.deadline_s:g} s")
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._outage_s()
 
     def _append(self, blob: bytes) -> None:
         try:
@@ -77,8 +86,9 @@ class Attempt:
 class Leases:
     """All attempts of this worker, and the thread that renews them."""
 
-    def __init__(self, draining: threading.Event) -> None:
+    def __init__(self, draining: threading.Event, outage_s: Callable[[], float] = lambda: 0.0) -> None:
         self.draining = draining
+        self._outage_s = outage_s
         self._held: set[Attempt] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -93,7 +103,7 @@ class Leases:
     @contextmanager
     def hold(self, ledger: Ledger, claim: Claim) -> Iterator[Attempt]:
         """Renew the claim's lease until the block ends."""
-        attempt = Attempt(ledger, claim, self.draining)
+        attempt = Attempt(ledger, claim, self.draining, self._outage_s)
         with self._lock:
             self._held.add(attempt)
         try:
@@ -120,7 +130,7 @@ class Leases:
         """Renew every lease, one call a run. Attempts past their deadline are left to expire."""
         by_run: defaultdict[Ledger, list[Attempt]] = defaultdict(list)
         for attempt in self.held():
-            if time.monotonic() - attempt.started <= attempt.job.budget.deadline_s:
+            if not attempt.overdue:
                 by_run[attempt.ledger].append(attempt)
         for ledger, attempts in by_run.items():
             lost = set(ledger.renew([(a.job.id, a.number) for a in attempts], LEASE_S))
@@ -129,13 +139,10 @@ class Leases:
                     attempt.lost.set()
 
 
-def release_all(leases: Leases, give_up: Callable[[], bool] = lambda: False) -> int:
+def release_all(leases: Leases) -> int:
     """Release whatever is still held, so that other workers go on with it at once. Returns how many."""
-    released = 0
-    for attempt in leases.held():
-        if give_up():
-            break
+    held = leases.held()
+    for attempt in held:
         attempt.lost.set()
         attempt.release()
-        released += 1
-    return released
+    return len(held)

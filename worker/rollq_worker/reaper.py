@@ -8,6 +8,7 @@ claim decides.
 import logging
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 from rollq.errors import RollqError
@@ -23,11 +24,12 @@ LIMIT = 100
 
 
 class Reaper:
-    """Ticks once a second for every run there is."""
+    """Ticks once a second for every run there is; `alive_file` is touched whenever a tick succeeded (healthchecks)."""
 
-    def __init__(self, connection: Any, publisher: Publisher) -> None:
+    def __init__(self, connection: Any, publisher: Publisher, alive_file: Path | None = None) -> None:
         self.connection = connection
         self.publisher = publisher
+        self.alive_file = alive_file
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
 
@@ -46,6 +48,8 @@ class Reaper:
         while not self._stop.wait(TICK_S * random.uniform(0.8, 1.2)):
             try:
                 self.tick()
+                if self.alive_file is not None:
+                    self.alive_file.touch()
             except RollqError as e:
                 log.warning("reaper: %s: %s", type(e).__name__, e)
             except Exception:

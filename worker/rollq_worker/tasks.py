@@ -6,6 +6,7 @@ ledger and the agent loop; how messages arrive is `app`'s business.
 
 import json
 import logging
+import random
 import threading
 import time
 import traceback
@@ -47,7 +48,7 @@ class Player:
         self.tokenizer = tokenizer
         self.name = name
         self.draining = threading.Event()
-        self.leases = Leases(self.draining)
+        self.leases = Leases(self.draining, lambda: engine.outage_s)
         self._ledgers: dict[str, Ledger] = {}
         self._renderers: dict[str, ChatRenderer] = {}
         self._admitted: set[str] = set()
@@ -93,9 +94,9 @@ class Player:
     def wait_for_engine(self) -> bool:
         """Claim nothing while the engine is away: its outage costs no job anything. False when draining."""
         while not self.draining.is_set():
-            if self.engine.available:
+            if self.engine.available or self.engine.ready():
                 return True
-            self.draining.wait(0.2)
+            self.draining.wait(random.uniform(0.5, 1.5))  # all idle threads ask
         return False
 
     def _attempt(self, attempt: Attempt, claim: Claim) -> Summary:

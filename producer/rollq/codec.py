@@ -100,8 +100,12 @@ def job_digest(job: Job) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def encode_header(header: Header) -> bytes:
-    return _pack([SCHEMA, "header", *(getattr(header, name) for name in _HEADER)], "a header")
+def encode_header(header: Header, job_id: str = "?") -> bytes:
+    """The header's blob: entry 0 of a journal. Raises ContractError."""
+    *texts, at = (getattr(header, name) for name in _HEADER)
+    blob = _pack([SCHEMA, "header", *texts, float(at)], f"job {job_id}: header")
+    decode_header(blob, job_id)
+    return blob
 
 
 def decode_header(blob: bytes, job_id: str = "?") -> Header:

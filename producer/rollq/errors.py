@@ -13,7 +13,7 @@
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
-        ├── EnvironmentFailure class env      (data: retried twice in a fresh environment)
+        ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
 
 A bad rollout is data, not a crash: inside a worker every RolloutFailure becomes a failure record of its attempt. All of
@@ -70,6 +70,9 @@ class Fenced(LedgerError):
 
 class JournalConflict(LedgerError):
     """The journal holds another event at this index."""
+
+    length: int = 0
+    """Entries that the journal has; after Redis lost its tail, send again from there."""
 
 
 class NotHeld(LedgerError):

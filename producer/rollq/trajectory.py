@@ -64,7 +64,7 @@ class _Texts:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Reached only for an unset slot. An event built by hand has no `_read`: that raises AttributeError as usual.
+            # Only for an unset slot. An event built by hand has no `_read`, which raises AttributeError as usual.
             for field_name, value in object.__getattribute__(self, "_read")().items():
                 object.__setattr__(self, field_name, value)
             return object.__getattribute__(self, name)

@@ -1,0 +1,90 @@
+"""Every name that rollq uses in Redis.
+
+A run's keys share the hash tag `{run}`, so that they lie in one cluster slot and a script may touch several; scripts
+get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
+
+    rollq:runs                   zset  run -> when it was first submitted to (the only key outside a run's slot)
+    rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
+
+    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, reaped (time of the last reap),
+                                       grace (no lease expires before)
+    rollq:{run}:count            hash  totals that only grow: see `LedgerView.stats`
+    rollq:{run}:queued           zset  job -> when to publish it next
+    rollq:{run}:leased           zset  job#attempt -> when the lease expires; membership is the fence
+    rollq:{run}:dead             zset  job -> when it died
+    rollq:{run}:open:<purpose>   zset  group -> seq; members still to be played
+    rollq:{run}:ready:<purpose>  zset  group -> seq; to be handed out
+    rollq:{run}:held:<purpose>   zset  group -> when the hold expires
+    rollq:{run}:hold:<token>     set   the groups that were taken under this token
+    rollq:{run}:group:<group>    hash  seq, size, viable, purpose; state (open ready held acked dropped); done, dead
+                                       (members so far); token (of the last hold), handed (times)
+    rollq:{run}:job:<job>        hash  body, digest, deadline_s; state (queued leased done dead); attempt (claims so
+                                       far); token, worker, claimed, deadline, set_aside (of the last claim);
+                                       not_before; restart; reach (journal entries up to the farthest turn); aside
+                                       (attempts whose journal was set aside); ended, ended_by, outcome (of the last
+                                       attempt that ended); fail:<class> (failures), class, reason (of the last);
+                                       acked (token)
+    rollq:{run}:journal:<job>            list  header, event, event, ...
+    rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
+"""
+
+from dataclasses import dataclass
+
+QUEUE = "rollq"
+"""The Celery queue's name."""
+RUNS = "rollq:runs"
+"""All runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of one run's keys."""
+
+    run: str
+
+    @property
+    def prefix(self) -> str:
+        """What every key of the run starts with; scripts append the rest."""
+        return f"rollq:{{{self.run}}}:"
+
+    @property
+    def meta(self) -> str:
+        return f"{self.prefix}run"
+
+    @property
+    def count(self) -> str:
+        return f"{self.prefix}count"
+
+    @property
+    def queued(self) -> str:
+        return f"{self.prefix}queued"
+
+    @property
+    def leased(self) -> str:
+        return f"{self.prefix}leased"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.prefix}dead"
+
+    def open(self, purpose: str) -> str:
+        return f"{self.prefix}open:{purpose}"
+
+    def ready(self, purpose: str) -> str:
+        return f"{self.prefix}ready:{purpose}"
+
+    def held(self, purpose: str) -> str:
+        return f"{self.prefix}held:{purpose}"
+
+    def hold(self, token: str) -> str:
+        return f"{self.prefix}hold:{token}"
+
+    def group(self, group: str) -> str:
+        return f"{self.prefix}group:{group}"
+
+    def job(self, job_id: str) -> str:
+        return f"{self.prefix}job:{job_id}"
+
+    def journal(self, job_id: str, attempt: int | None = None) -> str:
+        """The current journal, or the one that was set aside under this attempt."""
+        return f"{self.prefix}journal:{job_id}" + ("" if attempt is None else f"#{attempt}")

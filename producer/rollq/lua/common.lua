@@ -1,0 +1,107 @@
+-- What the scripts share; put in front of each of them. keys.py says what the keys hold.
+--
+-- A script reads and checks everything before its first write: Redis keeps what a failing script has written so far.
+-- Counters come last and cannot fail.
+
+local prefix = KEYS[1] -- 'rollq:{run}:'; every key is prefix .. name, so all are in the run's slot
+
+local TYPES = {
+  run = 'hash', count = 'hash', queued = 'zset', leased = 'zset', dead = 'zset',
+  ['open:train'] = 'zset', ['ready:train'] = 'zset', ['held:train'] = 'zset',
+  ['open:eval'] = 'zset', ['ready:eval'] = 'zset', ['held:eval'] = 'zset',
+}
+-- Failures of a class that a job survives all but the last of.
+local BUDGET = { engine = 5, user = 5, worker = 5, env = 2, job = 2, cancelled = 1 }
+local INFRASTRUCTURE = { engine = true, user = true, worker = true }
+
+local function damaged(key, why)
+  error('DAMAGED ' .. key .. ' ' .. why)
+end
+
+-- The full name of a key that is missing or of the type that it must have.
+local function typed(name, kind)
+  local key = prefix .. name
+  local found = redis.call('TYPE', key)['ok']
+  if found ~= 'none' and found ~= kind then
+    damaged(key, 'is a ' .. found .. ' where a ' .. kind .. ' belongs')
+  end
+  return key
+end
+
+local function sound(...)
+  for _, name in ipairs({ ... }) do typed(name, TYPES[name]) end
+end
+
+local function now()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function count(field, by)
+  redis.pcall('HINCRBY', prefix .. 'count', field, by or 1)
+end
+
+local function group_name(id)
+  return string.match(id, '^[^/]+/([^/]+)/%d+$') or damaged(prefix .. 'job:' .. id, 'is no job id')
+end
+
+-- The group as a table with its key, checked so that settle() cannot fail half-way.
+local function read_group(name)
+  local key = typed('group:' .. name, 'hash')
+  local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed')
+  local group = {
+    name = name, key = key, seq = tonumber(got[1]), size = tonumber(got[2]), viable = tonumber(got[3]),
+    purpose = got[4], done = tonumber(got[5]), dead = tonumber(got[6]), state = got[7], token = got[8],
+    handed = tonumber(got[9]),
+  }
+  if not (group.seq and group.size and group.viable and group.done and group.dead and group.handed) then
+    damaged(key, 'is not a group')
+  end
+  if group.purpose ~= 'train' and group.purpose ~= 'eval' then damaged(key, 'has no purpose') end
+  return group
+end
+
+-- One more member of the group is 'done' or 'dead'; the last one makes it ready, or drops it.
+local function settle(group, outcome)
+  group[outcome] = group[outcome] + 1
+  redis.call('HSET', group.key, outcome, group[outcome])
+  if group.done + group.dead < group.size then return end
+  redis.call('ZREM', prefix .. 'open:' .. group.purpose, group.name)
+  if group.done >= group.viable then
+    redis.call('HSET', group.key, 'state', 'ready')
+    redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
+  else
+    redis.call('HSET', group.key, 'state', 'dropped')
+    count('groups_dropped')
+    count('dropped', group.done)
+  end
+end
+
+-- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil: no
+-- backoff. Returns 'queued' or 'dead', and not_before.
+local function fail_attempt(id, attempt, group, class, reason, by, roll, time)
+  local job = typed('job:' .. id, 'hash')
+  local failures = (tonumber(redis.call('HGET', job, 'fail:' .. class)) or 0) + 1
+  local outcome, not_before = 'queued', 0
+  if failures >= BUDGET[class] then
+    outcome = 'dead'
+  elseif roll and INFRASTRUCTURE[class] then
+    not_before = time + 1 + roll * (math.min(30, 2 ^ failures) - 1)
+  end
+  redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
+  redis.call('HSET', job, 'state', outcome, 'not_before', not_before, 'ended', attempt, 'ended_by', by,
+    'outcome', outcome, 'fail:' .. class, failures, 'class', class, 'reason', reason)
+  if not INFRASTRUCTURE[class] then redis.call('HSET', job, 'restart', 1) end
+  if outcome == 'dead' then
+    redis.call('ZADD', prefix .. 'dead', time, id)
+    settle(group, 'dead')
+  else
+    redis.call('ZADD', prefix .. 'queued', not_before, id)
+  end
+  count('failures:' .. class)
+  return outcome, not_before
+end
+
+local function seconds(time) -- replies carry no fractions
+  return string.format('%.6f', time)
+end

@@ -1,0 +1,30 @@
+-- Journal the last event and end the job as done. A repeat by the attempt that ended it is well.
+-- reads and writes  leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
+-- ARGV   id attempt index stop reward turns sampled_tokens total_tokens blob
+-- reply  ok | fenced | conflict length
+sound('leased', 'count')
+local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local member = id .. '#' .. attempt
+local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')
+if not redis.call('ZSCORE', prefix .. 'leased', member) then
+  local got = redis.call('HMGET', job, 'ended', 'ended_by')
+  if got[1] == attempt and got[2] == 'complete' then return { 'ok' } end
+  count('fenced')
+  return { 'fenced' }
+end
+local length = redis.call('LLEN', journal)
+if index ~= length then return { 'conflict', length } end
+local group = read_group(group_name(id))
+sound('open:' .. group.purpose, 'ready:' .. group.purpose)
+
+redis.call('RPUSH', journal, ARGV[9])
+redis.call('ZREM', prefix .. 'leased', member)
+redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete')
+settle(group, 'done')
+count('done')
+count('stop:' .. ARGV[4])
+count('turns', ARGV[6])
+count('sampled_tokens', ARGV[7])
+count('total_tokens', ARGV[8])
+redis.pcall('HINCRBYFLOAT', prefix .. 'count', 'reward_sum', ARGV[5])
+return { 'ok' }

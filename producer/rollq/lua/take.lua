@@ -1,0 +1,48 @@
+-- Hand out groups, the lowest sequence first, all or none; fewer only when the run is sealed and no more can follow.
+-- A repeat under the same token gets the same groups.
+-- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> count hold:<token> group:<group> job:<job>
+-- ARGV   groups token hold_s purpose
+-- reply  for each group: name seq size, then the state of each member
+local purpose, token = ARGV[4], ARGV[2]
+sound('run', 'count', 'open:' .. purpose, 'ready:' .. purpose, 'held:' .. purpose)
+local ready, held, hold = prefix .. 'ready:' .. purpose, prefix .. 'held:' .. purpose, typed('hold:' .. token, 'set')
+local time, groups = now(), {}
+
+local function reply()
+  table.sort(groups, function(a, b) return a.seq < b.seq end)
+  local rows, run = {}, string.match(prefix, '{(.*)}')
+  for i, group in ipairs(groups) do
+    local row = { group.name, tostring(group.seq), group.size }
+    for sample = 0, group.size - 1 do
+      row[#row + 1] = redis.call('HGET', prefix .. 'job:' .. run .. '/' .. group.name .. '/' .. sample, 'state') or 'lost'
+    end
+    rows[i] = row
+  end
+  return rows
+end
+
+for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
+if #groups > 0 then return reply() end
+
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
+  local group = read_group(name)
+  redis.call('DEL', prefix .. 'hold:' .. group.token) -- its groups expire together
+  redis.call('ZREM', held, name)
+  redis.call('HSET', group.key, 'state', 'ready')
+  redis.call('ZADD', ready, group.seq, name)
+end
+
+local wanted, found = tonumber(ARGV[1]), redis.call('ZCARD', ready)
+if found < wanted then
+  local last = redis.call('HGET', prefix .. 'run', 'sealed') and redis.call('ZCARD', prefix .. 'open:' .. purpose) == 0
+  if not last then return {} end
+end
+for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do groups[#groups + 1] = read_group(name) end
+for _, group in ipairs(groups) do
+  redis.call('ZREM', ready, group.name)
+  redis.call('ZADD', held, time + tonumber(ARGV[3]), group.name)
+  redis.call('SADD', hold, group.name)
+  redis.call('HSET', group.key, 'state', 'held', 'token', token, 'handed', group.handed + 1)
+  if group.handed > 0 then count('redelivered') end
+end
+return reply()

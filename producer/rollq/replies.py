@@ -1,0 +1,114 @@
+"""What the ledger answers. Pure values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollq.errors import FailureClass
+from rollq.job import Job, Purpose
+from rollq.trajectory import Header
+
+
+class State(StrEnum):
+    """Where a job is. It leaves `leased` only through its own attempt or through the lease's end."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What became of submitted jobs."""
+
+    new: Sequence[str] = ()
+    """Ids that were not there before."""
+    known: Sequence[str] = ()
+    """Ids that were submitted before with the same content: nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The job is leased to this worker, under this attempt."""
+
+    job: Job
+    attempt: int
+    """Counts claims from 1; every write of the attempt carries it."""
+    set_aside: bool
+    """An earlier attempt's journal was set aside: this one starts afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The job cannot be had; its message is spent."""
+
+    reason: str
+    """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), or `unreadable` (failed as class job)."""
+    not_before: float | None = None
+    """For `early`: Unix time on Redis's clock from which on it may be claimed. It is published again by then."""
+    detail: str = ""
+    """For `unreadable`: what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a failed attempt led to."""
+
+    status: State
+    """`queued` or `dead`."""
+    not_before: float
+    """Unix time on Redis's clock before which it is not claimed; 0.0 for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGroup:
+    """A group that is held by a consumer."""
+
+    id: str
+    seq: int
+    size: int
+    members: Sequence[str]
+    """Job ids of the graded members, by sample."""
+    dead: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A job that ended without a grade."""
+
+    job_id: str
+    failure: FailureClass
+    reason: str
+    attempts: int
+    worker: str
+    """The last one that had it."""
+    age_s: float
+    """Since it died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """All that the ledger knows of a job, for people."""
+
+    id: str
+    job: Job | None
+    """None once it was acknowledged and dropped."""
+    state: State
+    attempt: int
+    worker: str = ""
+    purpose: Purpose = Purpose.TRAIN
+    group_state: str = "open"
+    """open, ready, held, acked or dropped."""
+    failures: Mapping[FailureClass, int] = field(default_factory=dict)
+    failure: FailureClass | None = None
+    """Class and reason of the last failure."""
+    reason: str = ""
+    not_before: float = 0.0
+    lease_until: float | None = None
+    """Unix time on Redis's clock, while leased."""
+    set_aside: Sequence[int] = ()
+    """Attempts whose journals were set aside."""
+    header: Header | None = None
+    journal: Sequence[bytes] = ()
+    """Header and events of the current journal, encoded."""

@@ -1,0 +1,232 @@
+"""The ledger's read side: what a run, its groups and its jobs look like right now.
+
+Reads only, so it may be slow and it may be stale; whatever decides something is a script of `Ledger`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any, TypeVar
+
+import redis
+
+from rollq.codec import decode_header, decode_job
+from rollq.errors import ContractError, FailureClass, LedgerError
+from rollq.job import Job, Purpose, parse_id
+from rollq.keys import RUNS, Keys
+from rollq.replies import DeadLetter, JobState, State
+from rollq.trajectory import Header
+
+T = TypeVar("T")
+
+COUNTS = (
+    "submitted",
+    "resubmitted",
+    "done",
+    "claims",
+    "released",
+    "expired",
+    "fenced",
+    "delivered",
+    "duplicates",
+    "redelivered",
+    "dropped",
+    "groups_acked",
+    "groups_dropped",
+    "turns",
+    "sampled_tokens",
+    "total_tokens",
+)
+
+
+class LedgerView:
+    """One run's ledger, read. Raises LedgerError when a key was tampered with."""
+
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.redis: Any = client  # redis-py's types say that every reply may be awaited
+        self.run = run
+        self.keys = Keys(run)
+
+    @property
+    def sealed(self) -> bool:
+        """No more groups will come."""
+        return bool(self._guard("sealed", lambda: self.redis.hexists(self.keys.meta, "sealed")))
+
+    def finished(self, purpose: Purpose = Purpose.TRAIN) -> bool:
+        """Sealed, and every group of that purpose acknowledged or dropped."""
+        return self.sealed and not self.unacknowledged(purpose)
+
+    def unacknowledged(self, purpose: Purpose = Purpose.TRAIN) -> int:
+        """Groups that are open, ready or held."""
+        pipe = self.redis.pipeline(transaction=True)
+        for key in (self.keys.open, self.keys.ready, self.keys.held):
+            pipe.zcard(key(purpose.value))
+        return sum(self._guard("unacknowledged", pipe.execute))
+
+    def now(self) -> float:
+        """Redis's clock, Unix seconds."""
+        seconds, micros = self.redis.time()
+        return float(seconds + micros / 1e6)
+
+    def journal(self, job_id: str, attempt: int | None = None) -> list[bytes]:
+        """Header and events, encoded: of the current journal, or of the one set aside under `attempt`."""
+        self._check(job_id)
+        key = self.keys.journal(job_id, attempt)
+        return list(self._guard(f"journal of {job_id}", lambda: self.redis.lrange(key, 0, -1)))
+
+    def header(self, job_id: str) -> Header | None:
+        """Of the current journal; None when nothing was journaled."""
+        self._check(job_id)
+        blob = self._guard(f"journal of {job_id}", lambda: self.redis.lindex(self.keys.journal(job_id), 0))
+        return None if blob is None else decode_header(blob, job_id)
+
+    def read(self, job_ids: Sequence[str]) -> list[tuple[bytes | None, list[bytes]]]:
+        """Body and journal of each job, encoded, in one round trip."""
+        pipe = self.redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hget(self.keys.job(job_id), "body")
+            pipe.lrange(self.keys.journal(job_id), 0, -1)
+        replies = self._guard("reading trajectories", pipe.execute)
+        return list(zip(replies[::2], replies[1::2], strict=True))
+
+    def job(self, job_id: str) -> JobState | None:
+        """All there is to know of a job; None when it is unknown."""
+        _, name, _ = self._check(job_id)
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.hgetall(self.keys.job(job_id))
+        pipe.lrange(self.keys.journal(job_id), 0, -1)
+        pipe.hmget(self.keys.group(name), "seq", "purpose", "state")
+        raw, journal, (seq, purpose, group_state) = self._guard(f"job {job_id}", pipe.execute)
+        if not raw:
+            return None
+        got = {key.decode(): value for key, value in raw.items()}
+        try:
+            return self._job_state(job_id, got, journal, seq, Purpose(_text(purpose)), _text(group_state))
+        except (KeyError, ValueError) as e:
+            raise LedgerError(f"job {job_id}: its record in Redis is damaged: {type(e).__name__}: {e}") from e
+
+    def _job_state(
+        self, job_id: str, got: Mapping[str, bytes], journal: list[bytes], seq: bytes, purpose: Purpose, group: str
+    ) -> JobState:
+        attempt = int(got["attempt"])
+        member = f"{job_id}#{attempt}"
+        return JobState(
+            id=job_id,
+            job=_seated(decode_job(got["body"], job_id), int(seq)) if "body" in got else None,
+            state=State(_text(got["state"])),
+            attempt=attempt,
+            worker=_text(got.get("worker")),
+            purpose=purpose,
+            group_state=group,
+            failures={c: int(n) for c in FailureClass if (n := got.get(f"fail:{c}")) and int(n)},
+            failure=FailureClass(_text(got["class"])) if "class" in got else None,
+            reason=_text(got.get("reason")),
+            not_before=float(got.get("not_before", b"0")),
+            lease_until=self._guard("leased", lambda: self.redis.zscore(self.keys.leased, member)),
+            set_aside=[int(n) for n in _text(got.get("aside")).split()],
+            journal=journal,
+        )
+
+    def dead(self, limit: int = 1000) -> list[DeadLetter]:
+        """The jobs that ended without a grade, the latest first."""
+        rows = self._guard("dead", lambda: self.redis.zrevrange(self.keys.dead, 0, limit - 1, withscores=True))
+        pipe = self.redis.pipeline(transaction=False)
+        for job_id, _ in rows:
+            pipe.hmget(self.keys.job(_text(job_id)), "class", "reason", "attempt", "worker")
+        details = self._guard("dead", lambda: pipe.execute(raise_on_error=False))
+        now = self.now()
+        return [
+            _letter(_text(job_id), now - died, detail) for (job_id, died), detail in zip(rows, details, strict=True)
+        ]
+
+    def stats(self) -> dict[str, Any]:
+        """How many jobs and groups are where, and the totals since the run began (keys: docs/ledger.md)."""
+        keys = self.keys
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.hgetall(keys.count)
+        for key in (keys.queued, keys.leased, keys.dead):
+            pipe.zcard(key)
+        for key_of in (keys.open, keys.ready, keys.held):
+            for purpose in Purpose:
+                pipe.zcard(key_of(purpose.value))
+        pipe.hget(keys.meta, "sealed")
+        raw, queued, leased, dead, *groups, sealed = self._guard("stats", pipe.execute)
+        counts = {key.decode(): float(value) for key, value in raw.items() if _is_number(value)}
+        stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
+        stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
+        stats |= {"queued": queued, "leased": leased, "dead": dead}
+        stats |= {
+            "groups_open": groups[0] + groups[1],
+            "groups_ready": groups[2] + groups[3],
+            "groups_held": groups[4] + groups[5],
+        }
+        stats["failures"] = _by_name(counts, "failures:")
+        stats["stops"] = _by_name(counts, "stop:")
+        stats["reward_mean"] = counts.get("reward_sum", 0.0) / stats["done"] if stats["done"] else None
+        return stats
+
+    def _guard(self, what: str, call: Callable[[], T]) -> T:
+        """Redis's refusals (a key of the wrong type, out of memory, read-only) as errors that name the run."""
+        try:
+            return call()
+        except redis.ResponseError as e:
+            raise LedgerError(f"run {self.run}: {what}: {_explain(str(e))}") from e
+
+    def _check(self, job_id: str) -> tuple[str, str, int]:
+        run, group, sample = parse_id(job_id)
+        if run != self.run:
+            raise ContractError(f"job {job_id} is not of run {self.run}")
+        return run, group, sample
+
+
+def runs(client: "redis.Redis") -> list[str]:
+    """Every run that was ever submitted to, the oldest first."""
+    found: Any = client.zrange(RUNS, 0, -1)
+    return [run.decode() for run in found]
+
+
+def _seated(job: Job, seq: int) -> Job:
+    return replace(job, seq=seq)
+
+
+def _letter(job_id: str, age_s: float, detail: Any) -> DeadLetter:
+    if isinstance(detail, Exception) or detail[0] is None or _text(detail[0]) not in set(FailureClass):
+        return DeadLetter(
+            job_id=job_id,
+            failure=FailureClass.JOB,
+            reason="its record in Redis is damaged",
+            attempts=0,
+            worker="",
+            age_s=age_s,
+        )
+    failure, reason, attempts, worker = map(_text, detail)
+    return DeadLetter(
+        job_id=job_id,
+        failure=FailureClass(failure),
+        reason=reason,
+        attempts=int(attempts or 0),
+        worker=worker,
+        age_s=age_s,
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _is_number(value: bytes) -> bool:
+    try:
+        return isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:
+    return {name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix)}
+
+
+def _explain(error: str) -> str:
+    """A script's own complaint without Redis's wrapping."""
+    found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
+    return f"{found[1]} {found[2]}. Restore or delete that key." if found else error

@@ -1,0 +1,123 @@
+"""Keeps what environments, tools and users say from becoming control tokens.
+
+Before rendering, every piece of a foreign text that is, or could become part of, an added token is swapped for a
+one-time mark that templates pass through unchanged. In the rendered text the added tokens left are the template's own:
+they are encoded by id, everything between them as plain text with the swapped pieces put back. For harmless text the
+ids are those of the rendered text. It does not know messages or templates.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import re
+import secrets
+from array import array
+from collections.abc import Callable
+
+from rollq.job import Json
+from rollq_worker.tokenizer import Tokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_FORMAT = frozenset(
+    "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
+    "description parameters properties required items enum object array string integer number boolean null".split()
+)
+"""Words of the chat format and of JSON schemas, which templates compare with: never swapped for being a tag's name."""
+
+
+class Controls:
+    """The added tokens of one tokenizer, compiled for searching."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids = tokenizer.added_tokens
+        # The leftmost longest token wins, as in the tokenizer itself.
+        added = sorted((token for token in tokenizer.added if token.text), key=lambda t: -len(t.text))
+        self.token = _any_of([re.escape(token.text) for token in added])
+        self.split = _any_of(
+            [
+                (r"\s*" if token.lstrip else "") + re.escape(token.text) + (r"\s*" if token.rstrip else "")
+                for token in added
+            ]
+        )
+        texts = [token.text for token in added]
+        self.starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
+        self.ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
+        self.longest = max(map(len, texts), default=0)
+        self.nonce = f"q{secrets.token_hex(8)}q"  # marks never leave the process, so no text can know it
+        self.mark = re.compile(self.nonce + r"(\d+)q")
+        # Templates write names as <name> and </name>: such a name alone could complete a token.
+        names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
+        self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
+
+    def encode(self, rendered: str, restore: Callable[[str], str]) -> array[int]:
+        """array('I'): added tokens by id, the text between them restored and encoded as plain text."""
+        controls: list[int] = []
+        texts: list[str] = []
+        at = 0
+        for match in self.split.finditer(rendered):
+            texts.append(restore(rendered[at : match.start()]))
+            controls.append(self.ids[match[0] if match[0] in self.ids else match[0].strip()])
+            at = match.end()
+        texts.append(restore(rendered[at:]))
+        encoded = iter(self.tokenizer.encode_plain(*filter(None, texts)))
+        ids = array("I")
+        for n, text in enumerate(texts):
+            if text:
+                ids.extend(next(encoded))
+            if n < len(controls):
+                ids.append(controls[n])
+        return ids
+
+
+class Guard:
+    """The swapped pieces of one rendering."""
+
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+        self._pieces: list[str] = []
+
+    def mark(self, piece: str = "") -> str:
+        """A new mark that stands for `piece`."""
+        self._pieces.append(piece)
+        return f"{self._controls.nonce}{len(self._pieces) - 1}q"
+
+    def hide(self, value: Json) -> Json:
+        """A copy of a JSON value with marks in all its strings, keys included."""
+        if isinstance(value, str):
+            return value if value in _FORMAT else self._hide_text(value)
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide(item) for item in value]
+        return value
+
+    def encode(self, rendered: str) -> array[int]:
+        """array('I'): the ids of a rendered text."""
+        return self._controls.encode(rendered, self.restore)
+
+    def restore(self, text: str) -> str:
+        """The text with its marks replaced by what they stand for."""
+        if not self._pieces:
+            return text
+        return self._controls.mark.sub(lambda match: self._pieces[int(match[1])], text)
+
+    def _hide_text(self, text: str) -> str:
+        if not text.isascii():
+            text = _SURROGATE.sub("\ufffd", text)
+        if text in self._controls.names:
+            return self.mark(text)
+        text = self._controls.token.sub(lambda match: self.mark(match[0]), text)
+        # Half a token at an edge could be completed by what the template or another text puts beside it.
+        for n in range(min(len(text), self._controls.longest), 0, -1):
+            if text[:n] in self._controls.ends:
+                text = self.mark(text[:n]) + text[n:]
+                break
+        for n in range(min(len(text), self._controls.longest), 0, -1):
+            if text[-n:] in self._controls.starts:
+                text = text[:-n] + self.mark(text[-n:])
+                break
+        return text
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns) or r"(?!)")

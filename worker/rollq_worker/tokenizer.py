@@ -1,0 +1,247 @@
+"""One model's vocabulary and chat template: text to token ids and back.
+
+The only module that knows transformers and tokenizers. Ids come from tokenizer.json itself, never from a transformers
+class that might rewrite it; messages are rendered by transformers, whose semantics chat templates are written for. It
+does not know what is trusted in a text: see `rollq_worker.guard`.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import hashlib
+import json
+import os
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollq.errors import JobFailure, SettingsError
+from rollq.job import Json
+from rollq.trajectory import Message
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BUNDLED = Path(__file__).parent / "assets" / "tokenizer"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that the text `text` always becomes, whatever stands around it."""
+
+    text: str
+    id: int
+    lstrip: bool
+    """It swallows white space in front of it."""
+    rstrip: bool
+
+
+class Tokenizer:
+    """tokenizer.json and a chat template. Safe to share between threads."""
+
+    def __init__(self, name: str, spec: bytes, config: Mapping[str, Json], template: Json) -> None:
+        """`template` is the Jinja text, or a mapping of names to texts. Raises SettingsError for an unusable spec."""
+        self.name = name
+        self._full = _parse(name, spec)
+        self._plain = _without_added_tokens(self._full)
+        self._template = _template_renderer(name, config, template)
+        self.hash = hashlib.sha256(spec).hexdigest()
+        """Of tokenizer.json."""
+        self.template_hash = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
+        self.added = tuple(
+            AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip)
+            for id, token in sorted(self._full.get_added_tokens_decoder().items())
+        )
+        self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
+        """Id by text: control tokens and tags."""
+        self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        """Every id is below it."""
+        self._added_ids = frozenset(self.added_tokens.values())
+        self.eos_ids = _eos_ids(config, self.added_tokens)
+        """The ids that the model's files name as its end of turn."""
+
+    def encode(self, text: str) -> array[int]:
+        """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
+        return _encode(self._full, [text])[0]
+
+    def encode_plain(self, *texts: str) -> list[array[int]]:
+        """The ids of texts that never become an added token, one array('I') a text.
+
+        Raises JobFailure for a vocabulary that spells a control token as plain text.
+        """
+        encoded = _encode(self._plain, texts)
+        for ids in encoded:
+            if not self._added_ids.isdisjoint(ids):
+                name = next(token.text for token in self.added if token.id in ids)
+                raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
+        return encoded
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no token nothing."""
+        return self._full.decode(list(ids), skip_special_tokens=skip_special)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Json,
+    ) -> str:
+        """The chat template's text. Raises JobFailure when the template refuses or breaks."""
+        try:
+            text: str = self._template.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **kwargs,
+            )
+        except Exception as e:  # the template is foreign code: it may raise anything
+            roles = " ".join(str(message.get("role")) for message in messages)
+            raise JobFailure(
+                f"the chat template of {self.name} cannot render [{roles}]: {type(e).__name__}: {e}"
+            ) from e
+        return text
+
+
+def load_tokenizer(where: str | None = None) -> Tokenizer:
+    """The tokenizer of a directory or a hub name; None is the one that ships in the package.
+
+    A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
+    in tokenizer_config.json. Raises SettingsError that names the directory and what is missing or wrong.
+    """
+    folder = BUNDLED if where is None else _folder(where)
+    name = "the bundled tokenizer" if where is None else where
+    for file in FILES[:2]:
+        if not (folder / file).is_file():
+            raise SettingsError(f"tokenizer {name}: {folder} has no {file}; it must hold {FILES[0]} and {FILES[1]}")
+    spec = _read(folder / FILES[0])
+    config = _object(folder / FILES[1])
+    if (folder / FILES[3]).is_file():
+        config["generation"] = _object(folder / FILES[3])
+    return Tokenizer(name, spec, config, _find_template(folder, config))
+
+
+def _folder(where: str) -> Path:
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not _HUB_NAME.fullmatch(where):
+        raise SettingsError(f"tokenizer {where}: no such directory, and not a hub name (owner/model) either")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(where, allow_patterns=list(FILES)))
+    except Exception as e:  # the hub's client raises errors of several libraries
+        raise SettingsError(
+            f"tokenizer {where}: no such directory, and the hub did not deliver it: {type(e).__name__}: {e}"
+        ) from e
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise SettingsError(f"{path} cannot be read: {e}") from e
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except ValueError as e:
+        raise SettingsError(f"{path} is not valid JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
+    """The template's text, or texts by name (older files list several). Raises SettingsError."""
+    path = folder / FILES[2]
+    if path.is_file():
+        try:
+            return _read(path).decode()
+        except UnicodeDecodeError as e:
+            raise SettingsError(f"{path} is not UTF-8: {e}") from e
+    template = config.get("chat_template")
+    if isinstance(template, str) and template:
+        return template
+    try:
+        if isinstance(template, list) and template:
+            return {str(entry["name"]): str(entry["template"]) for entry in template}
+    except (KeyError, TypeError) as e:
+        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list of something else than templates") from e
+    raise SettingsError(f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]}")
+
+
+def _parse(name: str, spec: bytes) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(spec)
+    except Exception as e:  # tokenizers raises bare Exception
+        raise SettingsError(f"tokenizer {name}: {FILES[0]} is not a tokenizer: {e}") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _without_added_tokens(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same vocabulary (shared, not copied) without added tokens and post-processor."""
+    import tokenizers
+
+    plain = tokenizers.Tokenizer(full.model)
+    if full.normalizer is not None:
+        plain.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        plain.pre_tokenizer = full.pre_tokenizer
+    return plain
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:
+    # encode() holds the GIL for the whole call, the batch form does not.
+    try:
+        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    except (TypeError, UnicodeEncodeError):  # lone surrogates, which no UTF-8 text can hold
+        texts = [_SURROGATE.sub("\ufffd", text) for text in texts]
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [array("I", one.ids) for one in encoded]
+
+
+def _template_renderer(name: str, config: Mapping[str, Json], template: Json) -> Any:
+    """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that there is no torch
+    import jinja2
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
+    nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
+    renderer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=nothing, chat_template=template, **named
+    )
+    try:
+        renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except jinja2.TemplateSyntaxError as e:
+        raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
+    except Exception:  # it compiles; that it refuses this conversation says nothing
+        pass
+    return renderer
+
+
+def _text(token: Json) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _eos_ids(config: Mapping[str, Json], added: Mapping[str, int]) -> tuple[int, ...]:
+    named = config.get("eos_token")
+    generation = config.get("generation", {}).get("eos_token_id")
+    ids = [added.get(_text(named), -1)] if named is not None else []
+    ids += generation if isinstance(generation, list) else [generation]
+    return tuple(dict.fromkeys(id for id in ids if isinstance(id, int) and id >= 0))

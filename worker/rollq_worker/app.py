@@ -24,6 +24,7 @@ from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.lease import release_all
 from rollq_worker.reaper import Reaper
+from rollq_worker.renderer import ChatRenderer
 from rollq_worker.tasks import Player
 from rollq_worker.tokenizer import load_tokenizer
 
@@ -58,7 +59,12 @@ def main(settings: Settings) -> int:
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
     for warning in check_redis(connection):
         log.warning("%s", warning)
-    engine = SGLangEngine(settings.engine_url, concurrency=settings.concurrency, stop_ids=(), vocab_size=None)
+    engine = SGLangEngine(
+        settings.engine_url,
+        concurrency=settings.concurrency,
+        stop_ids=ChatRenderer(tokenizer).stop_ids,
+        vocab_size=tokenizer.vocab_size,
+    )
     player = Player(settings, connection, engine, tokenizer, name)
     reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
     worker = make_worker(make_app(settings, player), settings, name)

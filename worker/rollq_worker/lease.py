@@ -53,7 +53,15 @@ class Attempt:
         closed = trajectory.closed
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
-        self.ledger.complete(self.job.id, self.number, self.index, encode_event(closed, self.job.id))
+        self.ledger.complete(
+            self.job.id,
+            self.number,
+            self.index,
+            encode_event(closed, self.job.id),
+            turns=trajectory.turns,
+            sampled_tokens=trajectory.sampled_tokens,
+            total_tokens=len(trajectory.tokens),
+        )
 
     def fail(self, failure: FailureClass, reason: str) -> str:
         """Give the attempt up. Returns what became of the job: `queued` or `dead`."""

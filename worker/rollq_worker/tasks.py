@@ -26,6 +26,7 @@ from rollq_worker.environments import domain
 from rollq_worker.lease import LEASE_S, Attempt, Leases
 from rollq_worker.protocols import Environment
 from rollq_worker.renderer import ChatRenderer
+from rollq_worker.selfcheck import checked_renderer
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.users import user_factory
 
@@ -69,10 +70,12 @@ class Player:
             return {"stop": "bounced"}
         try:
             claim = ledger.claim(job_id, worker=self.name, token=uuid.uuid4().hex, lease_s=LEASE_S)
-        except ContractError as e:
+        except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
-            return {"stop": "failed", "failure": "job"}
+            return {"stop": "refused: damaged"}
         if isinstance(claim, Refusal):
+            if claim.reason == "unreadable":
+                log.error("%s: the job cannot be read: %s", job_id, claim.detail)
             return {"stop": f"refused: {claim.reason}"}
         with self.leases.hold(ledger, claim) as attempt:
             return self._attempt(attempt, claim)
@@ -175,7 +178,7 @@ class Player:
         key = json.dumps(list(environment.tools), sort_keys=True)
         with self._lock:
             if key not in self._renderers:
-                self._renderers[key] = ChatRenderer(self.tokenizer, list(environment.tools))
+                self._renderers[key] = checked_renderer(self.tokenizer, list(environment.tools))
             return self._renderers[key]
 
 

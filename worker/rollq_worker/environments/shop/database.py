@@ -51,11 +51,10 @@ class Database:
 
     def by_name(self, first_name: str, last_name: str, zip_code: str) -> Customer:
         """Raises Refused."""
-        wanted = (first_name.strip().lower(), last_name.strip().lower(), zip_code.strip())
-        for customer in self._world.customers.values():
-            if (customer.first_name.lower(), customer.last_name.lower(), customer.address.zip) == wanted:
-                return customer
-        raise Refused("there is no customer with this name and zip code")
+        customer_id = self._world.names.get((first_name.strip().lower(), last_name.strip().lower()))
+        if customer_id is None or self._world.customers[customer_id].address.zip != zip_code.strip():
+            raise Refused("there is no customer with this name and zip code")
+        return self._world.customers[customer_id]
 
     def item(self, item_id: str) -> Variant:
         """Raises Refused."""
@@ -77,8 +76,9 @@ class Database:
 
 
 def shorten(text: str) -> str:
-    """Quoted, and short enough to be shown to the policy that may have sampled a novel."""
-    return repr(text if len(text) <= 60 else text[:60] + "...").encode("ascii", "backslashreplace").decode()
+    """Quoted, plain ASCII, and short enough to be shown to the policy that may have sampled a novel."""
+    shown = ascii(text[:80])
+    return shown if len(text) <= 80 and len(shown) <= 80 else f"{shown[:80]}..."
 
 
 def require(order: Order, status: Status) -> None:

@@ -5,7 +5,6 @@ Graded as in tau-bench: 1.0 if the data is what the ground truth makes of it and
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from enum import Enum, auto
 
 from rollq.errors import EnvironmentFailure, UserFailure
@@ -36,7 +35,7 @@ class ShopEnvironment:
 
     @property
     def tools(self) -> Sequence[Json]:
-        return deepcopy(tools.SCHEMAS)
+        return tools.SCHEMAS
 
     @property
     def system_prompt(self) -> str:

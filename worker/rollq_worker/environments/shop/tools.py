@@ -326,3 +326,4 @@ _TOOLS: Mapping[str, tuple[dict[str, Json], Run]] = {
 }
 
 SCHEMAS = tuple(schema for schema, _ in _TOOLS.values())
+"""Shared by all episodes; nobody changes them."""

@@ -206,7 +206,7 @@ def cheaper_elsewhere(random: Random, customer: Customer, order: Order) -> Wish:
 
 
 def somebody_elses(random: Random, customer: Customer, order: Order) -> Wish:
-    other = random.choice([other for other in world().customers.values() if other is not customer])
+    other = random.choice([other for other in world().customers.values() if other != customer])
     theirs = random.choice(other.order_ids)
     return Wish(
         want="cancel an order for a friend",

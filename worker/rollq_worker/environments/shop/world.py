@@ -100,6 +100,8 @@ class World:
     customers: Mapping[str, Customer]
     emails: Mapping[str, str]
     """Customer id by e-mail address in lower case."""
+    names: Mapping[tuple[str, str], str]
+    """Customer id by first and last name in lower case; no two customers share both."""
     orders: Mapping[str, Order]
     cast: Mapping[tuple[str, int], str]
     """Customer id by (split, index)."""
@@ -126,6 +128,7 @@ def world() -> World:
         items={item.item_id: item for product in products.values() for item in product.variants},
         customers=customers,
         emails={customer.email: customer.customer_id for customer in customers.values()},
+        names={(one.first_name.lower(), one.last_name.lower()): one.customer_id for one in customers.values()},
         orders=orders,
         cast=cast,
     )

@@ -1,0 +1,198 @@
+"""The registry: builtins, entry points of installed packages, one load a process, errors that say what to do."""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from rollq.errors import JobFailure, SettingsError
+from rollq_worker import environments
+from rollq_worker.protocols import RESPOND, Action
+from rollq_worker.users import ScriptedUser
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "_domains", {})
+    monkeypatch.setattr(environments, "_locks", {})
+
+
+class Package:
+    """A distribution that importlib.metadata finds: a module and its entry points."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, source: str, entry_points: str) -> None:
+        (self.folder / f"{name}.py").write_text(source)
+        info = self.folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[rollq.environments]\n{entry_points}\n")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield Package(tmp_path)
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+DOMAIN = """
+calls = []
+class Domain:
+    name, version = "d", "1"
+    def splits(self): return {}
+    def task(self, split, index): ...
+    def open(self, split, index, args): ...
+def load(variant):
+    calls.append(variant)
+    return Domain()
+"""
+
+
+def test_names_are_all_there_is(package: Package) -> None:
+    builtin = ["shop", "tau2:airline", "tau2:retail", "tau_bench:airline", "tau_bench:retail"]
+    assert environments.names() == builtin
+    package.install("mine", DOMAIN, "another = mine:load")
+    assert environments.names() == ["another", *builtin]
+
+
+def test_the_shop_is_there() -> None:
+    shop = environments.domain("shop")
+    assert shop.name == "shop" and shop.splits()["train"] == 500
+    assert environments.domain("shop") is shop
+
+
+@pytest.mark.parametrize("name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:telecom", "Shop", "shop:retail:x"])
+def test_an_unknown_name_lists_what_there_is(name: str) -> None:
+    with pytest.raises(JobFailure, match=r"shop") as caught:
+        environments.domain(name)
+    if not name.startswith("shop:retail"):
+        assert "there are shop, tau2:airline, tau2:retail, tau_bench:airline, tau_bench:retail" in str(caught.value)
+        assert repr(name) in str(caught.value)
+
+
+def test_the_example_is_found_and_played(package: Package) -> None:
+    package.install("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
+    domain = environments.domain("guess")
+    assert len({domain.task("train", index).opening for index in range(100)}) == domain.splits()["train"] == 100
+    for index in range(100):
+        task = domain.task("train", index)
+        environment = domain.open("train", index, {})
+        assert environment.reset(ScriptedUser(task.opening, task.replies)) == task.opening
+        observations = [environment.step(move) for move in task.moves]
+        assert [(one.text, one.done) for one in observations] == [("right", False), (task.replies[0], True)]
+        assert environment.grade().reward == 1.0
+
+
+def test_the_example_takes_no_nonsense(package: Package) -> None:
+    package.install("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
+    domain = environments.domain("guess")
+    for split, index, args in (("test", 0, {}), ("train", 100, {}), ("train", -1, {}), ("train", 0, {"seed": 1})):
+        with pytest.raises(JobFailure):
+            domain.open(split, index, args)
+    environment = domain.open("train", 0, {})
+    environment.reset(ScriptedUser("Hi", ["Bye ###STOP###"]))
+    for name, arguments in (("guess", {}), ("guess", {"number": "5"}), ("guess", {"number": True}), ("add", {})):
+        assert environment.step(Action(name, arguments)).text.startswith("Error: ")
+    assert [environment.step(Action("guess", {"number": n})).text for n in (0, 2, 1)] == ["higher", "lower", "right"]
+    environment.step(Action(RESPOND, {"content": "1 or 2 or 3"}))
+    assert environment.grade().reward == 0.0
+
+
+def test_the_part_behind_the_colon_reaches_the_package(package: Package) -> None:
+    package.install("mine", DOMAIN, "another = mine:load\nwhole:name = mine:load")
+    for name in ("another", "another:hard", "another:a:b", "whole:name"):
+        environments.domain(name)
+    import mine
+
+    assert mine.calls == [None, "hard", "a:b", "name"]
+
+
+def test_64_threads_load_it_once(package: Package) -> None:
+    package.install("slow", "import time\ntime.sleep(0.2)\n" + DOMAIN, "slow = slow:load")
+    start = Barrier(64)
+
+    def ask(_: int) -> object:
+        start.wait()
+        return environments.domain("slow")
+
+    with ThreadPoolExecutor(64) as pool:
+        assert len({id(found) for found in pool.map(ask, range(64))}) == 1
+    import slow
+
+    assert slow.calls == [None]
+
+
+def test_a_slow_package_holds_up_nobody_else(package: Package) -> None:
+    source = """
+from threading import Event
+go, entered = Event(), Event()
+def wait(variant):
+    entered.set()
+    go.wait(30)
+    return load(variant)
+"""
+    package.install("stuck", DOMAIN + source, "stuck = stuck:wait")
+    import stuck
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(environments.domain, "stuck")
+        assert stuck.entered.wait(30)
+        assert environments.domain("shop").name == "shop"
+        assert not pending.done()
+        stuck.go.set()
+        assert pending.result(30).name == "d"
+
+
+def test_what_a_package_does_wrong_is_said_by_name_and_not_remembered(package: Package) -> None:
+    package.install("broken", "import nowhere_to_be_found\n", "broken = broken:load")
+    package.install("odd", "def load(variant): return 3\n", "odd = odd:load")
+    package.install("lost", "", "lost = lost:load")
+    flaky = """
+first = True
+def flaky(variant):
+    global first
+    if first:
+        first = False
+        1 / 0
+    return load(variant)
+"""
+    package.install("flaky", DOMAIN + flaky, "flaky = flaky:flaky")
+    for name, words in (
+        ("broken", r"'broken' \(broken:load\): ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("odd", "odd:load returned no Domain, it lacks name, version, splits, task, open"),
+        ("lost", "'lost' .*AttributeError"),
+        ("flaky", "'flaky' .*ZeroDivisionError"),
+    ):
+        with pytest.raises(JobFailure, match=words):
+            environments.domain(name)
+    assert environments.domain("flaky").name == "d"
+
+
+def test_an_adapter_says_itself_what_is_missing(package: Package) -> None:
+    source = "from rollq.errors import SettingsError\ndef load(v): raise SettingsError('pip install it')\n"
+    package.install("needy", source, "needy = needy:load")
+    with pytest.raises(SettingsError, match="pip install it"):
+        environments.domain("needy")
+
+
+def test_two_packages_cannot_claim_one_name(package: Package) -> None:
+    package.install("usurper", DOMAIN, "shop = usurper:load")
+    with pytest.raises(JobFailure, match=r"claimed by rollq_worker\.environments\.shop:load and usurper:load"):
+        environments.domain("shop")
+
+
+def test_the_same_entry_point_twice_is_one(package: Package) -> None:
+    """As with an editable install beside a stale one."""
+    package.install("twin", DOMAIN, "twin = twin:load")
+    package.install("twin_again", "", "twin = twin:load")
+    assert environments.domain("twin").name == "d"

@@ -41,16 +41,17 @@ FAMILIES = (
 )
 
 
-def probe_call(name: str = "probe", arguments: Mapping[str, Json] | None = None, id: str = "call_0") -> Message:
-    """An assistant message with one tool call, in the form templates take."""
+def probe_call(name: str = "probe", arguments: Mapping[str, Json] | None = None, id: str = "call00000") -> Message:
+    """An assistant message with one tool call, in the form templates take (some want ids of nine characters)."""
     function = {"name": name, "arguments": dict(arguments or {})}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
 
 
 def family_of(tokenizer: Tokenizer) -> Family:
     """The family of a tokenizer and its template. Raises JobFailure for one that no record describes."""
-    messages = [{"role": "user", "content": "probe"}, probe_call("probe", {"x": "1"})]
-    text = tokenizer.render(messages)
+    x = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "probe", "description": "probe", "parameters": x}}
+    text = tokenizer.render([{"role": "user", "content": "probe"}, probe_call("probe", {"x": "1"})], [tool])
     for family in FAMILIES:
         if family.stops[0] in tokenizer.added_tokens and re.search(family.call, text):
             return family

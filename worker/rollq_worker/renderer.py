@@ -20,6 +20,8 @@ from rollq_worker.protocols import ReadTurn
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
 
+HEADS = 4096
+"""Kinds of turns whose rendering is remembered."""
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 BASE: tuple[Message, ...] = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
 """Templates need both: some refuse a conversation without a user, some invent a system prompt."""
@@ -35,8 +37,15 @@ class ChatRenderer:
         stops = [tokenizer.added_tokens[text] for text in self.family.stops if text in tokenizer.added_tokens]
         self.stop_ids: Sequence[int] = tuple(dict.fromkeys((*stops, *tokenizer.eos_ids)))
         self._controls = Controls(tokenizer)
+        self._heads: dict[str, str] = {}
         self._stand_in = probe_call(str(tools[0]["function"]["name"]) if tools else "tool")
-        self._thinking = self._render(BASE).rstrip().endswith("<think>")
+        self._no_tools: Sequence[Json] | None = None
+        try:
+            header = self._render(BASE)
+        except JobFailure:  # a template for tool use only walks the list unasked
+            self._no_tools = ()
+            header = self._render(BASE)
+        self._thinking = header.rstrip().endswith("<think>")
         """The assistant header opens the reasoning block, so a turn starts inside it."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
@@ -61,16 +70,26 @@ class ChatRenderer:
         if not roles or not self.family.roles.issuperset(roles):
             raise self._refusal(roles, f"a turn is answered by {' or '.join(sorted(self.family.roles))}")
         guard = Guard(self._controls)
-        base = [*BASE, guard.hide(self._turn(message, roles[0]))]
+        turn = guard.hide(self._turn(message, roles[0]))
         shown = [guard.hide(_for_template(reply)) for reply in replies]
-        anchor = guard.mark()
-        real = self._render([*base, *shown])
-        marked = self._render([*base, {**shown[0], "content": anchor}, *shown[1:]])
+        real = self._render([*BASE, turn, *shown])
+        key = json.dumps([turn, roles])
+        head = self._heads.get(key)
+        if head is None or not real.startswith(head):
+            head = self._head(turn, shown, guard.mark())
+            if not head or not real.startswith(head):
+                raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
+            if len(self._heads) >= HEADS:
+                self._heads.clear()
+            self._heads[key] = head
+        return guard.encode(real[len(head) :])
+
+    def _head(self, turn: Message, replies: Sequence[Message], anchor: str) -> str:
+        """What comes before the bridge: all up to the last stop token before the first reply's content; "" if none."""
+        marked = self._render([*BASE, turn, {**replies[0], "content": anchor}, *replies[1:]])
         head, found, _ = marked.partition(anchor)
         cut = max(head.rfind(stop) + len(stop) if stop in head else 0 for stop in self.family.stops)
-        if not found or not cut or not real.startswith(head[:cut]):
-            raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
-        return guard.encode(real[cut:])
+        return head[:cut] if found else ""
 
     def _turn(self, message: Message, role: str) -> Message:
         """What stands for the sampled turn: its calls, as far as a template looks back at them."""
@@ -80,7 +99,9 @@ class ChatRenderer:
         return self._stand_in if role == "tool" else {"role": "assistant", "content": "a"}
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Json] = ()) -> str:
-        return self.tokenizer.render(messages, tools, add_generation_prompt=True, **self.family.kwargs)
+        return self.tokenizer.render(
+            messages, tools or self._no_tools, add_generation_prompt=True, **self.family.kwargs
+        )
 
     def _refusal(self, roles: Sequence[str], why: str) -> JobFailure:
         edge = f"assistant -> {', '.join(roles) or 'nothing'} -> assistant"

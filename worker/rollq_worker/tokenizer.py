@@ -97,7 +97,7 @@ class Tokenizer:
         try:
             text: str = self._template.apply_chat_template(
                 list(messages),
-                tools=list(tools) if tools else None,
+                tools=None if tools is None else list(tools),
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **kwargs,

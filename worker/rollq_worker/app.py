@@ -93,10 +93,10 @@ def make_app(settings: Settings, player: Player) -> celery.Celery:
     app = celery.Celery("rollq", broker=settings.broker_url, set_as_current=False)
     app.conf.update(CONFIG)
 
-    @app.task(name=TASK)
     def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:
-        return player.play(str(job_id))
+        return player.play(str(job_id))  # whatever the message carries: what is no job id is ignored there
 
+    app.task(play, name=TASK)
     return app
 
 

@@ -169,8 +169,11 @@ class OpenAIUser:
             raise _Again(f"answered {status}", wait_s)
         if status in (401, 403):  # servers quote parts of the key
             raise self._failure(f"answered {status}: it wants another key than {self._endpoint.key_file or 'none'}")
-        said = " ".join(body[:400].decode("utf-8", "replace").split())
-        raise self._failure(f"answered {status}: {said.replace(key, '***') if key else said}")
+        if 300 <= status < 400:
+            raise self._failure(f"answered {status}: it has moved, and redirects are not followed")
+        said = " ".join(body.decode("utf-8", "replace").split())
+        # First the key, then the length: half a key is too much.
+        raise self._failure(f"answered {status}: {(said.replace(key, '***') if key else said)[:400]}")
 
     def _key(self) -> str | None:
         if self._endpoint.key_file is None:

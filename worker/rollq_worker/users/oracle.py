@@ -1,7 +1,7 @@
 """A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
 
-Deterministic and without a model, but it listens: it stops as soon as every output of the task was told to it. It is no
-judge; the environment grades.
+Deterministic and without a model, but it listens: it stops as soon as every output of the task was told to it, unless
+just asked for its consent. It is no judge; the environment grades.
 """
 
 import re
@@ -41,10 +41,11 @@ class OracleUser:
     def reply(self, message: str) -> str:
         self._patience -= 1
         self._awaited = [output for output in self._awaited if output not in _plain(message)]
+        # What is asked for consent has often told the outputs already, and is yet to be done.
+        if self._patience > 0 and "?" in message and _ASKS_CONSENT.search(message):
+            return AGREEMENT
         if self._patience <= 0 or (self._waits and not self._awaited):
             return FAREWELL
-        if _ASKS_CONSENT.search(message):
-            return AGREEMENT
         if not self._unsaid and "?" not in message:
             return FAREWELL if not self._waits else self._facts[-1]
         return self._answer(message)

@@ -1,3 +1,84 @@
 """Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue."""
 
+from typing import TYPE_CHECKING, Any
+
+from rollq.batch import Batch
+from rollq.errors import (
+    ContractError,
+    EngineFailure,
+    EnvironmentFailure,
+    FailureClass,
+    Fenced,
+    JobConflict,
+    JobFailure,
+    JournalConflict,
+    LedgerError,
+    NotHeld,
+    PullTimeout,
+    RolloutFailure,
+    RollqError,
+    SettingsError,
+    UserFailure,
+    WorkerFailure,
+)
+from rollq.group import Group
+from rollq.job import Budget, Job, Purpose
+from rollq.trajectory import (
+    Closed,
+    Finish,
+    Header,
+    Observed,
+    Prompt,
+    Sampled,
+    Stop,
+    Trajectory,
+    VersionSpan,
+)
+
+if TYPE_CHECKING:
+    from rollq.client import Client
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Budget",
+    "Client",
+    "Closed",
+    "ContractError",
+    "EngineFailure",
+    "EnvironmentFailure",
+    "FailureClass",
+    "Fenced",
+    "Finish",
+    "Group",
+    "Header",
+    "Job",
+    "JobConflict",
+    "JobFailure",
+    "JournalConflict",
+    "LedgerError",
+    "NotHeld",
+    "Observed",
+    "Prompt",
+    "PullTimeout",
+    "Purpose",
+    "RolloutFailure",
+    "RollqError",
+    "Sampled",
+    "SettingsError",
+    "Stop",
+    "Trajectory",
+    "UserFailure",
+    "VersionSpan",
+    "WorkerFailure",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The values stand alone: whoever only wants those (the agent loop, a notebook) does not load redis.
+    if name == "Client":
+        from rollq.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,6 +60,7 @@ SCRIPTS = (
     "take",
     "extend",
     "ack",
+    "condemn",
     "fix",
 )
 
@@ -104,7 +105,7 @@ class Ledger(LedgerView):
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         for job in jobs:
             args += [job.id, job_digest(job), job.budget.deadline_s, encode_job(job)]
-        self.redis.zadd(RUNS, {self.run: self.now()}, nx=True)
+        self._guard(RUNS, lambda: self.redis.zadd(RUNS, {self.run: self.now()}, nx=True))
         status, *rest = self._call("submit", args)
         match status:
             case b"new":
@@ -141,13 +142,18 @@ class Ledger(LedgerView):
         turn = int(is_observed(blob))
         self._written(self._call("append", [job_id, attempt, index, lease_s, turn, blob]), job_id, attempt, index)
 
-    def renew(self, members: Sequence[tuple[str, int]], lease_s: float = LEASE_S) -> list[tuple[str, int]]:
-        """Extend the leases of these (job id, attempt). Returns those that are lost: their episodes must stop."""
+    def renew(
+        self, members: Sequence[tuple[str, int]], lease_s: float = LEASE_S, stopped_s: Sequence[float] = ()
+    ) -> list[tuple[str, int]]:
+        """Extend the leases of these (job id, attempt). Returns those that are lost: their episodes must stop.
+
+        `stopped_s`, one a member: seconds in which the attempt's deadline clock stood still (the engine was away).
+        """
         if not members:
             return []
         args: list[Any] = [lease_s]
-        for job_id, attempt in members:
-            args += [job_id, attempt]
+        for (job_id, attempt), stopped in zip(members, stopped_s or [0.0] * len(members), strict=True):
+            args += [job_id, attempt, stopped]
         return [members[position] for position in self._call("renew", args)]
 
     def complete(
@@ -226,6 +232,12 @@ class Ledger(LedgerView):
         if status != b"ok":
             group = f"{self.run}/{rest[0].decode()}"
             raise NotHeld(f"group {group} is not held under {token} (any more): another consumer gets it or has it")
+
+    def condemn(self, token: str, job_id: str, reason: str) -> None:
+        """A job of this hold cannot be read: it is dead, of class job, and the whole hold goes back. Raises NotHeld."""
+        self._check(job_id)
+        if self._call("condemn", [token, job_id, reason[:REASON].encode("utf-8", "replace")])[0] != b"ok":
+            raise NotHeld(f"job {job_id} is not held under {token} any more")
 
     def seal(self) -> None:
         """No more groups will come: consumers get the short last batch, then an end."""

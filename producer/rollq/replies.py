@@ -62,6 +62,20 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How many groups of one purpose are where."""
+
+    open: int
+    ready: int
+    held: int
+    sealed: bool
+
+    @property
+    def unacknowledged(self) -> int:
+        return self.open + self.ready + self.held
+
+
+@dataclass(frozen=True, slots=True)
 class TakenGroup:
     """A group that is held by a consumer."""
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import redis
 
-from rollq.codec import decode_header, decode_job
+from rollq.codec import decode_header, decode_job, read_trajectory
 from rollq.errors import ContractError, FailureClass, LedgerError
 from rollq.job import Job, Purpose, parse_id
 from rollq.keys import RUNS, Keys
-from rollq.replies import DeadLetter, JobState, State
-from rollq.trajectory import Header
+from rollq.replies import DeadLetter, JobState, Standing, State
+from rollq.trajectory import Closed, Header, Stop, Trajectory
 
 T = TypeVar("T")
 
@@ -53,16 +53,19 @@ class LedgerView:
         """No more groups will come."""
         return bool(self._guard("sealed", lambda: self.redis.hexists(self.keys.meta, "sealed")))
 
-    def finished(self, purpose: Purpose = Purpose.TRAIN) -> bool:
-        """Sealed, and every group of that purpose acknowledged or dropped."""
-        return self.sealed and not self.unacknowledged(purpose)
-
-    def unacknowledged(self, purpose: Purpose = Purpose.TRAIN) -> int:
-        """Groups that are open, ready or held."""
+    def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
+        """How many groups of that purpose are where, all at one instant."""
         pipe = self.redis.pipeline(transaction=True)
         for key in (self.keys.open, self.keys.ready, self.keys.held):
             pipe.zcard(key(purpose.value))
-        return sum(self._guard("unacknowledged", pipe.execute))
+        pipe.hexists(self.keys.meta, "sealed")
+        groups_open, ready, held, sealed = self._guard("standing", pipe.execute)
+        return Standing(groups_open, ready, held, bool(sealed))
+
+    def finished(self, purpose: Purpose = Purpose.TRAIN) -> bool:
+        """Sealed, and every group of that purpose acknowledged or dropped."""
+        standing = self.standing(purpose)
+        return standing.sealed and not standing.unacknowledged
 
     def now(self) -> float:
         """Redis's clock, Unix seconds."""
@@ -81,14 +84,40 @@ class LedgerView:
         blob = self._guard(f"journal of {job_id}", lambda: self.redis.lindex(self.keys.journal(job_id), 0))
         return None if blob is None else decode_header(blob, job_id)
 
-    def read(self, job_ids: Sequence[str]) -> list[tuple[bytes | None, list[bytes]]]:
-        """Body and journal of each job, encoded, in one round trip."""
+    def trajectory(self, job_id: str) -> Trajectory:
+        """What there is of a job's episode, finished or not; a dead one is closed with what killed it.
+
+        Raises LedgerError for an unknown or acknowledged job, ContractError for blobs that cannot be read.
+        """
+        state = self.job(job_id)
+        if state is None:
+            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
+        if state.job is None:
+            raise LedgerError(f"job {job_id} was acknowledged, and its trajectory dropped")
+        header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
+        trajectory = read_trajectory(state.job, header, state.journal[1:])
+        if state.state is not State.DEAD or trajectory.closed:
+            return trajectory
+        failure = state.failure or FailureClass.JOB
+        closed = Closed(
+            stop=Stop.ABORTED if failure is FailureClass.CANCELLED else Stop.FAILED,
+            reward=None,
+            failure=failure,
+            info={"reason": state.reason, "failures": dict(state.failures)},
+        )
+        return replace(trajectory, events=[*trajectory.events, closed])
+
+    def read(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
+        """The trajectories of done jobs in one round trip, or why one cannot be read."""
         pipe = self.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipe.hget(self.keys.job(job_id), "body")
             pipe.lrange(self.keys.journal(job_id), 0, -1)
-        replies = self._guard("reading trajectories", pipe.execute)
-        return list(zip(replies[::2], replies[1::2], strict=True))
+        replies = self._guard("reading trajectories", lambda: pipe.execute(raise_on_error=False))
+        return [
+            _read(job_id, body, journal)
+            for job_id, body, journal in zip(job_ids, replies[::2], replies[1::2], strict=True)
+        ]
 
     def job(self, job_id: str) -> JobState | None:
         """All there is to know of a job; None when it is unknown."""
@@ -163,7 +192,8 @@ class LedgerView:
         }
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
-        stats["reward_mean"] = counts.get("reward_sum", 0.0) / stats["done"] if stats["done"] else None
+        completed = sum(stats["stops"].values())
+        stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats
 
     def _guard(self, what: str, call: Callable[[], T]) -> T:
@@ -184,6 +214,19 @@ def runs(client: "redis.Redis") -> list[str]:
     """Every run that was ever submitted to, the oldest first."""
     found: Any = client.zrange(RUNS, 0, -1)
     return [run.decode() for run in found]
+
+
+def _read(job_id: str, body: Any, journal: Any) -> Trajectory | ContractError:
+    for reply in (body, journal):
+        if isinstance(reply, Exception):
+            return ContractError(f"job {job_id}: {reply}")
+    if not body or not journal:
+        return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
+    try:
+        trajectory = read_trajectory(decode_job(body, job_id), journal[0], journal[1:])
+    except ContractError as e:
+        return e
+    return trajectory if trajectory.graded else ContractError(f"job {job_id}: its journal has no graded end")
 
 
 def _seated(job: Job, seq: int) -> Job:

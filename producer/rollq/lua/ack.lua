@@ -2,7 +2,6 @@
 -- reads and writes  held:<purpose> hold:<token> count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
 -- ARGV   token, then job ids
 -- reply  ok | lost group
-sound('count')
 local token, groups, seen = ARGV[1], {}, {}
 local hold = typed('hold:' .. token, 'set')
 for i = 2, #ARGV do

@@ -2,7 +2,7 @@
 -- reads and writes  leased count job:<job> journal:<job>
 -- ARGV   id attempt index lease_s turn (1: the event ends a turn) blob
 -- reply  ok | fenced | conflict length
-sound('leased', 'count')
+sound('leased')
 local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local member = id .. '#' .. attempt
 if not redis.call('ZSCORE', prefix .. 'leased', member) then

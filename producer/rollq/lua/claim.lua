@@ -2,7 +2,7 @@
 -- reads and writes  queued leased count job:<job> group:<group> journal:<job> journal:<job>#<attempt>
 -- ARGV   id token worker lease_s resume (1: go on with the journal unless the job says restart)
 -- reply  claimed attempt seq set_aside body | early not_before | leased | done | dead | unknown
-sound('queued', 'leased', 'count')
+sound('queued', 'leased')
 local id, token, resume = ARGV[1], ARGV[2], ARGV[5] == '1'
 local job = typed('job:' .. id, 'hash')
 local got = redis.call('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',

@@ -32,6 +32,12 @@ local function sound(...)
   for _, name in ipairs({ ... }) do typed(name, TYPES[name]) end
 end
 
+-- What damaged() said, without Redis's wrapping.
+local function reason(failure)
+  local text = type(failure) == 'table' and failure.err or tostring(failure)
+  return string.match(text, 'DAMAGED (.*)') or text
+end
+
 local function now()
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -100,6 +106,40 @@ local function fail_attempt(id, attempt, group, class, reason, by, roll, time)
   end
   count('failures:' .. class)
   return outcome, not_before
+end
+
+-- Evidence is kept, out of the way, under 'rollq:{run}:damaged:...'.
+local function move_away(name)
+  if redis.call('EXISTS', prefix .. name) == 1 then
+    redis.call('RENAME', prefix .. name, prefix .. 'damaged:' .. name)
+  end
+end
+
+-- The group, or nil when it cannot be read; it is then dropped, so that it holds up nothing else.
+local function readable_group(name)
+  local well, group = pcall(read_group, name)
+  if well then return group end
+  for _, purpose in ipairs({ 'train', 'eval' }) do
+    for _, where in ipairs({ 'open:', 'ready:', 'held:' }) do
+      redis.pcall('ZREM', prefix .. where .. purpose, name)
+    end
+  end
+  move_away('group:' .. name)
+  count('groups_dropped')
+end
+
+-- A job whose record is damaged is dead, of class job.
+local function bury(id, attempt, why, time)
+  local group = readable_group(group_name(id))
+  local name = 'job:' .. id
+  if not pcall(typed, name, 'hash') then move_away(name) end
+  redis.call('HSET', prefix .. name, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage',
+    'class', 'job', 'reason', why)
+  redis.call('HINCRBY', prefix .. name, 'fail:job', 1)
+  redis.call('ZREM', prefix .. 'queued', id)
+  redis.call('ZADD', prefix .. 'dead', time, id)
+  if group and group.state == 'open' then settle(group, 'dead') end
+  count('failures:job')
 end
 
 local function seconds(time) -- replies carry no fractions

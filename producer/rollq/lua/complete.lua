@@ -2,7 +2,7 @@
 -- reads and writes  leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
 -- ARGV   id attempt index stop reward turns sampled_tokens total_tokens blob
 -- reply  ok | fenced | conflict length
-sound('leased', 'count')
+sound('leased')
 local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local member = id .. '#' .. attempt
 local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')

@@ -2,7 +2,7 @@
 -- reads and writes  leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
 -- ARGV   id attempt class reason roll (in [0, 1))
 -- reply  queued not_before | dead 0 | fenced
-sound('leased', 'queued', 'dead', 'count')
+sound('leased', 'queued', 'dead')
 local id, attempt, class = ARGV[1], ARGV[2], ARGV[3]
 local job = typed('job:' .. id, 'hash')
 if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then

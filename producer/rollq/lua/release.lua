@@ -2,7 +2,7 @@
 -- reads and writes  leased queued count job:<job>
 -- ARGV   id attempt
 -- reply  ok | fenced
-sound('leased', 'queued', 'count')
+sound('leased', 'queued')
 local id, attempt = ARGV[1], ARGV[2]
 local job = typed('job:' .. id, 'hash')
 if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then

@@ -2,7 +2,7 @@
 -- reads and writes  run count queued open:<purpose> group:<group> job:<job>
 -- ARGV   group size viable purpose publish_in_s, then for each job: id digest deadline_s body
 -- reply  new seq | known seq | conflict id | sealed | incomplete
-sound('run', 'count', 'queued')
+sound('run', 'queued')
 local name, size, viable, purpose = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 sound('open:' .. purpose)
 local key = typed('group:' .. name, 'hash')

@@ -4,7 +4,7 @@
 -- ARGV   groups token hold_s purpose
 -- reply  for each group: name seq size, then the state of each member
 local purpose, token = ARGV[4], ARGV[2]
-sound('run', 'count', 'open:' .. purpose, 'ready:' .. purpose, 'held:' .. purpose)
+sound('run', 'open:' .. purpose, 'ready:' .. purpose, 'held:' .. purpose)
 local ready, held, hold = prefix .. 'ready:' .. purpose, prefix .. 'held:' .. purpose, typed('hold:' .. token, 'set')
 local time, groups = now(), {}
 
@@ -25,19 +25,21 @@ for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = rea
 if #groups > 0 then return reply() end
 
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
-  local group = read_group(name)
-  redis.call('DEL', prefix .. 'hold:' .. group.token) -- its groups expire together
-  redis.call('ZREM', held, name)
-  redis.call('HSET', group.key, 'state', 'ready')
-  redis.call('ZADD', ready, group.seq, name)
+  local group = readable_group(name)
+  if group then
+    redis.call('DEL', prefix .. 'hold:' .. (group.token or '')) -- its groups expire together
+    redis.call('ZREM', held, name)
+    redis.call('HSET', group.key, 'state', 'ready')
+    redis.call('ZADD', ready, group.seq, name)
+  end
 end
 
-local wanted, found = tonumber(ARGV[1]), redis.call('ZCARD', ready)
-if found < wanted then
+local wanted = tonumber(ARGV[1])
+for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do groups[#groups + 1] = readable_group(name) end
+if #groups < wanted then
   local last = redis.call('HGET', prefix .. 'run', 'sealed') and redis.call('ZCARD', prefix .. 'open:' .. purpose) == 0
-  if not last then return {} end
+  if not last or redis.call('ZCARD', ready) > #groups then return {} end
 end
-for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do groups[#groups + 1] = read_group(name) end
 for _, group in ipairs(groups) do
   redis.call('ZREM', ready, group.name)
   redis.call('ZADD', held, time + tonumber(ARGV[3]), group.name)

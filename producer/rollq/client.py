@@ -1,0 +1,205 @@
+"""The light client: submit jobs, take batches of finished groups, acknowledge them.
+
+All it shares with the workers is Redis. It holds nothing that a restart would miss.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from types import TracebackType
+from typing import Any
+
+from rollq.batch import Batch
+from rollq.connection import connect
+from rollq.errors import ContractError, LedgerError, PullTimeout, SettingsError
+from rollq.group import Group
+from rollq.hold import Holds
+from rollq.job import NAME, Job
+from rollq.ledger import PUBLISHING_S, Ledger
+from rollq.publish import Publisher
+from rollq.replies import DeadLetter, JobState, Submission, TakenGroup
+from rollq.settings import Settings
+from rollq.trajectory import Trajectory
+
+log = logging.getLogger("rollq")
+
+AHEAD = 256
+"""Groups that may be unacknowledged before `submit` waits: unread results must not fill Redis."""
+
+
+class Client:
+    """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
+
+    Redis being away is waited for; redis.ConnectionError is raised after about a minute.
+    """
+
+    def __init__(self, url: str | None = None, *, run: str) -> None:
+        """`url` defaults to ROLLQ_REDIS_URL. Connects when first used. Raises SettingsError."""
+        if not NAME.fullmatch(run):
+            raise SettingsError(f"run {run!r} must match {NAME.pattern}")
+        settings = Settings.from_env(redis_url=url)
+        self.run = run
+        self.ledger = Ledger(connect(settings.redis_url), run)
+        self.duplicates = 0
+        """Jobs received in a batch although an earlier batch held them."""
+        self._received: set[str] = set()
+        self._publisher = Publisher(settings.broker_url)
+
+    @property
+    def delivered(self) -> int:
+        """Distinct jobs received in batches."""
+        return len(self._received)
+
+    def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD) -> Submission:
+        """Submit jobs group by group; the jobs of one group follow one another.
+
+        A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
+        unacknowledged, and asks for the next job only when there is room. Submitting again what is known changes
+        nothing. Raises JobConflict, ContractError, or LedgerError when the run is sealed: the groups before stay
+        submitted.
+        """
+        if type(ahead) is not int or ahead < 1:
+            raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
+        new: list[str] = []
+        known: list[str] = []
+        room = 0
+        for _, group in groupby(map(self._named, jobs), key=lambda job: job.group):
+            samples = list(group)
+            if len(samples) == 1 and samples[0].sample == 0:
+                samples = [replace(samples[0], sample=sample) for sample in range(samples[0].size)]
+            room = room - 1 if room > 1 else self._room(samples[0], ahead)
+            submission = self._submit(samples)
+            new += submission.new
+            known += submission.known
+        return Submission(new, known)
+
+    def seal(self) -> None:
+        """No more groups will come: consumers get the short last batch, and then their loops end."""
+        self.ledger.seal()
+
+    def batches(self, groups: int, *, timeout: float | None = None) -> Iterator[Batch]:
+        """Batches of that many groups, oldest first, until a sealed run has no more; its last one may be short.
+
+        A batch is kept for this consumer until `batch.ack()`; leave the loop without, and its groups are handed out
+        again a minute later. Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
+        """
+        if type(groups) is not int or groups < 1:
+            raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
+        return self._batches(groups, timeout)
+
+    def trajectory(self, job_id: str) -> Trajectory:
+        """What there is of a job's episode, finished or not; a dead one ends in what killed it.
+
+        Raises LedgerError when the job is unknown or was acknowledged.
+        """
+        return self.ledger.trajectory(job_id)
+
+    def job(self, job_id: str) -> JobState:
+        """Where a job is. Raises LedgerError when it is unknown."""
+        state = self.ledger.job(job_id)
+        if state is None:
+            raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
+        return state
+
+    def dead(self) -> list[DeadLetter]:
+        """The jobs that ended without a grade, the latest first."""
+        return self.ledger.dead()
+
+    def stats(self) -> dict[str, Any]:
+        """How many jobs and groups are where, and totals since the run began (docs/ledger.md)."""
+        return self.ledger.stats()
+
+    def close(self) -> None:
+        self._publisher.close()
+        self.ledger.redis.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _named(self, job: Job) -> Job:
+        """With the run's and a group's name."""
+        if job.run and job.run != self.run:
+            raise ContractError(f"job {job.id}: belongs to run {job.run}, this client is of run {self.run}")
+        group = job.group or re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.env}.{job.split}.{job.task}")
+        return replace(job, run=self.run, group=group)
+
+    def _room(self, job: Job, ahead: int) -> int:
+        """Waits until another group may be submitted; returns how many may."""
+        pause = 0.02
+        while (room := ahead - self.ledger.standing(job.purpose).unacknowledged) < 1:
+            time.sleep(pause)
+            pause = min(1.0, pause * 1.5)
+        return room
+
+    def _submit(self, jobs: Sequence[Job]) -> Submission:
+        submission = self.ledger.submit(jobs, publish_in_s=PUBLISHING_S if self._publisher.available else 0.0)
+        if submission.new:
+            self.ledger.confirm(self._publisher.publish(submission.new))
+        return submission
+
+    def _batches(self, groups: int, timeout: float | None) -> Iterator[Batch]:
+        holds = Holds(self.ledger)
+        step = 0
+        try:
+            while found := self._next(groups, holds, timeout):
+                token, members = found
+                ids = [trajectory.job.id for group in members for trajectory in group.trajectories]
+                self.duplicates += len(self._received.intersection(ids))
+                self._received.update(ids)
+                yield Batch(step=step, groups=members, acknowledge=partial(self._ack, holds, token, ids))
+                step += 1
+        finally:
+            holds.close()
+
+    def _ack(self, holds: Holds, token: str, ids: Sequence[str]) -> None:
+        self.ledger.ack(token, ids)
+        holds.drop(token)
+
+    def _next(self, groups: int, holds: Holds, timeout: float | None) -> tuple[str, list[Group]] | None:
+        """The token and the groups of the next batch; None when no more can come. Raises PullTimeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.01
+        while True:
+            token = uuid.uuid4().hex
+            if taken := self.ledger.take(groups, token):
+                holds.add(token, len(taken))
+                if members := self._read(token, taken):
+                    return token, members
+                holds.drop(token)
+                continue
+            standing = self.ledger.standing()
+            if standing.sealed and not standing.open and not standing.ready and standing.held <= holds.groups:
+                return None
+            if deadline is not None and time.monotonic() >= deadline:
+                raise PullTimeout(
+                    f"run {self.run}: no {groups} groups were ready within {timeout:g} s:"
+                    f" {standing.ready} ready, {standing.open} open, {standing.held} held"
+                )
+            time.sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(0.5, pause * 1.5)
+
+    def _read(self, token: str, taken: Sequence[TakenGroup]) -> list[Group] | None:
+        """The groups with their trajectories; None when one cannot be read, which is dead then and nothing is held."""
+        groups = []
+        for group in taken:
+            trajectories = []
+            for job_id, found in zip(group.members, self.ledger.read(group.members), strict=True):
+                if isinstance(found, ContractError):
+                    log.error("a finished job cannot be read and is dead-lettered: %s", found)
+                    self.ledger.condemn(token, job_id, str(found))
+                    return None
+                trajectories.append(replace(found, job=replace(found.job, seq=group.seq)))
+            groups.append(
+                Group(id=group.id, seq=group.seq, size=group.size, trajectories=trajectories, dead=group.dead)
+            )
+        return groups

@@ -1,0 +1,65 @@
+"""A connection to Redis that waits rather than fails: the ledger's scripts may all be repeated blindly.
+
+Hundreds of threads ride out 20 s of Redis being away without noticing. It knows nothing of what is stored.
+"""
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import EqualJitterBackoff
+from redis.retry import Retry
+
+from rollq.errors import SettingsError
+
+RETRIES = 30
+"""With waits of up to 2 s each: between 26 and 50 s until a call gives up."""
+SOCKET_TIMEOUT_S = 5.0
+"""A third of a lease, so that a lost reply does not cost the lease."""
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
+    """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet. Raises SettingsError.
+
+    `max_connections` must exceed the threads that use it.
+    """
+    check_url(url)
+    try:
+        client: Any = redis.Redis.from_url(
+            url,
+            retry=Retry(EqualJitterBackoff(cap=2.0, base=0.1), RETRIES),
+            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=3.0,
+            health_check_interval=15,
+            max_connections=max_connections,
+        )
+    except (ValueError, TypeError) as e:
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+    if client.connection_pool.connection_kwargs.get("decode_responses"):
+        raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")
+    return client  # type: ignore[no-any-return]
+
+
+def check_url(url: str) -> None:
+    """Raises SettingsError when it cannot be the address of a Redis."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as e:
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+    if parts.scheme not in SCHEMES:
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://, rediss:// or unix://)")
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)")
+    elif not parts.hostname or port == 0 or not re.fullmatch(r"/?\d*", parts.path):
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)")
+
+
+def mask_url(url: str) -> str:
+    """The address with every password replaced by `***`, for messages and logs."""
+    masked = re.sub(r"(?<=://)([^/?#@:]*):(.*)@", r"\1:***@", url)
+    return re.sub(r"(?i)([?&;](?:password|api_?key|key|token|secret)=)[^&;]*", r"\1***", masked)

@@ -1,0 +1,103 @@
+"""Addresses and limits of this machine, from `ROLLQ_*`. Whatever shapes a rollout rides in the job instead."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from rollq.connection import check_url, mask_url
+from rollq.errors import SettingsError
+
+REDIS_URL = "redis://127.0.0.1:6379/0"
+ENGINE_URL = "http://127.0.0.1:30000"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible server that plays users; jobs know it by name only."""
+
+    url: str
+    """Up to and with `/v1`."""
+    key_file: Path | None = None
+    """Holds the API key; read when it is used, and its content shown nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a process on this machine needs to know. Raises SettingsError for values that cannot be."""
+
+    redis_url: str = REDIS_URL
+    """ROLLQ_REDIS_URL: the ledger."""
+    broker_url: str = REDIS_URL
+    """ROLLQ_BROKER_URL: Celery's broker; the ledger's Redis unless said otherwise."""
+    engine_url: str = ENGINE_URL
+    """ROLLQ_ENGINE_URL: SGLang or a router in front of it."""
+    tokenizer: str | None = None
+    """ROLLQ_TOKENIZER: a directory or a hub name; None: the small one that rollq ships."""
+    concurrency: int = 64
+    """ROLLQ_CONCURRENCY: episodes at once in one worker process."""
+    user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
+    """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
+    alive_file: Path | None = None
+    """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is well (for health checks)."""
+
+    def __post_init__(self) -> None:
+        check_url(self.redis_url)
+        if not urlsplit(self.broker_url).scheme:
+            raise SettingsError(f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}")
+        _check_http("ROLLQ_ENGINE_URL", self.engine_url)
+        if type(self.concurrency) is not int or self.concurrency < 1:
+            raise SettingsError(f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}")
+
+    @classmethod
+    def from_env(cls, redis_url: str | None = None) -> "Settings":
+        """The environment's; `redis_url` takes the place of ROLLQ_REDIS_URL. Raises SettingsError."""
+        env = {name: value for name, value in os.environ.items() if value.strip()}
+        redis_url = redis_url or env.get("ROLLQ_REDIS_URL", REDIS_URL)
+        return cls(
+            redis_url=redis_url,
+            broker_url=env.get("ROLLQ_BROKER_URL", redis_url),
+            engine_url=env.get("ROLLQ_ENGINE_URL", ENGINE_URL).rstrip("/"),
+            tokenizer=env.get("ROLLQ_TOKENIZER"),
+            concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
+            user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
+            alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
+        )
+
+
+def _whole(name: str, text: str) -> int:
+    if not re.fullmatch(r"\s*\d{1,9}\s*", text):
+        raise SettingsError(f"{name} must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _check_http(name: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingsError(f"{name}: not an address like http://HOST:PORT: {mask_url(url)}")
+
+
+def _endpoints(text: str) -> Mapping[str, Endpoint]:
+    """`name=url[,key_file=path];...`. An API key itself has no place here: environments are read by too many."""
+    found: dict[str, Endpoint] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        address, *options = entry.split(",")
+        name, _, url = (part.strip() for part in address.partition("="))
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in found:
+            raise SettingsError(f"ROLLQ_USER_ENDPOINTS: expected name=url[,key_file=path];..., not {mask_url(entry)!r}")
+        _check_http(f"ROLLQ_USER_ENDPOINTS: {name}", url)
+        key_file = None
+        for option in options:
+            what, _, value = (part.strip() for part in option.partition("="))
+            if what != "key_file" or not value:
+                raise SettingsError(f"ROLLQ_USER_ENDPOINTS: {name} takes key_file=PATH and nothing else, not {what!r}")
+            key_file = Path(value)
+        found[name] = Endpoint(url.rstrip("/"), key_file)
+    return MappingProxyType(found)

@@ -13,7 +13,7 @@ import redis
 
 from rollq.codec import decode_header, decode_job, read_trajectory
 from rollq.errors import ContractError, FailureClass, LedgerError
-from rollq.job import Job, Purpose, parse_id
+from rollq.job import NAME, Job, Purpose, parse_id
 from rollq.keys import RUNS, Keys
 from rollq.replies import DeadLetter, JobState, Standing, State
 from rollq.trajectory import Closed, Header, Stop, Trajectory
@@ -211,9 +211,12 @@ class LedgerView:
 
 
 def runs(client: "redis.Redis") -> list[str]:
-    """Every run that was ever submitted to, the oldest first."""
-    found: Any = client.zrange(RUNS, 0, -1)
-    return [run.decode() for run in found]
+    """Every run that was ever submitted to, the oldest first. Raises LedgerError."""
+    try:
+        found: Any = client.zrange(RUNS, 0, -1)
+    except redis.ResponseError as e:
+        raise LedgerError(f"{RUNS}: {e}. Restore or delete that key.") from e
+    return [name for run in found if NAME.fullmatch(name := _text(run))]
 
 
 def _read(job_id: str, body: Any, journal: Any) -> Trajectory | ContractError:

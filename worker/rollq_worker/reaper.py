@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rollq.errors import RollqError
-from rollq.keys import RUNS
 from rollq.ledger import Ledger
 from rollq.publish import Publisher
+from rollq.view import runs
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,7 @@ class Reaper:
         """Reap and publish once. Returns how many jobs were published. One broken run does not hold up the others."""
         published = 0
         empty = self.publisher.backlog() == 0
-        for name in sorted(self.connection.smembers(RUNS)):
-            run = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        for run in runs(self.connection):
             try:
                 published += self._tick(Ledger(self.connection, run), empty)
             except RollqError as e:

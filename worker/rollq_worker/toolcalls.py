@@ -151,7 +151,7 @@ def _json(text: str, at: int) -> tuple[Json, list[str], int]:
         problems.append(f"The tool call holds {name}, which is not JSON.")
 
     def integer(digits: str) -> int:
-        if len(digits) < 20 and -(2**63) <= (value := int(digits)) < 2**63:
+        if len(digits) <= 20 and -(2**63) <= (value := int(digits)) < 2**63:
             return value
         problems.append("The tool call holds an integer of more than 64 bits.")
         return 0

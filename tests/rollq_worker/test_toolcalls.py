@@ -1,0 +1,218 @@
+"""Every way a policy can spoil a tool call, and that no text is ever lost."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls import MAX_DEPTH, PARSERS, Kind, hermes_pieces, read_hermes
+
+GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+F = Action("f", {"a": 1})
+
+
+def block(inside: str) -> str:
+    return f"<tool_call>\n{inside}\n</tool_call>"
+
+
+READ: list[tuple[str, str, str, list[Action], str]] = [
+    # name, turn, content, calls, reasoning
+    ("no call", "Hello.", "Hello.", [], ""),
+    ("nothing", "", "", [], ""),
+    ("one call", GOOD, "", [F], ""),
+    ("spaces are free", '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', "", [F], ""),
+    ("text before", f"Let me see.\n{GOOD}", "Let me see.", [F], ""),
+    ("text after", f"{GOOD}\nDone?", "Done?", [F], ""),
+    ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
+    ("two calls", f"{GOOD}\n{GOOD}", "", [F, F], ""),
+    ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
+    ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
+    ("no arguments", block('{"name": "f"}'), "", [Action("f", {})], ""),
+    ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),
+    ("arguments as a string", block(r'{"name": "f", "arguments": "{\"a\": 1}"}'), "", [F], ""),
+    (
+        "nested quotes",
+        block(r'{"name": "f", "arguments": {"s": "say \"hi\" \\ {"}}'),
+        "",
+        [Action("f", {"s": 'say "hi" \\ {'})],
+        "",
+    ),
+    (
+        "an end tag in a string",
+        block('{"name": "f", "arguments": {"s": "x</tool_call>y"}}'),
+        "",
+        [Action("f", {"s": "x</tool_call>y"})],
+        "",
+    ),
+    (
+        "a start tag in a string",
+        block('{"name": "f", "arguments": {"s": "<tool_call>{"}}'),
+        "",
+        [Action("f", {"s": "<tool_call>{"})],
+        "",
+    ),
+    (
+        "quoted tags in prose",
+        "Write `<tool_call>` and `</tool_call>`.",
+        "Write `<tool_call>` and `</tool_call>`.",
+        [],
+        "",
+    ),
+    ("quoted tag, then a call", f"Not '<tool_call>' but {GOOD}", "Not '<tool_call>' but", [F], ""),
+    ("a stray end tag", "Hi</tool_call>", "Hi</tool_call>", [], ""),
+    ("U+FFFD", block('{"name": "f", "arguments": {"s": "\ufffd"}}'), "", [Action("f", {"s": "\ufffd"})], ""),
+    ("escaped emoji", block(r'{"name": "f", "arguments": {"s": "\ud83d\ude42"}}'), "", [Action("f", {"s": "🙂"})], ""),
+    ("reasoning", "<think>\nwell\n</think>\n\nHi", "Hi", [], "well"),
+    ("reasoning, call", f"<think>\nwell\n</think>\n\n{GOOD}", "", [F], "well"),
+    ("a call only thought of", f"<think>{GOOD}</think>Hi", "Hi", [], GOOD),
+    ("empty reasoning", "<think>\n\n</think>\n\nHi", "Hi", [], ""),
+    ("reasoning twice", "<think>a</think>x<think>b</think>y", "xy", [], "a\n\nb"),
+    ("a stray end of reasoning", "Hi</think>", "Hi</think>", [], ""),
+    ("other control tokens", "<|im_start|>user\nHi", "<|im_start|>user\nHi", [], ""),
+]
+
+BROKEN: list[tuple[str, str, str]] = [
+    # name, turn, what the policy is told
+    ("bad JSON", block("{'name': 'f'}"), "not valid JSON: Expecting property name"),
+    ("a function call in words", block("f(a=1)"), "not valid JSON: Expecting value at character 1"),
+    ("a raw line break in a string", block('{"name": "f", "arguments": {"s": "a\nb"}}'), "Invalid control character"),
+    ("an empty block", block(""), "not valid JSON"),
+    ("a missing brace", block('{"name": "f", "arguments": {"a": 1}'), "not valid JSON"),
+    ("two objects in a block", block('{"name": "f"}\n{"name": "g"}'), "text behind the JSON"),
+    ("text in the block", block('{"name": "f"} please'), "text behind the JSON"),
+    ("half a call", '<tool_call>\n{"name": "f", "argu', "cut off"),
+    ("only the tag", "<tool_call>", "cut off"),
+    ("not closed", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "not closed"),
+    ("no name", block('{"arguments": {"a": 1}}'), 'has no "name"'),
+    ("an empty name", block('{"name": "", "arguments": {}}'), 'has no "name"'),
+    ("a name that is no string", block('{"name": 3, "arguments": {}}'), 'has no "name"'),
+    ("parameters", block('{"name": "f", "parameters": {"a": 1}}'), 'has "parameters" where "arguments" belongs'),
+    ("arguments that are a list", block('{"name": "f", "arguments": [1]}'), "not a JSON object"),
+    ("arguments that are null", block('{"name": "f", "arguments": null}'), "not a JSON object"),
+    (
+        "arguments in a broken string",
+        block('{"name": "f", "arguments": "{a: 1}"}'),
+        "a string that holds no JSON object",
+    ),
+    (
+        "arguments in a string with a tail",
+        block('{"name": "f", "arguments": "{} x"}'),
+        "a string that holds no JSON object",
+    ),
+    (
+        "arguments in a string of a list",
+        block('{"name": "f", "arguments": "[1]"}'),
+        "a string that holds no JSON object",
+    ),
+    ("NaN in a string", block(r'{"name": "f", "arguments": "{\"a\": NaN}"}'), "NaN"),
+    ("a scalar", block("3"), "not a JSON object"),
+    ("a string", block('"f"'), "not a JSON object"),
+    ("an empty list", block("[]"), "empty list"),
+    ("a list with a scalar", block('[{"name": "f"}, 3]'), "not a JSON object"),
+    ("NaN", block('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
+    ("Infinity", block('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity"),
+    ("a float beyond range", block('{"name": "f", "arguments": {"a": 1e999}}'), "too large"),
+    ("an integer beyond 64 bits", block('{"name": "f", "arguments": {"a": 99999999999999999999}}'), "64 bits"),
+    ("an integer of 5000 digits", block('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}"), "64 bits"),
+    ("a key twice", block('{"name": "f", "arguments": {"a": 1, "a": 2}}'), "the key 'a' twice"),
+    ("half a surrogate pair", block(r'{"name": "f", "arguments": {"s": "\ud83d"}}'), "surrogate"),
+    ("deep", block('{"name": "f", "arguments": ' + '{"a":' * 90 + "1" + "}" * 91), "nested 91 levels deep"),
+    ("deeper than Python", block('{"name": "f", "arguments": ' + "[" * 100_000), f"deeper than {MAX_DEPTH}"),
+    ("reasoning that never ends", "<think>well, maybe", "reasoning was not closed"),
+    ("a call in reasoning that never ends", f"<think>well {GOOD}", "reasoning was not closed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("turn", "content", "calls", "reasoning"), [row[1:] for row in READ], ids=[row[0] for row in READ]
+)
+def test_what_can_be_read(turn: str, content: str, calls: list[Action], reasoning: str):
+    read = read_hermes(turn)
+    assert (read.content, list(read.calls), read.reasoning, list(read.errors)) == (content, calls, reasoning, [])
+
+
+@pytest.mark.parametrize(("turn", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_what_cannot_be_read_is_said_and_kept(turn: str, says: str):
+    read = read_hermes(turn)
+    assert read.calls == () and len(read.errors) == 1
+    assert says in read.errors[0]
+    assert len(read.errors[0]) < 240 and read.errors[0].endswith(".")
+    assert turn.strip() in (read.content, "<think>" + read.reasoning)
+
+
+@pytest.mark.parametrize(
+    "bad", [row[1] for row in BROKEN if row[0] in ("bad JSON", "no name", "NaN", "a scalar", "half a call")]
+)
+def test_a_broken_call_does_not_spoil_its_neighbours(bad: str):
+    read = read_hermes(f"{GOOD} {bad} {GOOD}")
+    assert list(read.calls) == [F, F] and len(read.errors) == 1
+    assert read.content == bad.strip()
+
+
+def test_a_turn_that_starts_inside_reasoning():
+    read = read_hermes(f"well\n</think>\n\n{GOOD}", thinking=True)
+    assert (read.reasoning, list(read.calls), read.content) == ("well", [F], "")
+    assert read_hermes("well", thinking=True).errors
+
+
+def test_the_table_names_the_reader():
+    assert PARSERS["hermes"] is read_hermes
+
+
+TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "`", GOOD]
+MARKS = ["\n", '"', "{", "}", "[", "]", ":", ",", "\\", "1e999", "NaN", "\\ud800", "\ufffd", "-", "text "]
+KEYS = ['"name"', '"arguments"', '{"name": "f", "arguments": {}}']
+PARTS = st.sampled_from([*TAGS, *MARKS, *KEYS])
+TURNS = st.one_of(st.text(), st.lists(st.one_of(PARTS, st.text(max_size=5)), max_size=25).map("".join))
+
+
+@given(TURNS, st.booleans())
+def test_pieces_tile_the_turn(turn: str, thinking: bool):
+    pieces = hermes_pieces(turn, thinking)
+    assert "".join(turn[piece.start : piece.end] for piece in pieces) == turn
+    assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces)][: len(pieces)]
+    for piece in pieces:
+        assert bool(piece.calls) == (piece.kind is Kind.CALL)
+        assert bool(piece.errors) >= (piece.kind is Kind.BROKEN)
+
+
+@given(TURNS, st.booleans())
+def test_no_text_is_lost(turn: str, thinking: bool):
+    read = read_hermes(turn, thinking)
+    kept = "".join(
+        turn[piece.start : piece.end]
+        for piece in hermes_pieces(turn, thinking)
+        if piece.kind in (Kind.TEXT, Kind.BROKEN)
+    )
+    assert read.content == kept.strip()
+    for call in read.calls:
+        json.dumps(dict(call.arguments), allow_nan=False).encode()
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.text(min_size=1),
+    st.dictionaries(st.text(), JSON, max_size=3),
+    st.booleans(),
+    st.sampled_from([None, 2]),
+    st.sampled_from(["", "\n", " \n\t"]),
+)
+def test_every_well_formed_call_is_read_as_it_is(
+    name: str, arguments: dict[str, Any], ascii: bool, indent: int | None, space: str
+):
+    inside = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii, indent=indent)
+    read = read_hermes(f"<tool_call>{space}{inside}{space}</tool_call>")
+    assert list(read.calls) == [Action(name, arguments)] and not read.errors and not read.content

@@ -70,11 +70,12 @@ class LiveProgress(Progress):
         from rich.live import Live
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         table.add_row("", ProgressBar(total=max(total, 1), completed=done, width=40), f"{done}/{total}")
         for name, value in facts.items():
-            table.add_row(f"[dim]{name}[/dim]", value)
+            table.add_row(Text(name, style="dim"), Text(value))
         if not self._live:
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()

@@ -1,0 +1,85 @@
+"""From flags and environment to a client that is known to be connected, quickly or with a clear error."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from rollq.client import Client
+from rollq.connection import check_url, connect, mask_url
+from rollq.errors import RollqError, SettingsError
+from rollq.settings import Settings
+
+OPTIONAL = frozenset(
+    ["celery", "kombu", "requests", "tokenizers", "transformers", "jinja2", "aiohttp", "rich", "rollq_worker"]
+)
+"""Packages that only an extra brings."""
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """The environment's settings, overridden by the flags that the command has. Raises SettingsError."""
+    flags = {
+        "broker": "broker_url",
+        "engine": "engine_url",
+        "tokenizer": "tokenizer",
+        "concurrency": "concurrency",
+    }
+    given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
+    return replace(Settings.from_env(getattr(args, "redis", None)), **given)
+
+
+def reach(url: str) -> None:
+    """One quick PING, so that a command fails at once where the patient client would wait a minute.
+
+    Raises SettingsError for a bad address, RollqError when nobody answers.
+    """
+    check_url(url)
+    try:
+        client = redis.Redis.from_url(url, socket_connect_timeout=3.0, socket_timeout=3.0, retry=Retry(NoBackoff(), 0))
+    except ValueError as e:
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+    try:
+        client.ping()
+    except redis.AuthenticationError as e:
+        raise RollqError(f"Redis at {mask_url(url)} wants another user or password: {e}") from e
+    except redis.RedisError as e:
+        raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def extra(wanted: str) -> Iterator[None]:
+    """Turns a failed import of a package that only an extra brings into the line that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        missing = (e.name or "").partition(".")[0]
+        if missing not in OPTIONAL:
+            raise
+        raise SettingsError(f"this needs {missing}, which is not installed: pip install 'rollq[{wanted}]'") from e
+
+
+@contextlib.contextmanager
+def client(args: argparse.Namespace, run: str) -> Iterator[Client]:
+    """A client of the run, on a Redis that answers."""
+    found = settings(args)
+    reach(found.redis_url)
+    with Client(found.redis_url, run=run, broker_url=found.broker_url) as connected:
+        yield connected
+
+
+@contextlib.contextmanager
+def redis_of(args: argparse.Namespace) -> Iterator["redis.Redis"]:
+    """A patient connection to a Redis that answers."""
+    found = settings(args)
+    reach(found.redis_url)
+    connection = connect(found.redis_url)
+    try:
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,39 @@
+"""`rollq redis`: a Redis server as rollq wants it, in the foreground."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rollq import embedded
+from rollq.commands.arguments import Commands, whole
+from rollq.errors import SettingsError
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "redis",
+        help="run a Redis server in the foreground",
+        description="Runs a Redis server in the foreground: append-only file, nothing evicted, loopback only.",
+    )
+    parser.add_argument("--port", type=whole(1), default=6379, help="port to listen on (%(default)s)")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="folder for its data, kept between starts (rollq-redis-PORT)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Becomes the server, so that signals and exit codes are its own. Only returns by raising SettingsError."""
+    if args.port > 65535:
+        raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
+    folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()
+    command = embedded.command(args.port, folder)
+    if embedded.port_taken(args.port):
+        raise SettingsError(
+            f"port {args.port} of {embedded.HOST} is in use (a Redis that runs already?); choose another --port"
+        )
+    embedded.lock(folder)
+    print(f"redis://{embedded.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)
+    sys.stderr.flush()
+    os.execv(command[0], command)

@@ -1,0 +1,84 @@
+"""`rollq show`: one trajectory, turn by turn, from the ledger or from an exported file."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rollq import jsonl
+from rollq.commands.addresses import client
+from rollq.commands.arguments import Commands, add_json, add_redis
+from rollq.errors import ContractError, SettingsError
+from rollq.export import record
+from rollq.job import parse_id
+from rollq.replies import JobState
+from rollq.trajectory import Observed, Sampled, Trajectory
+from rollq.transcript import Transcript
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "show",
+        help="show one trajectory, turn by turn",
+        description="Shows a job of the ledger (RUN/GROUP/SAMPLE), or a line of an exported file (FILE.jsonl, its first"
+        " line, or FILE.jsonl:N). The ledger drops what a trainer has acknowledged.",
+    )
+    parser.add_argument("what", metavar="JOB|FILE[:N]")
+    add_redis(parser)
+    add_json(parser, "print it as one JSON object: the line that an export would hold")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    place = line_of_a_file(args.what)
+    found, facts = (jsonl.read(*place), ()) if place else from_ledger(args)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    try:
+        for line in Transcript(found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")).lines(facts):
+            print(line)
+    except (KeyError, TypeError, ValueError) as e:
+        raise ContractError(f"{args.what} is not an exported trajectory: {type(e).__name__} {e}") from e
+    return 0
+
+
+def line_of_a_file(what: str) -> tuple[Path, int] | None:
+    """The file and the line's number, from 1; None when it is no file but a job."""
+    name, colon, number = what.rpartition(":")
+    if colon and number.isdecimal() and Path(name).is_file():
+        return Path(name), int(number)
+    if Path(what).is_file():
+        return Path(what), 1
+    if ".jsonl" in what:
+        raise SettingsError(f"there is no file {what}")
+    return None
+
+
+def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tuple[str, str]]]:
+    """What the ledger has of a job, in the exported form, and where the job stands. Raises RollqError."""
+    run_name, _, _ = parse_id(args.what)
+    with client(args, run_name) as connected:
+        state, trajectory = connected.job(args.what), connected.trajectory(args.what)
+    return record(trajectory), standing(state, trajectory)
+
+
+def standing(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
+    """What an export does not say: where the job stands, what went wrong before, and how long it took."""
+    lines = [
+        ("state", f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group {state.group_state}")
+    ]
+    if state.failures:
+        counts = ", ".join(f"{count} {failure}" for failure, count in state.failures.items())
+        lines.append(("failures", f"{counts}; the last one: {state.reason}"))
+    at = [event.at for event in trajectory.events if event.at]
+    if at:
+        sampling = sum(event.seconds for event in trajectory.events if isinstance(event, Sampled))
+        acting = sum(event.seconds for event in trajectory.events if isinstance(event, Observed))
+        started = datetime.fromtimestamp(at[0]).astimezone().isoformat(timespec="seconds")
+        lines.append(("times", f"{started}, {at[-1] - at[0]:.1f} s: {sampling:.1f} s sampling, {acting:.1f} s acting"))
+    return lines

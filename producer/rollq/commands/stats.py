@@ -1,0 +1,68 @@
+"""`rollq stats`: the counts of a run, or the list of runs."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rollq.commands.addresses import redis_of
+from rollq.commands.arguments import Commands, add_json, add_redis, name
+from rollq.view import LedgerView, runs
+
+ROWS = {
+    "jobs": ("submitted", "queued", "leased", "done", "dead"),
+    "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_dropped"),
+    "delivery": ("delivered", "duplicates", "redelivered", "resubmitted", "fenced"),
+    "work": ("turns", "sampled_tokens", "total_tokens"),
+}
+"""The order in which a person reads them."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "stats", help="count a run's jobs and groups", description="The counts of a run; without --run, all runs."
+    )
+    parser.add_argument("--run", dest="run_name", type=name, metavar="RUN")
+    add_redis(parser)
+    add_json(parser, "print one JSON object (without --run, one by run)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with redis_of(args) as connection:
+        if args.run_name is None:
+            return _list({run: LedgerView(connection, run).stats() for run in runs(connection)}, args.json)
+        counts = LedgerView(connection, args.run_name).stats()
+    if args.json:
+        print(json.dumps(counts))
+    elif not counts["submitted"]:
+        print(f"run {args.run_name}: nothing was submitted (rollq stats lists the runs)")
+    else:
+        print("\n".join(table(counts)))
+    return 0
+
+
+def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
+    """All runs, a line each."""
+    if as_json:
+        print(json.dumps(found))
+    elif not found:
+        print("no runs yet: see rollq submit")
+    else:
+        width = max(map(len, found))
+        for run, counts in found.items():
+            print(f"{run:<{width}}  " + "  ".join(f"{counts[key]} {key}" for key in ROWS["jobs"]))
+    return 0
+
+
+def table(counts: Mapping[str, Any]) -> list[str]:
+    """The counts for people, a line a subject."""
+    mean = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.3f}"
+    lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
+    for subject, keys in ROWS.items():
+        lines.append(f"{subject:<9} " + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys))
+    lines.append(f"reward    {mean} mean")
+    for subject in ("stops", "failures"):
+        if counts[subject]:
+            lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
+    return lines

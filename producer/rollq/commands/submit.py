@@ -1,0 +1,206 @@
+"""`rollq submit`: puts the jobs of a list of tasks on a run. Repeating it changes nothing."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rollq.commands.addresses import client
+from rollq.commands.arguments import (
+    Commands,
+    add_broker,
+    add_json,
+    add_redis,
+    name,
+    number,
+    tasks,
+    whole,
+)
+from rollq.errors import SettingsError
+from rollq.job import Budget, Job, Purpose
+from rollq.progress import Progress, open_progress
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "submit",
+        help="put jobs on a run",
+        description="Submits the samples of each task, a group a task. The same line again submits nothing twice.",
+    )
+    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
+    parser.add_argument("--env", required=True, help="environment: shop, tau2:retail, tau2:airline, ...")
+    parser.add_argument("--split", default="train", help="which of its task lists (%(default)s)")
+    parser.add_argument("--tasks", type=tasks, required=True, metavar="A-B", help="indices into it, both included")
+    parser.add_argument("--size", type=whole(1), default=1, metavar="N", help="samples of each task (%(default)s)")
+    parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
+    add_budget(parser)
+    add_sampling(parser)
+    parser.add_argument("--seed", type=whole(0), default=0, help="for environment and user (%(default)s)")
+    parser.add_argument(
+        "--user",
+        type=user,
+        default={"kind": "scripted"},
+        metavar="USER",
+        help="scripted, openai:ENDPOINT:MODEL, or the specification as JSON (scripted)",
+    )
+    parser.add_argument(
+        "--purpose",
+        type=Purpose,
+        choices=list(Purpose),
+        default=Purpose.TRAIN,
+        help="train, or eval: never handed to a trainer (%(default)s)",
+    )
+    parser.add_argument(
+        "--min-viable",
+        type=whole(1),
+        metavar="N",
+        help="graded samples below which a group with dead members is dropped (--size)",
+    )
+    parser.add_argument(
+        "--ahead",
+        type=whole(1),
+        default=256,
+        metavar="GROUPS",
+        help="wait while this many groups are not acknowledged (%(default)s)",
+    )
+    parser.add_argument(
+        "--seal",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="afterwards, say that nobody adds to the run any more: consumers then get its short last"
+        " batch and come to an end",
+    )
+    add_redis(parser)
+    add_broker(parser)
+    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed")
+    parser.set_defaults(run=run)
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    """The flags of an attempt's budget."""
+    d = Budget()
+    parser.add_argument("--max-turns", type=whole(1), default=d.max_turns, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=whole(1),
+        default=d.max_new_tokens,
+        metavar="N",
+        help="tokens sampled in one turn (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=whole(1),
+        default=d.max_tokens,
+        metavar="N",
+        help="tokens of the whole trajectory (%(default)s)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=number(0, above=True),
+        default=d.deadline_s,
+        metavar="S",
+        help="seconds of an attempt (%(default)s)",
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The flags of the sampling parameters."""
+    parser.add_argument("--temperature", type=number(0), default=1.0, help="(%(default)s)")
+    parser.add_argument("--top-p", type=number(0, 1, above=True), help="(the engine's)")
+
+
+def user(text: str) -> dict[str, Any]:
+    """A user simulator's specification."""
+    if text == "scripted":
+        return {"kind": "scripted"}
+    if text.startswith("openai:"):
+        _, endpoint, model = [*text.split(":", 2), "", ""][:3]
+        if endpoint and model:
+            return {"kind": "openai", "endpoint": endpoint, "model": model}
+    elif text.startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(f"not JSON: {e}") from e
+        if isinstance(found, dict) and isinstance(found.get("kind"), str):
+            return found
+        raise argparse.ArgumentTypeError('expected an object with a "kind"')
+    raise argparse.ArgumentTypeError(f"expected scripted, openai:ENDPOINT:MODEL or a JSON object, not {text!r}")
+
+
+def budget(args: argparse.Namespace) -> Budget:
+    return Budget(
+        max_turns=args.max_turns,
+        max_new_tokens=args.max_new_tokens,
+        max_tokens=args.max_tokens,
+        deadline_s=args.deadline,
+    )
+
+
+def sampling(args: argparse.Namespace) -> Mapping[str, Any]:
+    found = {"temperature": args.temperature}
+    return found if args.top_p is None else {**found, "top_p": args.top_p}
+
+
+def group_name(env: str, split: str, task: int, epoch: int) -> str:
+    """The same for the same task and epoch, so that a repeated submission finds its groups again."""
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", f"{env}.{split}.{task}")
+    return base if epoch == 0 else f"{base}.e{epoch}"
+
+
+def jobs(args: argparse.Namespace) -> Iterator[Job]:
+    """Sample 0 of each group, epoch by epoch."""
+    for epoch in range(args.epochs):
+        for task in args.tasks:
+            yield Job(
+                run=args.run_name,
+                group=group_name(args.env, args.split, task, epoch),
+                env=args.env,
+                split=args.split,
+                task=task,
+                user=args.user,
+                sampling=sampling(args),
+                budget=budget(args),
+                purpose=args.purpose,
+                seed=args.seed + epoch,
+                size=args.size,
+                min_viable=args.min_viable or 0,
+            )
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.min_viable or 0) > args.size:
+        raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
+    next(jobs(args))  # a job that cannot be is refused before anything is submitted
+    groups = len(args.tasks) * args.epochs
+    with client(args, args.run_name) as connected, open_progress(sys.stderr) as progress:
+        if groups > args.ahead:
+            progress.say(f"waits whenever {args.ahead} groups are not acknowledged: have `rollq pull` running")
+        done = connected.submit(watched(jobs(args), groups, progress), ahead=args.ahead)
+        if args.seal:
+            connected.seal()
+    report(args, groups, done.new, done.known)
+    return 0
+
+
+def watched(jobs: Iterable[Job], groups: int, progress: Progress) -> Iterator[Job]:
+    """The same jobs, counted on the display as they are asked for."""
+    for i, job in enumerate(jobs):
+        progress.show(i, groups, {"groups": job.group})
+        yield job
+
+
+def report(args: argparse.Namespace, groups: int, new: Sequence[str], known: Sequence[str]) -> None:
+    """What was done, and what to do next."""
+    if args.json:
+        said = {"run": args.run_name, "groups": groups, "size": args.size, "new": len(new), "known": len(known)}
+        print(json.dumps({**said, "sealed": args.seal}))
+        return
+    print(f"run {args.run_name}: {groups} groups of {args.size}: {len(new)} jobs submitted, {len(known)} known already")
+    print("next: rollq worker                       plays them; as many as you like, anywhere")
+    print(f"      rollq stats --run {args.run_name}")
+    print(f"      rollq pull --run {args.run_name} --groups {groups} --out {args.run_name}.jsonl")
+    if not args.seal:
+        print("      the same line with --seal, when nobody adds to the run any more: consumers then come to an end")

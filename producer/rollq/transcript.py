@@ -1,0 +1,96 @@
+"""An exported trajectory as lines for a person: who said what, what the policy sampled, why it stopped.
+
+Works on the exported form alone, so that a job of the ledger and a line of a file look the same. What models and
+environments wrote cannot control the terminal.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+COLOURS = {"system": "2", "user": "36", "assistant": "1;32", "tool": "33", "warning": "31", "label": "2"}
+"""ANSI codes by role."""
+LONGEST = 1500
+"""Characters of one message."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Everything but tab and newline that a terminal obeys or cannot show, changes of direction included."""
+
+
+class Transcript:
+    """One trajectory; `colour` for a terminal."""
+
+    def __init__(self, record: Mapping[str, Any], *, colour: bool) -> None:
+        self._record = record
+        self._colour = colour
+
+    def lines(self, facts: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+        """The whole transcript; `facts` are shown with the head."""
+        for name, value in (*self._head(), *facts):
+            yield self._paint("label", f"{name:<9}") + " " + clean(value)
+        yield ""
+        yield from self._conversation()
+
+    def _head(self) -> Iterator[tuple[str, str]]:
+        r = self._record
+        yield "job", f"{r['job']}   {r['env']}/{r['split']} task {r['task']}, attempt {r['attempt']}"
+        failure = f"   failure {r['failure']}" if r.get("failure") else ""
+        yield "stop", f"{r['stop'] or 'not yet'}   reward {'-' if r['reward'] is None else r['reward']}{failure}"
+        sampled = [p for p, m in zip(r["logprobs"], r["mask"], strict=True) if m]
+        low = f"; logprobs mean {sum(sampled) / len(sampled):.3f}, lowest {min(sampled):.3f}" if sampled else ""
+        traces = f" in {len(r['traces'])} traces" if len(r.get("traces") or ()) > 1 else ""
+        yield "tokens", f"{len(sampled)} sampled of {len(r['tokens'])}{traces}, {r['turns']} turns{low}"
+        versions = sorted({str(v) for v in r["versions"] if v is not None})
+        yield "versions", ", ".join(versions) or "-"
+        if r.get("info"):
+            yield "info", clip(json.dumps(r["info"], ensure_ascii=False))
+
+    def _conversation(self) -> Iterator[str]:
+        messages = self._record["messages"]
+        spans = sampled_spans(self._record)
+        # Assistant messages of the first prompt were not sampled.
+        given = max(0, sum(m["role"] == "assistant" for m in messages) - len(spans))
+        turns = iter(enumerate(spans))
+        for message in messages:
+            role = str(message["role"])
+            note = ""
+            if role == "assistant" and given:
+                given -= 1
+            elif role == "assistant" and (turn := next(turns, None)):
+                note = span_note(*turn)
+            yield from self._message(role, note, message)
+        for turn in turns:
+            yield self._paint("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (cut off: no message)"
+
+    def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
+        yield self._paint(role, f"{clean(role):<9}") + (f" {self._paint('label', note)}" if note else "")
+        for line in clean(clip(str(message.get("content") or ""))).splitlines():
+            yield f"  {self._paint(role, line)}"
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", {})
+            words = f"-> {function.get('name')}({function.get('arguments')})"
+            yield f"  {self._paint(role, clean(clip(words)))}"
+
+    def _paint(self, role: str, text: str) -> str:
+        code = COLOURS.get(role)
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
+
+
+def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
+    """The logprobs of each run of sampled tokens: one run a turn, for a bridge lies between two turns."""
+    pairs = zip(record["mask"], record["logprobs"], strict=True)
+    return [[p for _, p in run] for mask, run in groupby(pairs, key=lambda pair: pair[0]) if mask]
+
+
+def span_note(turn: int, logprobs: Sequence[float]) -> str:
+    mean = sum(logprobs) / len(logprobs)
+    return f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest {min(logprobs):.3f}"
+
+
+def clip(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text) - LONGEST} more characters: --json)"
+
+
+def clean(text: str) -> str:
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

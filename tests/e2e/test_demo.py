@@ -1,0 +1,191 @@
+"""`rollq demo`: the whole pipeline in real processes, its books, and that it leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq import rehearsal
+from rollq.cli import main
+
+FIELDS = (
+    "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
+    " total_tokens stops wall_s"
+)
+PIDS = re.compile(r"^(redis|engine|worker) .*pid (\d+)", re.MULTILINE)
+
+
+@contextmanager
+def demo(*args: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A demo, killed at the end of the block if it still runs."""
+    command = [sys.executable, "-m", "rollq", "demo", *args]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**clean, **(env or {})}
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The one object in the last line of stdout, and nothing else there."""
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    assert out.count("\n") == 1, out
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def parts(process: subprocess.Popen[str], stream: Any) -> dict[str, int]:
+    """Pids of the parts, as the demo names them while it starts."""
+    said = ""
+    while len(found := {name: int(pid) for name, pid in PIDS.findall(said)}) < 3:
+        line = stream.readline()
+        assert line, f"the demo ended: {said}"
+        said += line
+    return found
+
+
+def gone(pids: Sequence[int], seconds: float = 20.0) -> bool:
+    def running(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    return eventually(lambda: not any(map(running, pids)), seconds)
+
+
+def eventually(true: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def proc() -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("looks at processes through /proc")
+
+
+def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
+    flags = ("--groups", "2", "--size", "2", "--json")
+    out = tmp_path / "out.jsonl"
+    out.write_text("an older demo's\n")
+    # A broker that the user has set up for other things is none of the demo's business.
+    elsewhere = {"ROLLQ_BROKER_URL": "redis://127.0.0.1:1/0", "ROLLQ_REDIS_URL": "redis://127.0.0.1:1/0"}
+    with (
+        demo(*flags, "--mistakes", "0", "--out", str(out), env=elsewhere) as one,
+        demo(*flags, "--mistakes", "1", "--seed", "3") as other,
+    ):
+        good, bad = result(one), result(other)
+    for found in (good, bad):
+        assert list(found) == FIELDS.split()
+        assert (found["groups"], found["size"], found["env"]) == (2, 2, "shop")
+        assert (found["submitted"], found["done"], found["dead"], found["delivered"]) == (4, 4, 0, 4)
+        assert found["duplicates"] == 0
+        assert sum(found["stops"].values()) == 4
+        assert 0 < found["sampled_tokens"] < found["total_tokens"]
+    assert good["run"] != bad["run"]
+    assert good["reward_mean"] == 1.0
+    assert good["pass_hat_k"] == {"1": 1.0, "2": 1.0}
+    assert bad["reward_mean"] < 1.0
+    check_export(out, good)
+
+
+def check_export(out: Path, said: dict[str, Any]) -> None:
+    """One trajectory a line, and the same totals as the demo says."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({line["job"] for line in lines}) == len(lines) == 4
+    assert {line["run"] for line in lines} == {said["run"]}
+    assert {(line["task"], line["sample"]) for line in lines} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    for line in lines:
+        sizes = {len(line[name]) for name in ("tokens", "mask", "logprobs", "versions")}
+        assert sizes == {sum(line["traces"])}
+        triples = zip(line["mask"], line["logprobs"], line["versions"], strict=True)
+        assert all((v is None and p == 0.0) if m == 0 else (v is not None and p <= 0.0) for m, p, v in triples)
+    assert sum(sum(line["mask"]) for line in lines) == said["sampled_tokens"]
+    assert sum(len(line["tokens"]) for line in lines) == said["total_tokens"]
+    command = [sys.executable, "-m", "rollq", "show", f"{out}:4"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert lines[3]["job"] in shown
+    assert "reward 1.0" in shown
+    assert "turn 0: " in shown
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, code: int) -> None:
+    with demo("--groups", "200", "--size", "8") as process:
+        pids = parts(process, process.stdout)
+        process.send_signal(number)
+        assert process.stdout
+        process.stdout.read()
+        assert process.wait(60) == code
+        assert gone(list(pids.values()), 0.5)
+
+
+def test_a_killed_demo_leaves_nothing_running() -> None:
+    with demo("--groups", "200", "--size", "8") as process:
+        pids = parts(process, process.stdout)
+        process.kill()
+        process.wait(10)
+        assert gone(list(pids.values()))
+
+
+@pytest.mark.parametrize("part", ["worker", "engine"])
+def test_a_part_that_ends_early_ends_the_demo(part: str) -> None:
+    with demo("--groups", "200", "--size", "8", "--json") as process:
+        pids = parts(process, process.stderr)
+        os.kill(pids[part], signal.SIGKILL)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert out == ""
+    assert f"rollq: {part} ended early (signal SIGKILL); its last lines:" in err
+    assert "Traceback" not in err
+    assert gone(list(pids.values()), 0.5)
+
+
+def test_a_worker_that_cannot_start_is_heard(tmp_path: Path) -> None:
+    with demo("--tokenizer", str(tmp_path), "--groups", "1") as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "rollq: engine ended early (exit code 2)" in err
+    assert str(tmp_path) in err
+    assert "Traceback" not in err
+
+
+def test_nobody_at_the_engines_address() -> None:
+    with demo("--engine", "http://127.0.0.1:1", "--groups", "1") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "no engine listens at http://127.0.0.1:1" in err
+
+
+def test_a_run_that_stands_still_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that takes requests and never answers."""
+    monkeypatch.setattr(rehearsal, "STANDSTILL_S", 3.0)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            assert main(["demo", "--groups", "1", "--engine", f"http://127.0.0.1:{deaf.getsockname()[1]}"]) == 1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "rollq: nothing has moved for 3 s" in capsys.readouterr().err

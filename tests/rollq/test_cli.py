@@ -1,0 +1,304 @@
+"""The command line: what it accepts, what it says of everything else, and that it never shows a traceback."""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import redis as redis_library
+
+from rollq import __version__, cli, embedded
+from rollq.commands import addresses, arguments, demo, submit
+
+COMMANDS = ("demo", "redis", "engine", "worker", "submit", "pull", "stats", "show")
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def rollq(*args: str, env: dict[str, str] | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The real command in a process of its own."""
+    command = [sys.executable, "-m", "rollq", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> str:
+    """Runs in this process; returns the one line it must say."""
+    assert cli.main(args) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("rollq: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
+        monkeypatch.delenv(name)
+
+
+def test_version_and_module() -> None:
+    assert rollq("--version").stdout == f"rollq {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.main([command, "--help"]) == 0
+    assert "usage: rollq " + command in capsys.readouterr().out
+
+
+def test_starting_imports_nothing_heavy() -> None:
+    heavy = ["celery", "requests", "transformers", "rich", "rollq_worker", "aiohttp"]
+    code = f"import sys; from rollq import cli; cli.parser(); print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+SUBMIT = ("submit", "--run", "r", "--env", "shop", "--tasks", "0-3")
+WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
+    ((), "required: COMMAND"),
+    (("dmeo",), "invalid choice: 'dmeo'"),
+    (("demo", "--group", "3"), "unrecognized arguments: --group 3"),
+    (("demo", "--groups", "0"), "--groups: expected a whole number of at least 1, not '0'"),
+    (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
+    (("demo", "--size", "1.5"), "--size: expected a whole number"),
+    (("demo", "--mistakes", "1.1"), "--mistakes: expected a number of at least 0 and at most 1, not '1.1'"),
+    (("demo", "--mistakes", "nan"), "--mistakes: expected a number"),
+    (("demo", "--temperature", "inf"), "--temperature: expected a number"),
+    (("demo", "--tasks", "5-2"), "--tasks: expected A-B with A not above B"),
+    (("demo", "--tasks", "-1"), "--tasks: expected"),
+    (("demo", "--tasks", "a-b"), "--tasks: expected A-B"),
+    (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
+    (("demo", "--engine", "http://"), "--engine: expected an address like http://"),
+    (("demo", "--env", "no-such"), "there is no environment 'no-such'"),
+    (("demo", "--split", "no-such"), "shop has no split 'no-such'; it has train ("),
+    (("demo", "--tasks", "0-999999"), "--tasks asks for 999999"),
+    (("engine", "--errors", "-1"), "--errors: expected"),
+    (("engine", "--port", "70000"), "expected a port of at most 65535, not 70000"),
+    (("redis", "--port", "70000"), "expected a port of at most 65535, not 70000"),
+    (("worker", "-c", "0"), "expected a whole number of at least 1, not '0'"),
+    (("submit", "--run", "r", "--tasks", "0"), "required: --env"),
+    ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
+    ((*SUBMIT, "--top-p", "0"), "--top-p: expected a number above 0 and at most 1"),
+    ((*SUBMIT, "--deadline", "0"), "--deadline: expected a number above 0"),
+    ((*SUBMIT, "--purpose", "fun"), "--purpose: invalid"),
+    ((*SUBMIT, "--user", "gpt"), "--user: expected scripted, openai:ENDPOINT:MODEL"),
+    ((*SUBMIT, "--user", "openai:local"), "--user: expected scripted, openai:ENDPOINT:MODEL"),
+    ((*SUBMIT, "--user", "{kind"), "--user: not JSON"),
+    ((*SUBMIT, "--user", '{"a": 1}'), 'expected an object with a "kind"'),
+    ((*SUBMIT, "--size", "2", "--min-viable", "3"), "--min-viable 3 is more than --size 2"),
+    (("pull", "--run", "r"), "required: --groups"),
+    (("pull", "--run", "r", "--groups", "1", "--timeout", "-1"), "--timeout: expected a number of at least 0"),
+    (("show", "no-such.jsonl"), "there is no file no-such.jsonl"),
+    (("stats", "--redis", "http://a"), "http://a"),
+    (("stats", "--redis", "redis://h:port/0"), "redis://h:port/0"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG_LINES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
+def test_a_wrong_line_is_one_clear_line(capsys: pytest.CaptureFixture[str], line: tuple[str, ...], said: str) -> None:
+    assert said in fails(capsys, *line)
+
+
+def test_a_job_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a job id" in fails(capsys, "show", "nonsense", code=1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("stats", "--run", "r"),
+        ("stats",),
+        ("pull", "--run", "r", "--groups", "1"),
+        SUBMIT,
+        ("show", "r/g/0"),
+        ("worker",),
+    ],
+    ids=lambda line: line[0],
+)
+def test_without_redis_every_command_fails_quickly(capsys: pytest.CaptureFixture[str], line: tuple[str, ...]) -> None:
+    said = fails(capsys, *line, "--redis", "redis://me:hunter2@127.0.0.1:1/0", code=1)
+    assert "no Redis at redis://" in said
+    assert "127.0.0.1:1/0" in said
+    assert "rollq redis" in said
+    assert "hunter2" not in said
+
+
+def test_environment_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://from-env:1/0")
+    monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://from-env:2")
+    args = cli.parser().parse_args(["worker"])
+    found = addresses.settings(args)
+    assert (found.redis_url, found.broker_url) == ("redis://from-env:1/0", "redis://from-env:1/0")
+    assert found.engine_url == "http://from-env:2"
+    args = cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0", "--engine", "http://flag:2/", "-c", "3"])
+    found = addresses.settings(args)
+    assert (found.redis_url, found.broker_url) == ("redis://flag:1/0", "redis://flag:1/0")
+    assert (found.engine_url, found.concurrency) == ("http://flag:2", 3)
+
+
+def test_a_broker_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://broker:1/0")
+    found = addresses.settings(cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0"]))
+    assert found.broker_url == "redis://broker:1/0"
+    args = cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0", "--broker", "redis://other:1/0"])
+    assert addresses.settings(args).broker_url == "redis://other:1/0"
+
+
+def test_a_bug_is_one_line_unless_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(args: argparse.Namespace) -> str:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(addresses, "settings", bug)
+    assert "ZeroDivisionError: oh" in fails(capsys, "stats", code=1)
+    monkeypatch.setenv("ROLLQ_DEBUG", "1")
+    assert cli.main(["stats"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_missing_extra_names_its_install_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("rollq_worker", "rollq_worker.environments"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert "pip install 'rollq[worker]'" in fails(capsys, "worker")
+    assert "pip install 'rollq[engine]'" in fails(capsys, "engine")
+    assert "pip install 'rollq[demo]'" in fails(capsys, "demo")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))]
+)
+def test_tasks_include_both_ends(text: str, expected: range) -> None:
+    assert arguments.tasks(text) == expected
+
+
+def test_jobs_of_a_line() -> None:
+    line = "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --epochs 2 --top-p 0.9 --max-turns 7"
+    args = cli.parser().parse_args([*line.split(), "--user", "openai:local:qwen", "--seed", "5", "--min-viable", "1"])
+    jobs = list(submit.jobs(args))
+    assert [job.group for job in jobs] == [
+        "tau2-retail.test.3",
+        "tau2-retail.test.4",
+        "tau2-retail.test.3.e1",
+        "tau2-retail.test.4.e1",
+    ]
+    assert jobs == list(submit.jobs(args))
+    assert [job.task for job in jobs] == [3, 4, 3, 4]
+    assert [job.seed for job in jobs] == [5, 5, 6, 6]
+    assert {(job.size, job.viable, job.budget.max_turns, job.sample) for job in jobs} == {(2, 1, 7, 0)}
+    assert jobs[0].sampling == {"temperature": 1.0, "top_p": 0.9}
+    assert jobs[0].user == {"kind": "openai", "endpoint": "local", "model": "qwen"}
+
+
+@pytest.mark.parametrize(
+    ("line", "tasks"),
+    [
+        ("", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("--groups 2", [0, 1]),
+        ("--tasks 5-7", [5, 6, 7]),
+        ("--tasks 5-7 --groups 5", [5, 6, 7, 5, 6]),
+        ("--tasks 8 --groups 2", [8, 8]),
+        ("--groups 12", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]),
+    ],
+)
+def test_tasks_of_a_demo_wrap_as_new_epochs(line: str, tasks: list[int]) -> None:
+    jobs = demo.plan(cli.parser().parse_args(["demo", *line.split()]), 10)
+    assert [job.task for job in jobs] == tasks
+    assert len({job.group for job in jobs}) == len(tasks)
+    assert len({job.run for job in jobs}) == 1
+
+
+def test_redis_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    port = embedded.free_port()
+    command = [sys.executable, "-m", "rollq", "redis", "--port", str(port), "--dir", str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        assert server.stdout.readline().startswith(f"redis://127.0.0.1:{port}/0 ")
+        while "Ready to accept connections" not in server.stdout.readline():
+            assert server.poll() is None
+        with redis_library.Redis(port=port) as client:
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        said = rollq("redis", "--port", str(embedded.free_port()), "--dir", str(tmp_path / "data"), code=2).stderr
+        assert "another Redis server keeps its data" in said
+        server.send_signal(signal.SIGTERM)
+        server.stdout.read()
+        assert server.wait(20) == 0
+
+
+@pytest.mark.parametrize("command", ["redis", "engine"])
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        extra = ["--dir", str(tmp_path)] if command == "redis" else []
+        assert f"port {port} of 127.0.0.1 is in use" in rollq(command, "--port", str(port), *extra, code=2).stderr
+
+
+def test_no_runs_yet(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["stats", "--redis", redis_url]) == 0
+    assert "no runs yet" in capsys.readouterr().out
+    assert cli.main(["stats", "--redis", redis_url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {}
+
+
+def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = [*SUBMIT, "--size", "2", "--redis", redis_url, "--json"]
+    assert cli.main(line) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "sealed": False}
+    assert cli.main(line) == 0
+    assert json.loads(capsys.readouterr().out) == {**first, "new": 0, "known": 8}
+    assert cli.main(["stats", "--run", "r", "--redis", redis_url, "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    wanted = (
+        "submitted queued leased done dead groups_open groups_ready groups_held groups_acked groups_dropped delivered"
+    )
+    assert {*wanted.split(), "duplicates", "redelivered", "resubmitted", "fenced"} <= set(counts)
+    assert (counts["submitted"], counts["queued"], counts["groups_open"], counts["resubmitted"]) == (8, 8, 4, 8)
+    assert cli.main([*SUBMIT, "--size", "2", "--temperature", "0.5", "--redis", redis_url]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "rollq: job r/shop.train.0/0 was submitted before with other content"
+
+
+def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    said = capsys.readouterr().out
+    assert "rollq worker" in said
+    assert "rollq pull --run r --groups 4" in said
+    assert "--seal" in said
+    assert cli.main(["stats", "--redis", redis_url]) == 0
+    assert "r  4 submitted  4 queued" in capsys.readouterr().out
+    assert cli.main(["stats", "--run", "r", "--redis", redis_url]) == 0
+    assert "jobs      4 submitted   4 queued" in capsys.readouterr().out
+
+
+def test_a_pull_in_vain_says_what_is_missing(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["pull", "--run", "r", "--groups", "4", "--timeout", "0.1", "--redis", redis_url, "--json"]
+    assert cli.main(line) == 1
+    assert "nothing was submitted to this run" in capsys.readouterr().err
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main(line) == 1
+    said = capsys.readouterr()
+    assert "4 of 4 groups are missing" in said.err
+    assert "is a rollq worker running" in said.err
+    assert json.loads(said.out)["missing"] == 4
+
+
+def test_show_of_an_unknown_job(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "r/g/0" in fails(capsys, "show", "r/g/0", "--redis", redis_url, code=1)
+
+
+def test_show_of_a_queued_job(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main(["show", "r/shop.train.0/0", "--redis", redis_url]) == 0
+    assert "queued" in capsys.readouterr().out

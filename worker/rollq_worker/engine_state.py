@@ -1,6 +1,6 @@
 """Whether an engine takes requests, as its client has seen it: shared by all threads of a process.
 
-Only the changes are logged. It knows nothing of HTTP.
+Outages are logged once, when they last. It knows nothing of HTTP.
 """
 
 import logging
@@ -8,6 +8,9 @@ import threading
 import time
 
 log = logging.getLogger(__name__)
+
+SILENT_S = 2.0
+"""Shorter outages are not worth a line."""
 
 
 class Availability:
@@ -19,6 +22,7 @@ class Availability:
         self._since: float | None = None  # monotonic time at which the present outage began
         self._total = 0.0
         self._gone = False
+        self._told = False
 
     @property
     def up(self) -> bool:
@@ -34,9 +38,11 @@ class Availability:
         """A request was refused. `gone`: there was nobody there at all, so whoever comes back may be another engine."""
         with self._lock:
             self._gone |= gone
-            if self._since is not None:
+            if self._since is None:
+                self._since = time.monotonic()
+            if self._told or time.monotonic() - self._since < SILENT_S:
                 return
-            self._since = time.monotonic()
+            self._told = True
         log.warning("the engine at %s takes no requests (%s): waiting for it", self._name, reason)
 
     def found(self) -> bool:
@@ -49,6 +55,8 @@ class Availability:
                 return False
             seconds = time.monotonic() - since
             self._total += seconds
-            gone, self._gone = self._gone, False
-        log.warning("the engine at %s is back after %.1f s", self._name, seconds)
+            gone, told = self._gone, self._told
+            self._gone = self._told = False
+        if told:
+            log.warning("the engine at %s is back after %.1f s", self._name, seconds)
         return gone

@@ -34,7 +34,7 @@ class Options:
     env: str = "shop"
     """Environments whose tasks it plays: a name, several with commas between them, or `all`."""
     latency: float = 0.0
-    """Mean seconds of a request, lognormal."""
+    """Mean seconds of a turn, lognormal; one that is cut short or forced on takes its share."""
     mistakes: float = 0.0
     """Chance that an episode has at least one mistake of the policy."""
     errors: float = 0.0
@@ -86,7 +86,9 @@ class ReplayEngine:
         answer = self.player.answer(request.ids, rng)
         whole = sample(answer.ids, self._filler, request.sampling, request.max_new_tokens, self._ends)
         whole = cut_strings(whole, request.sampling, self.player.tokenizer)
-        generation = Generation(rid=request.rid, total=len(whole.ids), seconds=self._latency(rng))
+        generation = Generation(
+            rid=request.rid, total=len(whole.ids), seconds=self._latency(rng) * len(whole.ids) / len(answer.ids)
+        )
         await self.scheduler.run(generation)
         if fault is Fault.ABORT and not generation.aborted and len(whole.ids) > 1:
             generation.cut(rng.randrange(1, len(whole.ids)))

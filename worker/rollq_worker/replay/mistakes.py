@@ -1,7 +1,7 @@
 """What a policy that is not perfect says instead of the next move.
 
 The invariant: for one task and place, a mistake of one kind is always the same text, so that a turn which was
-interrupted in the middle of a mistake can be finished by whoever sees it next.
+interrupted in the middle of a mistake can be finished by whoever sees it next. Half of the mistakes cost the reward.
 """
 
 import json
@@ -14,7 +14,7 @@ from rollq_worker.protocols import RESPOND, Action, Task
 
 
 class Mistake(StrEnum):
-    """The kinds; the policy can recover from the first three."""
+    """The kinds."""
 
     MALFORMED = "malformed"
     """A tool call that breaks off in the middle of its JSON."""
@@ -23,35 +23,48 @@ class Mistake(StrEnum):
     CHAT = "chat"
     """Talk where a tool call was due."""
     ARGUMENT = "argument"
-    """A tool call with one wrong argument."""
+    """A tool call with one wrong argument: fatal for the last call, which is what the others lead up to."""
     SKIP = "skip"
-    """The move after the due one."""
+    """The last call left out."""
     FINISH = "finish"
-    """The last thing it would say, with moves still to be made."""
+    """The last words, with calls still to be made."""
 
 
 CHATTER = "One moment, please, I am looking into that for you."
 
 
-def rate_per_turn(rate: float, moves: int) -> float:
-    """The chance of a mistake in each of `moves` turns that makes an episode contain one with chance `rate`."""
-    return 1.0 - math.pow(1.0 - rate, 1.0 / max(1, moves))
+def chance(rate: float, task: Task) -> float:
+    """The chance of a mistake in each turn that makes an episode contain one with chance `rate`."""
+    places = last_call(task) + 1
+    return 1.0 - math.pow(1.0 - rate, 1.0 / places) if places else 0.0
 
 
-def draw(rng: random.Random, task: Task, made: int) -> Mistake | None:
-    """Some kind of mistake that changes what is said at this place; None if there is none."""
-    kinds = list(Mistake)
-    rng.shuffle(kinds)
-    return next((kind for kind in kinds if spoilt(kind, task, made) is not None), None)
+def last_call(task: Task) -> int:
+    """The index of the last move that is a tool call; behind it there is nothing to get wrong. -1: there is none."""
+    return max((index for index, move in enumerate(task.moves) if move.name != RESPOND), default=-1)
+
+
+def draw(rng: random.Random, task: Task, made: int) -> Action | str | None:
+    """A spoilt move, fatal or not with equal chances where both are possible; None where nothing can go wrong."""
+    fatal: list[Action | str] = []
+    other: list[Action | str] = []
+    for kind in Mistake:
+        if (said := spoilt(kind, task, made)) is not None:
+            at_last = kind is Mistake.ARGUMENT and made == last_call(task)
+            (fatal if kind in (Mistake.SKIP, Mistake.FINISH) or at_last else other).append(said)
+    choices = [kinds for kinds in (fatal, other) if kinds]
+    return rng.choice(rng.choice(choices)) if choices else None
 
 
 def spoilt(kind: Mistake, task: Task, made: int) -> Action | str | None:
     """The move at `made` with that mistake: an action, or a text to be sampled as it is. None: impossible here."""
-    move, rest = task.moves[made], task.moves[made + 1 :]
-    if kind is Mistake.SKIP:
-        return rest[0] if rest else None
+    move, last = task.moves[made], last_call(task)
+    if made > last:
+        return None
     if kind is Mistake.FINISH:
-        return rest[-1] if len(rest) > 1 else None
+        return task.moves[-1] if task.moves[-1].name == RESPOND else None
+    if kind is Mistake.SKIP:
+        return task.moves[made + 1] if made == last and made + 1 < len(task.moves) else None
     if move.name == RESPOND:
         return None
     if kind is Mistake.CHAT:

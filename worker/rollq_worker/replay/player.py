@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from rollq_worker.family import family_of
 from rollq_worker.protocols import RESPOND, Action
-from rollq_worker.replay.mistakes import Mistake, draw, rate_per_turn, spoilt
+from rollq_worker.replay.mistakes import Mistake, chance, draw, spoilt
 from rollq_worker.replay.scripts import Progress, Scripts
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
@@ -34,7 +34,7 @@ class Answer:
     """What is said to one prompt."""
 
     ids: array[int]
-    """array('I'): the rest of the turn, with the stop token at its end."""
+    """array('I'): the rest of the turn, with the stop token at its end; never empty."""
     known: int
     """Tokens of the prompt that were seen before."""
 
@@ -104,19 +104,16 @@ class Player:
             return self.spell(self._choose(progress, rng))
         for choice in self._choices(progress):
             whole = self.spell(choice)
-            if whole[: len(begun)] == begun:
+            if len(begun) < len(whole) and whole[: len(begun)] == begun:
                 return whole[len(begun) :]
-        return array("I", [self._end])  # somebody else began this turn
+        return array("I", [self._end])  # somebody else began this turn, or it is over
 
     def _choose(self, progress: Progress, rng: random.Random) -> Action | str:
         task = progress.task
         if task is None or progress.made >= len(task.moves):
             return POLITE
-        if self._mistakes and rng.random() < rate_per_turn(self._mistakes, len(task.moves)):
-            mistake = draw(rng, task, progress.made)
-            spoiled = spoilt(mistake, task, progress.made) if mistake else None
-            if spoiled is not None:
-                return spoiled
+        if self._mistakes and rng.random() < chance(self._mistakes, task):
+            return draw(rng, task, progress.made) or task.moves[progress.made]
         return task.moves[progress.made]
 
     def _choices(self, progress: Progress) -> list[Action | str]:

@@ -34,12 +34,12 @@ class Progress:
         if self.task is None or (turn.errors and not turn.calls):
             return self
         moves = self.task.moves
-        if not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND:
-            return self._at(self.made + 1)
         for index in range(self.made, len(moves)):
             if _makes(turn, moves[index]):
                 return self._at(index + 1)
-        return self
+        # Other words where words were due are as good: the scripted user counts, it does not listen.
+        spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
+        return self._at(self.made + 1) if spoken else self
 
     def _at(self, made: int) -> Progress:
         return Progress(self.task, opened=True, made=made)

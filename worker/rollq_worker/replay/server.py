@@ -59,7 +59,7 @@ class Server:
             app.router.add_post(paths, handler)
         app.router.add_put("/generate", self.generate)
         for path, answer in (
-            ("/", self.ping),
+            ("/", self.root),
             ("/ping", self.ping),
             ("/ready", self.ready),
             ("/health", self.health),
@@ -144,8 +144,11 @@ class Server:
         self.engine.player.forget()
         return web.Response(text="Cache flushed.\n")
 
-    async def ping(self, request: web.Request) -> web.Response:
+    async def root(self, request: web.Request) -> web.Response:
         return web.json_response("SGLang is running")  # what clients of a real server look for
+
+    async def ping(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.scheduler.paused else 200)

@@ -1,0 +1,156 @@
+"""The two servers that the contract holds for: the replay engine, and a real SGLang server on the CPU.
+
+The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER, or is started from a folder with
+`install.sh`, `tiny_model.py` and `serve.sh` (shared/sglang_cpu), into ROLLQ_SGLANG_VENV and ROLLQ_SGLANG_MODEL.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from rollq_worker.tokenizer import Tokenizer, load_tokenizer
+from tests.conftest import free_port
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
+START_S = 150
+
+
+@dataclass(frozen=True)
+class Server:
+    """An SGLang server, real or replayed."""
+
+    url: str
+    tokenizer: Tokenizer
+
+    def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
+        return requests.post(self.url + path, json=body, timeout=60, **kwargs)
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=60)
+
+    def generate(self, ids: list[int], **body: Any) -> dict[str, Any]:
+        """A reply that is expected to be fine."""
+        answer = self.post("/generate", {"input_ids": ids, "return_logprob": True, **body})
+        assert answer.status_code == 200, answer.text
+        reply: dict[str, Any] = answer.json()
+        return reply
+
+    def prompt(self, text: str = "Hello, I would like to know where my order is.") -> list[int]:
+        """A conversation with one user message, ready for the first turn."""
+        return list(self.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"))
+
+    def reset(self) -> None:
+        """As it was started: running, empty, version `default`."""
+        self.post("/abort_request", {"abort_all": True})
+        self.post("/continue_generation", {})
+        self.post("/update_weight_version", {"new_version": "default"})
+
+
+@contextmanager
+def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until = time.monotonic() + seconds
+        while not _ready(url):
+            if process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"{command[:3]} did not come up; its log ends with:\n{log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield
+    finally:
+        _stop(process)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/ready", timeout=2).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its own group, made above
+        process.wait(10)
+
+
+@contextmanager
+def replay(log: Path, **options: Any) -> Iterator[Server]:
+    port = free_port()
+    code = f"from rollq_worker.replay.server import serve; serve(**{options | {'port': port}!r})"
+    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, log):
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with replay(tmp_path_factory.mktemp("replay") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def slow_replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Takes its time, so that there is something to abort; four requests run, four may queue."""
+    options = {"latency": 0.5, "max_running": 4, "max_queued": 4}
+    with replay(tmp_path_factory.mktemp("slow_replay") / "log", **options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if url := os.environ.get("ROLLQ_TEST_ENGINE_URL"):
+        yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
+        return
+    scripts = Path(os.environ.get("ROLLQ_SHARED", Path(__file__).parents[3] / "shared")) / "sglang_cpu"
+    if not scripts.exists():
+        message = f"{scripts} is missing and ROLLQ_TEST_ENGINE_URL is not set: no real SGLang server to test against"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    venv, model = installed(scripts)
+    port = free_port()
+    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port)]
+    command += ["--max-running-requests", "4", "--max-queued-requests", "4"]
+    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log"):
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)))
+
+
+def installed(scripts: Path) -> tuple[Path, Path]:
+    """The server's environment and model, made on first use (minutes)."""
+    venv = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
+    model = Path(os.environ.get("ROLLQ_SGLANG_MODEL", CACHE / "tiny"))
+    if not (venv / "bin" / "python").exists():
+        subprocess.run([scripts / "install.sh", venv], check=True)
+    if not (model / "config.json").exists():
+        subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
+    return venv, model
+
+
+PARAMS = ["replay", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(1200)])]
+
+
+@pytest.fixture(params=PARAMS)
+def server(request: pytest.FixtureRequest) -> Server:
+    """A server that answers as fast as it can."""
+    found: Server = request.getfixturevalue(f"{request.param}_server")
+    return found
+
+
+@pytest.fixture(params=PARAMS)
+def slow_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server whose generations last, with room for four and a queue of four; reset after each test."""
+    prefix = "slow_" if request.param == "replay" else ""
+    found: Server = request.getfixturevalue(f"{prefix}{request.param}_server")
+    yield found
+    found.reset()

@@ -38,8 +38,11 @@ class Client:
     Redis being away is waited for; redis.ConnectionError is raised after about a minute.
     """
 
-    def __init__(self, url: str | None = None, *, run: str) -> None:
-        """`url` defaults to ROLLQ_REDIS_URL. Connects when first used. Raises SettingsError."""
+    def __init__(self, url: str | None = None, *, run: str, broker_url: str | None = None) -> None:
+        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
+
+        Raises SettingsError.
+        """
         if not NAME.fullmatch(run):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
         settings = Settings.from_env(redis_url=url)
@@ -48,7 +51,7 @@ class Client:
         self.duplicates = 0
         """Jobs received in a batch although an earlier batch held them."""
         self._received: set[str] = set()
-        self._publisher = Publisher(settings.broker_url)
+        self._publisher = Publisher(broker_url or settings.broker_url)
 
     @property
     def delivered(self) -> int:

@@ -102,7 +102,7 @@ def test_a_template_that_counts_turns_is_not_exact():
 
 
 def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
-    # What an environment says is never encoded by such a token, the template's words are: a model would tell them apart.
+    # What an environment says never becomes such a token, while the same word in the template does.
     spec = json.loads(SPEC)
     spec["added_tokens"][0]["content"] = "order"
     tokenizer = Tokenizer("words", json.dumps(spec).encode(), {}, TEMPLATE)

@@ -191,3 +191,10 @@ def test_threads_share_a_tokenizer(bundled: Tokenizer):
     for thread in threads:
         thread.join()
     assert [found[n] for n in range(len(texts))] == expected
+
+
+def test_the_bundled_vocabulary_can_be_made_again():
+    from rollq_worker.assets.train_tokenizer import train
+
+    made, kept = json.loads(train().to_str()), json.loads((BUNDLED / "tokenizer.json").read_text())
+    assert made["model"]["vocab"] == kept["model"]["vocab"] and made["added_tokens"] == kept["added_tokens"]

@@ -12,11 +12,14 @@ import re
 import secrets
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
 
 from rollq.job import Json
 from rollq_worker.tokenizer import Tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+REMEMBERED = 64
+"""Texts whose ids are kept: the system prompts of the environments in use."""
 _FORMAT = frozenset(
     "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
     "description parameters properties required items enum object array string integer number boolean null".split()
@@ -49,8 +52,13 @@ class Controls:
         names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
         self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
 
-    def encode(self, rendered: str, restore: Callable[[str], str]) -> array[int]:
-        """array('I'): added tokens by id, the text between them restored and encoded as plain text."""
+        self._remembered = lru_cache(REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
+
+    def encode(self, rendered: str, restore: Callable[[str], str], remember: bool = False) -> array[int]:
+        """array('I'): added tokens by id, the text between them restored and encoded as plain text.
+
+        `remember`: the texts will come again, so their ids are kept.
+        """
         controls: list[int] = []
         texts: list[str] = []
         at = 0
@@ -59,7 +67,8 @@ class Controls:
             controls.append(self.ids[match[0] if match[0] in self.ids else match[0].strip()])
             at = match.end()
         texts.append(restore(rendered[at:]))
-        encoded = iter(self.tokenizer.encode_plain(*filter(None, texts)))
+        spoken = list(filter(None, texts))
+        encoded = map(self._remembered, spoken) if remember else iter(self.tokenizer.encode_plain(*spoken))
         ids = array("I")
         for n, text in enumerate(texts):
             if text:
@@ -91,9 +100,9 @@ class Guard:
             return [self.hide(item) for item in value]
         return value
 
-    def encode(self, rendered: str) -> array[int]:
-        """array('I'): the ids of a rendered text."""
-        return self._controls.encode(rendered, self.restore)
+    def encode(self, rendered: str, remember: bool = False) -> array[int]:
+        """array('I'): the ids of a rendered text; `remember` when much of it will come again."""
+        return self._controls.encode(rendered, self.restore, remember)
 
     def restore(self, text: str) -> str:
         """The text with its marks replaced by what they stand for."""

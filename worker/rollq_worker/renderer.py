@@ -52,7 +52,8 @@ class ChatRenderer:
         """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it."""
         guard = Guard(self._controls)
         shown = [guard.hide(_for_template(message)) for message in messages]
-        return guard.encode(self._render(shown, guard.hide(list(tools))))
+        # All episodes of an environment share the long system prompt.
+        return guard.encode(self._render(shown, guard.hide(list(tools))), remember=True)
 
     def read(self, ids: array[int]) -> ReadTurn:
         """Parse a whole sampled turn, stop token included if there is one."""

@@ -194,7 +194,7 @@ def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
             id=task.id,
             hash=sha256(json.dumps(record, sort_keys=True).encode()).hexdigest(),
             instruction=str(task.user_scenario),
-            opening=first_person("\n".join(part.strip() for part in said if part and part.strip(" ."))),
+            opening=first_person("\n".join(" ".join(part.split()) for part in said if part and part.strip(" ."))),
             replies=REPLIES,
             moves=script(calls, outputs, Tau2Desk.closing),
             outputs=outputs,

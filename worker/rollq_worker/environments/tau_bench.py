@@ -1,0 +1,174 @@
+"""Sierra's original tau-bench, retail and airline, with the tools, tasks and data of the package `tau_bench`.
+
+The tools run unchanged, on views of one shared database, and an episode is worth what the package's `Env` gives it. Its
+`Env` plays no part: it loads and hashes the whole database for every episode, scores by writing to its own state, and
+lets a tool's expression or a strange argument stop the process. The package is imported when a domain is first loaded.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib import import_module, metadata
+from types import ModuleType
+from typing import Any
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq_worker.environments.conversation import TOOL_ERRORS, Case, ConversationDomain, own, script
+from rollq_worker.environments.overlay import Database, Record, Table
+from rollq_worker.environments.scenario import REPLIES, first_person
+from rollq_worker.protocols import STOP_MARKER, Action, Task
+
+INSTALL = "pip install 'rollq[tau-bench]'"
+SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
+MAX_BITS = 10_000
+"""Of any number on the way of `calculate`, far past what a float holds."""
+
+
+def load(variant: str | None) -> ConversationDomain:
+    """The entry point. Raises JobFailure for another variant and without the package."""
+    if variant is None or variant not in SPLITS:
+        raise JobFailure(f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}")
+    get_env, hashable = _imported()
+    # The human user is the one that costs no call to a model; nobody ever asks it.
+    envs = {
+        split: get_env(variant, user_strategy="human", user_model="", task_split=split, task_index=0)
+        for split in SPLITS[variant]
+    }
+    desk = TauBenchDesk(next(iter(envs.values())), hashable)
+    cases = {
+        split: [_case(f"{split}/{index}", task, desk.closing) for index, task in enumerate(env.tasks)]
+        for split, env in envs.items()
+    }
+    return ConversationDomain(f"tau_bench:{variant}", f"{_version()} data {desk.digest}", desk, cases)
+
+
+def _imported() -> tuple[Any, Any]:
+    """`get_env` and `to_hashable`. Raises JobFailure."""
+    if importlib.util.find_spec("tau_bench") is None:
+        raise JobFailure(f"the environment tau_bench needs the package tau_bench: {INSTALL}")
+    # Only its user simulators, which are not used here, need litellm; litellm fetches a price list when it is imported.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    stub = "litellm" not in sys.modules and importlib.util.find_spec("litellm") is None
+    if stub:
+        sys.modules["litellm"] = _litellm()
+    try:
+        return import_module("tau_bench.envs").get_env, import_module("tau_bench.envs.base").to_hashable
+    except ImportError as e:
+        raise JobFailure(f"the environment tau_bench cannot import tau_bench ({e}): {INSTALL}") from e
+    finally:
+        if stub:
+            del sys.modules["litellm"]
+
+
+def _litellm() -> ModuleType:
+    def completion(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("tau-bench's own user simulators need litellm, which is not installed")
+
+    module = ModuleType("litellm")
+    module.completion = completion  # type: ignore[attr-defined]
+    return module
+
+
+def _version() -> str:
+    """The package with the commit it was installed from, if that is known; its version has never changed."""
+    try:
+        installed = metadata.distribution("tau_bench")
+    except metadata.PackageNotFoundError:
+        return "tau_bench"
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return f"tau_bench {installed.version}" + (f" commit {commit}" if commit else "")
+
+
+class TauBenchDesk:
+    """Implements conversation.Desk."""
+
+    markers: Sequence[str] = (STOP_MARKER,)
+
+    def __init__(self, env: Any, hashable: Any) -> None:
+        self.tools: Sequence[Json] = env.tools_info
+        self.policy: str = env.wiki
+        self.closing = frozenset[str](env.terminate_tools)
+        self.database = Database(env.data, copy=_copy, canon=lambda record: str(hashable(record)))
+        self.digest = sha256(json.dumps(env.data).encode()).hexdigest()[:12]
+        self._tools: Mapping[str, Any] = env.tools_map
+
+    def call(self, view: dict[str, Table], name: str, arguments: dict[str, Json]) -> str:
+        if name not in self._tools:
+            return f"Unknown action {name}"
+        if name == "calculate" and _explodes(arguments.get("expression")):
+            raise ValueError("the result is too large")
+        # `data` may be among the arguments: an error of the caller like any other.
+        text = self._tools[name].invoke(data=view, **arguments)
+        if not isinstance(text, str):
+            raise ValueError(f"{name} did nothing")  # send_certificate, the fourth time
+        return text
+
+    def replay(self, view: dict[str, Table], actions: Sequence[Action]) -> None:
+        for action in actions:
+            if action.name not in self.closing:
+                try:
+                    self.call(view, action.name, own(action.arguments))
+                except TOOL_ERRORS:
+                    continue  # as the package's Env does
+
+    def untold(self, outputs: Sequence[str], told: Sequence[str]) -> list[str]:
+        # Each output within one message; commas are dropped from the messages only.
+        plain = [message.lower().replace(",", "") for message in told]
+        return [output for output in outputs if not any(output.lower() in message for message in plain)]
+
+
+def _copy(record: Record) -> Record:
+    if isinstance(record, dict):
+        return {key: _copy(value) for key, value in record.items()}
+    return [_copy(value) for value in record] if isinstance(record, list) else record
+
+
+def _explodes(expression: object) -> bool:
+    """Whether `calculate` would work on numbers of more than MAX_BITS: `9**9**9` holds the interpreter for hours."""
+    if not isinstance(expression, str) or "**" not in expression:
+        return False  # sums and products are no larger than what was typed
+    try:
+        return _bits(ast.parse(expression.strip(), mode="eval").body) > MAX_BITS
+    except RecursionError:
+        return True
+    except (SyntaxError, MemoryError):
+        return False  # the tool says what is wrong
+
+
+def _bits(node: ast.expr) -> int:
+    """An upper bound of the length of an integer result; what is no arithmetic does not get far."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value.bit_length()
+        case ast.UnaryOp(operand=operand):
+            return _bits(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            base, exponent = _bits(left), _bits(right)
+            return MAX_BITS + 1 if exponent > 20 else max(base << exponent, base, exponent)
+        case ast.BinOp(left=left, right=right):
+            return _bits(left) + _bits(right) + 1
+        case ast.Call(func=func, args=args):
+            return max(map(_bits, [func, *args]))
+    return 64
+
+
+def _case(name: str, task: Any, closing: frozenset[str]) -> Case:
+    calls = [Action(action.name, action.kwargs) for action in task.actions]
+    return Case(
+        task=Task(
+            id=name,
+            hash=sha256(json.dumps(task.model_dump(), sort_keys=True).encode()).hexdigest(),
+            instruction=task.instruction,
+            opening=first_person(task.instruction),
+            replies=REPLIES,
+            moves=script(calls, task.outputs, closing),
+            outputs=tuple(task.outputs),
+        ),
+        truth=calls,
+    )

@@ -4,6 +4,9 @@ import os
 import signal
 import time
 
+import celery
+import redis
+
 from rollq import Client, Job
 from tests.e2e.conftest import Stack
 
@@ -79,19 +82,19 @@ def test_a_stopped_worker_that_wakes_up_writes_nothing(stack: Stack):
 
 
 def test_malformed_messages_take_no_worker_down(stack: Stack):
-    import redis
-
     stack.engine()
     worker = stack.worker(4)
     broker = redis.Redis.from_url(stack.redis_url)
-    for junk in (b"", b"{", b"[]", b'{"body": "!!!"}', b"\xff\xfe"):
+    task = '{"body": "W10=", "headers": {"id": "x", "task": "rollq.play"}, "content-type": "application/json", '
+    props = '"properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}}}'
+    for junk in (b"x", b"{", b"[]", b"null", b'{"body": "!!!"}', b"\xff\xfe", b"[" * 100_000, (task + props).encode()):
         broker.lpush("rollq", junk)
+    for wrong in ([], [None], ["no/such"], ["junk/shop.train.0/99"], [{"a": 1}], ["r/g/0", 1]):
+        celery.Celery(broker=stack.redis_url).send_task("rollq.play", args=wrong, queue="rollq")
     broker.close()
     submit(stack, "junk")
-    stack.wait(lambda: stack.stats("junk")["done"] == JOBS or worker.poll() is not None, 60, "the jobs")
-    if worker.poll() is not None:  # Celery's own answer to an unreadable envelope; the ledger loses nothing by it
-        stack.worker(4)
     check_whole(stack, "junk")
+    assert worker.poll() is None
 
 
 def test_an_engine_that_goes_away_costs_nothing(stack: Stack):
@@ -105,4 +108,4 @@ def test_an_engine_that_goes_away_costs_nothing(stack: Stack):
     time.sleep(3)
     stack.start("engine", "--port", port)
     check_whole(stack, "outage")
-    assert stack.stats("outage")["failures"]["engine"] == 0
+    assert not stack.stats("outage")["failures"]

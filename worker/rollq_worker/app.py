@@ -15,6 +15,7 @@ import celery
 import redis
 from celery import signals
 from celery.worker import state
+from kombu.transport import TRANSPORT_ALIASES
 
 from rollq.connection import connect, mask_url
 from rollq.keys import QUEUE
@@ -90,6 +91,8 @@ def main(settings: Settings) -> int:
 
 def make_app(settings: Settings, player: Player) -> celery.Celery:
     """The Celery app with its one task."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = "rollq_worker.transport:Transport"
     app = celery.Celery("rollq", broker=settings.broker_url, set_as_current=False)
     app.conf.update(CONFIG)
 

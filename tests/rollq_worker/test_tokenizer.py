@@ -198,3 +198,26 @@ def test_the_bundled_vocabulary_can_be_made_again():
 
     made, kept = json.loads(train().to_str()), json.loads((BUNDLED / "tokenizer.json").read_text())
     assert made["model"]["vocab"] == kept["model"]["vocab"] and made["added_tokens"] == kept["added_tokens"]
+
+
+def test_rendering_and_ids_are_those_of_transformers():
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(BUNDLED), load_tokenizer(str(BUNDLED))
+    tools = [{"type": "function", "function": {"name": "f", "description": "ü", "parameters": {"type": "object"}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [1, None, "ü<>&'"]}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "well", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+        {"role": "tool", "tool_call_id": "d", "content": "y"},
+    ]
+    text = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    assert ours.render(messages, tools, add_generation_prompt=True) == text
+    assert text.endswith(
+        '<think>\nwell\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": [1, null, "ü<>&\'"]}}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert list(ours.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]

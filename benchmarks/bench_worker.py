@@ -1,0 +1,203 @@
+"""Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
+
+The worker's own `Player` plays tau2:retail in this process against a real Redis and a replay engine; each part's CPU is
+its thread's, without the parts inside it. What messages cost is measured on a real worker process that is sent jobs
+which are done already.
+
+    python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
+"""
+
+import argparse
+import functools
+import json
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import requests
+from cpu import cpu_seconds, require_linux
+from parts import Parts
+from tables import ms, table
+
+from rollq.connection import connect
+from rollq.job import Job
+from rollq.ledger import Ledger
+from rollq.publish import Publisher
+from rollq.settings import Settings
+from rollq_worker import engine as engines
+from rollq_worker import lease, tokenizer
+from rollq_worker.engine import SGLangEngine
+from rollq_worker.environments import domain
+from rollq_worker.environments.conversation import Conversation, ConversationDomain
+from rollq_worker.guard import Controls, Guard
+from rollq_worker.renderer import ChatRenderer
+from rollq_worker.tasks import Player
+
+ENV, SPLIT = "tau2:retail", "train"
+WARM_UP, TASKS = 10, 40
+MESSAGES = 400
+
+PARTS = (
+    ("engine: HTTP", requests.Session, "request"),
+    ("engine: write the request", SGLangEngine, "_body"),
+    ("engine: check the ids", SGLangEngine, "_validate"),
+    ("engine: read the reply", engines, "read_reply"),
+    ("renderer: chat template", tokenizer.Tokenizer, "render"),
+    ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),
+    ("renderer: decode", tokenizer.Tokenizer, "decode"),
+    ("renderer: guard", Guard, "hide"),
+    ("renderer: guard", Controls, "encode"),
+    ("renderer: rest", ChatRenderer, "open"),
+    ("renderer: rest", ChatRenderer, "bridge"),
+    ("renderer: rest", ChatRenderer, "read"),
+    ("ledger: encode", lease, "encode_event"),
+    ("ledger: encode", lease, "encode_header"),
+    ("ledger: Redis", Ledger, "_call"),
+    ("ledger: rest", Ledger, "claim"),
+    ("ledger: rest", Ledger, "append"),
+    ("ledger: rest", Ledger, "complete"),
+    ("environment: open and reset", ConversationDomain, "open"),
+    ("environment: open and reset", Conversation, "reset"),
+    ("environment: step", Conversation, "step"),
+    ("environment: grade", Conversation, "grade"),
+    ("player: look up the renderer", Player, "renderer"),
+    ("agent loop and rest", Player, "play"),
+)
+"""What is timed under which name; a part that is gone under its name ends the benchmark with an error."""
+
+
+class Clock:
+    """CPU seconds and calls by part, each without the parts that it calls. For one thread."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: defaultdict[str, int] = defaultdict(int)
+        self._inner = [0.0]
+        self._thread = threading.get_ident()
+
+    def watch(self, name: str, owner: Any, attribute: str) -> None:
+        """Replaces the function by one that is timed."""
+        setattr(owner, attribute, self._timed(name, getattr(owner, attribute)))
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return function(*args, **kwargs)
+            self._inner.append(0.0)
+            began = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.thread_time() - began
+                self.seconds[name] += took - self._inner.pop()
+                self.calls[name] += 1
+                self._inner[-1] += took
+
+        return timed
+
+    def reset(self) -> None:
+        self.seconds.clear()
+        self.calls.clear()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args(argv)
+    require_linux()
+    with Parts() as parts:
+        engine_url, redis_url = parts.engine(ENV, args.tokenizer), parts.redis()
+        result = measure(redis_url, engine_url, args.tokenizer)
+        result["ms_a_message"] = measure_messages(parts, redis_url, engine_url, args.tokenizer)
+    report(result)
+    if args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any]:
+    """Play the tasks in this thread."""
+    connection, loaded = connect(redis_url), tokenizer.load_tokenizer(where)
+    settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_url=engine_url, tokenizer=where)
+    engine = SGLangEngine(engine_url, stop_ids=ChatRenderer(loaded).stop_ids, vocab_size=loaded.vocab_size)
+    player = Player(settings, connection, engine, loaded, "bench")
+    for id in submit(Ledger(connection, "warm-up"), range(TASKS, TASKS + WARM_UP)):
+        player.play(id)
+    clock = Clock()
+    for name, owner, attribute in PARTS:
+        clock.watch(name, owner, attribute)
+    turns, jobs = 0, submit(Ledger(connection, "measured"), range(TASKS))
+    clock.reset()
+    began = time.thread_time()
+    for id in jobs:
+        played = player.play(id)
+        if played.get("reward") != 1.0:
+            sys.exit(f"{id} ended as {played}: it is not the work to be measured")
+        turns += played["turns"]
+    total = time.thread_time() - began
+    parts = {name: (seconds, clock.calls[name]) for name, seconds in clock.seconds.items()}
+    return {
+        "turns": turns / len(jobs),
+        "ms_a_turn": total / turns * 1000,
+        "ms_a_rollout": total / len(jobs) * 1000,
+        "parts_ms_a_turn": {name: seconds / turns * 1000 for name, (seconds, _) in parts.items()},
+        "calls_a_turn": {name: calls / turns for name, (_, calls) in parts.items()},
+    }
+
+
+def submit(ledger: Ledger, tasks: Sequence[int]) -> list[str]:
+    """Jobs that nobody publishes: whoever knows the ids plays them."""
+    count, ids = domain(ENV).splits()[SPLIT], []
+    for task in tasks:
+        job = Job(run=ledger.run, group=f"task-{task}", env=ENV, split=SPLIT, task=task % count)
+        ids += ledger.submit([job], publish_in_s=3600.0).new
+    return ids
+
+
+def measure_messages(parts: Parts, redis_url: str, engine_url: str, where: str | None) -> float:
+    """Milliseconds of a worker's CPU for one message, with a claim that is refused."""
+    child = parts.worker(redis_url, engine_url, 16, where)
+    publisher = Publisher(redis_url)
+    ids = [f"measured/task-{task}/0" for task in range(TASKS)]
+
+    def send(count: int) -> None:
+        for _ in range(count // TASKS):
+            publisher.publish(ids)
+        while publisher.backlog():
+            time.sleep(0.05)
+        time.sleep(0.5)  # what was taken last is still being refused
+
+    send(2 * TASKS)
+    before = cpu_seconds(child.pid)
+    began = time.monotonic()
+    send(MESSAGES)
+    spent, wall = cpu_seconds(child.pid) - before, time.monotonic() - began
+    time.sleep(wall)
+    idle = cpu_seconds(child.pid) - before - spent
+    publisher.close()
+    child.stop()
+    return (spent - idle) / MESSAGES * 1000
+
+
+def report(result: dict[str, Any]) -> None:
+    each, calls = result["parts_ms_a_turn"], result["calls_a_turn"]
+    rows = [
+        [name, ms(each[name] / 1000), f"{each[name] / result['ms_a_turn']:.0%}", f"{calls[name]:.2f}"]
+        for name in sorted(each, key=lambda name: -each[name])
+    ]
+    together = ["together", ms(result["ms_a_turn"] / 1000), "100%", ""]
+    print(f"{TASKS} rollouts of {ENV}, one after the other, {result['turns']:.1f} turns each\n")
+    print(table(["part", "CPU ms a turn", "share", "calls a turn"], [*rows, together]))
+    print(
+        f"\n{ms(result['ms_a_rollout'] / 1000)} ms a rollout; a message of Celery's, {MESSAGES} of them refused by the"
+    )
+    print(f"ledger: {ms(result['ms_a_message'] / 1000)} ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The baseline of bench_rollout: agent rollouts the way RL examples commonly write them, one asyncio process.
+
+Text goes to the engine: the whole conversation is rendered again each turn, and rendered again twice for each message
+to cut out its text for the training ids. Each episode loads the database of its own, and loads it once more and hashes
+both copies for its reward. Environment, tokenizer and HTTP client are the stock ones. It knows nothing of rollq: what
+it plays comes as a JSON file, what it measured leaves as one.
+
+    python seed_style.py TASKS ENGINE_URL TOKENIZER CONCURRENCY OUT
+"""
+
+import asyncio
+import gc
+import json
+import os
+import re
+import sys
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cpu import cpu_seconds
+from inspect_ai.tool import ToolError
+from inspect_ai.util import Store
+from inspect_evals.tau2.common import tools as common
+from inspect_evals.tau2.retail.RetailAgentTools import RetailAgentTools
+from pydantic import BaseModel
+from transformers import AutoTokenizer
+
+MAX_TURNS = 30
+CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+FREE = {"calculate": common.calculate(), "transfer_to_human_agents": common.transfer_to_human_agents()}
+"""Tools that touch no data; the package's scorer does not replay them."""
+ALONE = 5
+"""Loads and hashes that are timed with a single database alive."""
+
+
+class Clock:
+    """CPU seconds and calls by part. One thread runs everything, so its CPU time is the part's."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: defaultdict[str, int] = defaultdict(int)
+        self._began = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.thread_time() - began
+            self.calls[name] += 1
+
+    def collector(self, phase: str, info: dict[str, Any]) -> None:
+        """Callback of the garbage collector, whose time counts in whichever part it falls into as well."""
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.seconds["collector"] += time.thread_time() - self._began
+            self.calls["collector"] += 1
+
+
+class Function(BaseModel):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Tool(BaseModel):
+    type: str
+    function: Function
+
+
+class Parser:
+    """Finds the first call in a turn; made for each turn out of the tools' schemas."""
+
+    def __init__(self, tools: list[dict[str, Any]]) -> None:
+        self.names = {Tool(**tool).function.name for tool in tools}
+
+    def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        if found := CALL.search(text):
+            call = json.loads(found[1])
+            if call["name"] in self.names:
+                return call["name"], call["arguments"]
+        return None
+
+
+class Episode:
+    """The stock environment of one episode, with a user who reads out its lines."""
+
+    def __init__(self, task: dict[str, Any], clock: Clock) -> None:
+        self.task = task
+        self.clock = clock
+        self.toolkit = self.load()
+        self.told: list[str] = []
+
+    def load(self) -> Any:
+        with self.clock.part("load"):
+            toolkit = RetailAgentTools(store=Store(), instance=uuid.uuid4().hex)
+            toolkit.initialize()
+        return toolkit
+
+    def respond(self, text: str) -> str:
+        self.told.append(text)
+        replies = self.task["replies"]
+        return str(replies[min(len(self.told), len(replies)) - 1])
+
+    async def call(self, toolkit: Any, name: str, arguments: dict[str, Any]) -> str:
+        try:
+            if name in FREE:
+                return str(await FREE[name](**arguments))
+            result = getattr(toolkit, name)(**arguments)
+        except ToolError as e:
+            return f"Error: {e}"
+        return result if isinstance(result, str) else json.dumps(result, sort_keys=True)
+
+    async def reward(self) -> float:
+        due = self.load()
+        for name, arguments in self.task["truth"]:
+            if name not in FREE:
+                with self.clock.part("tool"):
+                    await self.call(due, name, arguments)
+        hashes = []
+        for toolkit in (due, self.toolkit):
+            with self.clock.part("hash"):
+                hashes.append(toolkit.db.get_hash())
+        said = "\n".join(self.told).lower().replace(",", "")
+        return float(hashes[0] == hashes[1] and all(output.lower() in said for output in self.task["outputs"]))
+
+
+class Loop:
+    """Plays tasks, at most `concurrency` at once."""
+
+    def __init__(self, client: httpx.AsyncClient, engine_url: str, tokenizer: Any, setting: dict[str, Any]) -> None:
+        self.client = client
+        self.url = f"{engine_url}/generate"
+        self.tokenizer = tokenizer
+        self.policy, self.tools = setting["policy"], setting["tools"]
+        self.clock = Clock()
+
+    async def play(self, tasks: list[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(task: dict[str, Any]) -> dict[str, Any]:
+            async with slots:
+                return await self.rollout(task)
+
+        return await asyncio.gather(*map(one, tasks))
+
+    async def rollout(self, task: dict[str, Any]) -> dict[str, Any]:
+        episode = Episode(task, self.clock)
+        messages = [{"role": "system", "content": self.policy}, {"role": "user", "content": task["opening"]}]
+        ids = self.encode(self.render(messages, True, self.tools))
+        prompt, mask = len(ids), [0] * len(ids)
+        turns, said = 0, ""
+        while turns < MAX_TURNS and "###STOP###" not in said:
+            turns += 1
+            with self.clock.part("parser"):
+                parser = Parser(self.tools)
+            text = await self.sample(self.render(messages, True, self.tools))
+            with self.clock.part("parser"):
+                call = parser.read(text)
+            self.add(messages, ids, mask, {"role": "assistant", "content": text})
+            with self.clock.part("tool"):
+                said = await episode.call(episode.toolkit, *call) if call else episode.respond(text)
+            reply = {"role": "tool", "name": call[0], "content": said} if call else {"role": "user", "content": said}
+            self.add(messages, ids, mask, reply)
+        return {"reward": await episode.reward(), "turns": turns, "prompt": prompt, "tokens": len(ids)}
+
+    async def sample(self, prompt: str) -> str:
+        body = {"text": prompt, "sampling_params": {"temperature": 1.0, "max_new_tokens": 1024}}
+        answer = await self.client.post(self.url, json=body)
+        answer.raise_for_status()
+        return str(answer.json()["text"].removesuffix("<|im_end|>"))
+
+    def add(self, messages: list[Any], ids: list[int], mask: list[int], message: dict[str, Any]) -> None:
+        """Take the message over, with the ids of the text that it adds to the rendered conversation."""
+        sampled = message["role"] == "assistant"
+        before = self.render(messages, sampled)
+        messages.append(message)
+        new = self.encode(self.render(messages, False)[len(before) :])
+        ids += new
+        mask += [int(sampled)] * len(new)
+
+    def render(self, messages: list[Any], prompt: bool, tools: list[Any] | None = None) -> str:
+        with self.clock.part("template"):
+            return str(
+                self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=False)
+            )
+
+    def encode(self, text: str) -> list[int]:
+        with self.clock.part("tokenise"):
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, imports: float) -> dict[str, Any]:
+    setting = json.loads(tasks.read_text())
+    async with httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=concurrency), timeout=None, trust_env=False
+    ) as client:
+        loop = Loop(client, engine_url, tokenizer, setting)
+        alone = await measure_alone(loop, setting["warm_up"][0])
+        await loop.play(setting["warm_up"], concurrency)
+        warm = cpu_seconds(os.getpid())
+        loop.clock = Clock()
+        gc.callbacks.append(loop.clock.collector)
+        began = time.monotonic()
+        rollouts = await loop.play(setting["tasks"], concurrency)
+        wall = time.monotonic() - began
+    return {
+        "imports_cpu_s": imports,
+        "warm_up_cpu_s": warm - imports,
+        "cpu_s": cpu_seconds(os.getpid()) - warm,
+        "wall_s": wall,
+        "rollouts": rollouts,
+        "parts": {name: [loop.clock.seconds[name], loop.clock.calls[name]] for name in loop.clock.seconds},
+        "alone": alone,
+    }
+
+
+async def measure_alone(loop: Loop, task: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a load and of a hash with nothing else in the process."""
+    loop.clock = clock = Clock()
+    for _ in range(ALONE):
+        episode = Episode(task, clock)
+        with clock.part("hash"):
+            episode.toolkit.db.get_hash()
+        del episode
+    return {name: clock.seconds[name] / clock.calls[name] for name in ("load", "hash")}
+
+
+def main(tasks: str, engine_url: str, tokenizer: str, concurrency: str, out: str) -> None:
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    imports = cpu_seconds(os.getpid())
+    result = asyncio.run(run(Path(tasks), engine_url, loaded, int(concurrency), imports))
+    Path(out).write_text(json.dumps(result))
+    print("seed-style loop: finished", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

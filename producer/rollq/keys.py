@@ -17,7 +17,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:held:<purpose>   zset  group -> when the hold expires
     rollq:{run}:hold:<token>     set   the groups that were taken under this token
     rollq:{run}:group:<group>    hash  seq, size, viable, purpose; state (open ready held acked dropped); done, dead
-                                       (members so far); token (of the last hold), handed (times)
+                                       (members so far); token (of the last hold), handed (times);
+                                       submitted, resubmitted (tokens of the first and the last submission)
     rollq:{run}:job:<job>        hash  body, digest, deadline_s; state (queued leased done dead); attempt (claims so
                                        far); token, worker, claimed, deadline, set_aside (of the last claim);
                                        not_before; restart; reach (journal entries up to the farthest turn); aside
@@ -26,6 +27,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        acked (token)
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
+    rollq:{run}:damaged:<name>           any   evidence: what lay under a job's or a group's name and was none
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ but the kind of its events.
 """
 
 import random
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -102,7 +103,7 @@ class Ledger(LedgerView):
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             raise ContractError(f"group {self.run}/{first.group}: a sample is there twice")
-        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
+        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s, uuid.uuid4().hex]
         for job in jobs:
             args += [job.id, job_digest(job), job.budget.deadline_s, encode_job(job)]
         self._guard(RUNS, lambda: self.redis.zadd(RUNS, {self.run: self.now()}, nx=True))

@@ -1,0 +1,87 @@
+"""Jobs, episodes and short ways through the ledger that several tests share."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from rollq.codec import encode_event, encode_header
+from rollq.job import Job
+from rollq.ledger import Claim, Ledger
+from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+
+
+def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) -> Job:
+    return Job(**{"run": run, "group": group, "sample": sample, "env": "shop", "task": 1, "size": 2, **changes})
+
+
+def group(name: str = "g", size: int = 2, **changes: object) -> list[Job]:
+    return [job(sample, name, size=size, **changes) for sample in range(size)]
+
+
+def ids(*values: int) -> array[int]:
+    return array("I", values)
+
+
+def prompt(*tokens: int) -> Prompt:
+    return Prompt(
+        ids=ids(*(tokens or (1, 2, 3))),
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        tools=[{"type": "function", "function": {"name": "look"}}],
+        at=1.0,
+    )
+
+
+def sampled(turn: int = 0, *tokens: int, version: str = "1", finish: Finish = Finish.STOP) -> Sampled:
+    tokens = tokens or (7, 8)
+    logprobs = array("f", [-0.5] * len(tokens))
+    spans = [VersionSpan(version, 0, len(tokens))]
+    return Sampled(turn=turn, ids=ids(*tokens), logprobs=logprobs, versions=spans, finish=finish, text="hm", at=2.0)
+
+
+def observed(turn: int = 0, *tokens: int, done: bool = False) -> Observed:
+    return Observed(
+        turn=turn,
+        message={"role": "assistant", "content": "hm"},
+        action={"name": "look", "arguments": {"at": "it"}},
+        replies=[{"role": "tool", "content": "It is red."}],
+        ids=ids(*(tokens or (4, 5))),
+        done=done,
+        at=3.0,
+    )
+
+
+def closed(reward: float = 1.0, stop: Stop = Stop.DONE) -> Closed:
+    return Closed(stop=stop, reward=reward, info={"why": "it is red"}, at=4.0)
+
+
+def events(reward: float = 1.0) -> list[Event]:
+    return [prompt(), sampled(0), observed(0), sampled(1), observed(1, done=True), closed(reward)]
+
+
+def trajectory(reward: float = 1.0, of: Job | None = None) -> Trajectory:
+    return Trajectory(job=of or job(), header=Header(attempt=1, worker="w", at=1.0), events=events(reward))
+
+
+def claim(ledger: Ledger, job_id: str, token: str = "token") -> Claim:
+    found = ledger.claim(job_id, worker="w", token=token)
+    assert isinstance(found, Claim), found
+    return found
+
+
+def journal(ledger: Ledger, job_id: str, attempt: int, some: Sequence[Event]) -> int:
+    """Header and events; returns the next index."""
+    ledger.append(job_id, attempt, 0, encode_header(Header(attempt=attempt, worker="w")))
+    for index, event in enumerate(some, 1):
+        ledger.append(job_id, attempt, index, encode_event(event, job_id))
+    return len(some) + 1
+
+
+def play(ledger: Ledger, job_id: str, reward: float = 1.0) -> int:
+    """The whole episode; returns its attempt."""
+    attempt = claim(ledger, job_id, f"token-{job_id}-{reward}").attempt
+    *some, end = events(reward)
+    index = journal(ledger, job_id, attempt, some)
+    blob = encode_event(end, job_id)
+    ledger.complete(job_id, attempt, index, blob, turns=2, sampled_tokens=4, total_tokens=11)
+    return attempt

@@ -1,7 +1,7 @@
 """Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
 
 The worker's own `Player` plays tau2:retail in this process against a real Redis and a replay engine; each part's CPU is
-its thread's, without the parts inside it. What messages cost is measured on a real worker process that is sent jobs
+the process's (an encoder has threads of its own), without the parts inside it. What messages cost is measured on a real worker process that is sent jobs
 which are done already.
 
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
@@ -70,7 +70,7 @@ PARTS = (
 
 
 class Clock:
-    """CPU seconds and calls by part, each without the parts that it calls. For one thread."""
+    """CPU seconds of the process and calls by part, each without the parts that it calls. For one thread."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -88,11 +88,11 @@ class Clock:
             if threading.get_ident() != self._thread:
                 return function(*args, **kwargs)
             self._inner.append(0.0)
-            began = time.thread_time()
+            began = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                took = time.thread_time() - began
+                took = time.process_time() - began
                 self.seconds[name] += took - self._inner.pop()
                 self.calls[name] += 1
                 self._inner[-1] += took
@@ -133,13 +133,13 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
         clock.watch(name, owner, attribute)
     turns, jobs = 0, submit(Ledger(connection, "measured"), range(TASKS))
     clock.reset()
-    began = time.thread_time()
+    began = time.process_time()
     for id in jobs:
         played = player.play(id)
         if played.get("reward") != 1.0:
             sys.exit(f"{id} ended as {played}: it is not the work to be measured")
         turns += played["turns"]
-    total = time.thread_time() - began
+    total = time.process_time() - began
     parts = {name: (seconds, clock.calls[name]) for name, seconds in clock.seconds.items()}
     return {
         "turns": turns / len(jobs),

@@ -1,0 +1,167 @@
+"""What the renderer costs a turn, against the length of the history behind it.
+
+Bridging and reading a turn must cost the same behind 1,000 tokens as behind 12,000, and twice the turns about twice the
+time. What it would take to render and encode the whole conversation is shown beside them. Exit code 1 when a turn
+behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns more than 2.5 times 30.
+
+    python benchmarks/bench_tokens.py [--tokenizer DIR] [--json]
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tables import ms, table
+
+from rollq.trajectory import Message
+from rollq_worker.environments import domain
+from rollq_worker.protocols import RESPOND, Action
+from rollq_worker.renderer import ChatRenderer
+from rollq_worker.tokenizer import load_tokenizer
+
+ENV = "shop"
+TOOLS = 4
+"""Of the environment's: the first prompt must be shorter than the shortest history."""
+POLICY = "You help the customers of a shop. Look up an order before you speak of it."
+LENGTHS = (1_000, 4_000, 12_000)
+EPISODES = (30, 60)
+REPEATS = 15
+LARGEST_GROWTH = 1.5
+LARGEST_DOUBLING = 2.5
+ORDER = {f"item_{n}": {"name": f"kettle {n}", "price": n * 7.5, "options": ["1.5 l", "steel"]} for n in range(8)}
+
+
+class Talk:
+    """A conversation that goes on for ever: tool calls, each with another result."""
+
+    def __init__(self, renderer: ChatRenderer, policy: str, tools: list[Any]) -> None:
+        self.renderer = renderer
+        self.tools = tools
+        self.messages: list[Message] = [
+            {"role": "system", "content": policy},
+            {"role": "user", "content": "Where is my order?"},
+        ]
+        self.ids = array("I", renderer.open(self.messages, tools))
+        self.turns = 0
+
+    def sampled(self) -> array[int]:
+        """array('I'): a turn as an engine samples it."""
+        name = self.tools[self.turns % len(self.tools)]["function"]["name"]
+        call = json.dumps({"name": name, "arguments": {"order": f"#{self.turns:06}"}})
+        text = f"<tool_call>\n{call}\n</tool_call>"
+        return self.renderer.tokenizer.encode(text) + array("I", [self.renderer.stop_ids[0]])
+
+    def turn(self) -> tuple[float, float]:
+        """One turn as an episode has it. Returns the seconds of reading and of bridging."""
+        sampled = self.sampled()
+        began = time.process_time()
+        read = self.renderer.read(sampled)
+        middle = time.process_time()
+        message, reply = turn_of(read.calls[0], self.turns)
+        start = time.process_time()
+        bridge = self.renderer.bridge(message, [reply])
+        ended = time.process_time()
+        self.ids.extend(sampled)
+        self.ids.extend(bridge)
+        self.messages += [{**message, "tool_calls": [call_as_object(message)]}, reply]
+        self.turns += 1
+        return middle - began, ended - start
+
+
+def turn_of(call: Action, turn: int) -> tuple[Message, Message]:
+    """The assistant's message and the tool's answer."""
+    assert call.name != RESPOND
+    id = f"call_{turn}"
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+    return message, {"role": "tool", "tool_call_id": id, "content": json.dumps({**ORDER, "turn": turn})}
+
+
+def call_as_object(message: Message) -> dict[str, Any]:
+    """The call as templates take it, its arguments an object."""
+    call = message["tool_calls"][0]
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args(argv)
+    renderer = ChatRenderer(load_tokenizer(args.tokenizer))
+    tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
+
+    def begin() -> Talk:
+        return Talk(renderer, POLICY, tools)
+
+    begin().turn()  # templates are compiled at first use
+    result = {"lengths": [behind(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
+    first, last = result["lengths"][0], result["lengths"][-1]
+    result["growth"] = (last["bridge_s"] + last["read_s"]) / (first["bridge_s"] + first["read_s"])
+    result["doubling"] = result["episodes"][-1]["seconds"] / result["episodes"][0]["seconds"]
+    good = result["growth"] <= LARGEST_GROWTH and result["doubling"] <= LARGEST_DOUBLING
+    report(result)
+    if args.json:
+        print(json.dumps(result))
+    return 0 if good else 1
+
+
+def behind(begin: Callable[[], Talk], length: int) -> dict[str, float]:
+    """Median seconds of a turn behind a history of that many tokens, and of what rendering it whole would take."""
+    talk = begin()
+    while len(talk.ids) < length:
+        talk.turn()
+    reached = len(talk.ids)
+    whole, tokenizer = [], talk.renderer.tokenizer
+    for _ in range(REPEATS):
+        began = time.process_time()
+        tokenizer.encode(tokenizer.render(talk.messages, talk.tools, True))
+        whole.append(time.process_time() - began)
+    turns = [talk.turn() for _ in range(REPEATS)]
+    read, bridge = (statistics.median(column) for column in zip(*turns, strict=True))
+    return {"tokens": reached, "read_s": read, "bridge_s": bridge, "whole_s": statistics.median(whole)}
+
+
+def episodes(begin: Callable[[], Talk]) -> list[dict[str, float]]:
+    """Seconds of whole episodes, first prompt included: the fastest of several."""
+    found: dict[int, tuple[float, int]] = {}
+    for _ in range(5):
+        for turns in EPISODES:  # one beside the other: the machine's mood changes
+            began = time.process_time()
+            talk = begin()
+            for _ in range(turns):
+                talk.turn()
+            took = time.process_time() - began
+            found[turns] = min((took, len(talk.ids)), found.get(turns, (took, len(talk.ids))))
+    return [{"turns": turns, "seconds": took, "tokens": tokens} for turns, (took, tokens) in found.items()]
+
+
+def report(result: dict[str, Any]) -> None:
+    head = ["tokens behind the turn", "read, ms", "bridge, ms", "render and encode it all, ms"]
+    rows = [
+        [f"{row['tokens']}", *(ms(row[name]) for name in ("read_s", "bridge_s", "whole_s"))]
+        for row in result["lengths"]
+    ]
+    print(table(head, rows))
+    first, last = result["lengths"][0]["tokens"], result["lengths"][-1]["tokens"]
+    print(
+        f"\na turn behind {last} tokens costs {result['growth']:.2f} times one behind {first}"
+        f" (at most {LARGEST_GROWTH:g})\n"
+    )
+    rows = [[f"{row['turns']}", f"{row['tokens']}", ms(row["seconds"])] for row in result["episodes"]]
+    print(table(["turns", "tokens", "CPU ms of an episode"], rows))
+    print(
+        f"\nratio: {EPISODES[1]} turns cost {result['doubling']:.2f} times {EPISODES[0]} (at most {LARGEST_DOUBLING:g})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

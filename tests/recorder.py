@@ -1,0 +1,109 @@
+"""A reverse proxy in front of an engine that writes down every /generate call.
+
+    python -m tests.recorder http://127.0.0.1:30000 30001 calls.jsonl
+
+Each line is one answered call, in the order of the answers: `{"path", "headers", "request", "status", "reply"}`.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+
+class Recorder:
+    """Forwards everything to `upstream` and appends the /generate calls to `file`."""
+
+    def __init__(self, upstream: str, file: Path) -> None:
+        self.upstream = upstream.rstrip("/")
+        self.file = file
+        self.file.touch()
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    async def run(self, port: int, until: asyncio.Event, ready: threading.Event) -> None:
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as self.session:
+            app = web.Application(client_max_size=64 << 20)
+            app.router.add_route("*", "/{path:.*}", self.forward)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, "127.0.0.1", port).start()
+                ready.set()
+                await until.wait()
+            finally:
+                await runner.cleanup()
+
+    async def forward(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
+        url = self.upstream + request.path_qs
+        try:
+            async with self.session.request(request.method, url, data=body, headers=headers) as answer:
+                reply = await answer.read()
+        except aiohttp.ClientError:
+            return web.Response(status=502, text="the engine behind the recorder is away")
+        if request.path == "/generate":
+            self.record(request, body, answer.status, reply)
+        return web.Response(status=answer.status, body=reply, content_type=answer.content_type)
+
+    def record(self, request: web.Request, body: bytes, status: int, reply: bytes) -> None:
+        line = {
+            "path": request.path,
+            "headers": dict(request.headers),
+            "request": _json(body),
+            "status": status,
+            "reply": _json(reply),
+        }
+        with self.file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")
+
+
+@contextmanager
+def recording(upstream: str, port: int, file: Path) -> Iterator[Recorder]:
+    """A recorder on 127.0.0.1:`port`, in a thread."""
+    recorder, ready = Recorder(upstream, file), threading.Event()
+    loop = asyncio.new_event_loop()
+    until = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(port, until, ready)))
+    thread.start()
+    try:
+        assert ready.wait(10), "the recorder did not start"
+        yield recorder
+    finally:
+        loop.call_soon_threadsafe(until.set)
+        thread.join()
+        loop.close()
+
+
+def main() -> None:
+    upstream, port, file = sys.argv[1:]
+
+    async def run() -> None:
+        until = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, until.set)
+        await Recorder(upstream, Path(file)).run(int(port), until, threading.Event())
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
 
 The worker's own `Player` plays tau2:retail in this process against a real Redis and a replay engine; each part's CPU is
-the process's (an encoder has threads of its own), without the parts inside it. What messages cost is measured on a real worker process that is sent jobs
-which are done already.
+the process's (an encoder has threads of its own), without the parts inside it. What messages cost is measured on a real
+worker process that is sent jobs which are done already.
 
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
 """

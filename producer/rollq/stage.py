@@ -51,16 +51,21 @@ class Stage:
         self._say(f"engine   {url}")
 
     def start_engine(self, flags: Sequence[str]) -> None:
-        """The replay engine, on a port of its own choice. Raises RollqError when it does not come up."""
-        child = self._start("engine", ["engine", "--port", "0", *flags])
+        """The replay engine, on a port of its own choice; it is not up yet: `await_engine`."""
+        self._start("engine", ["engine", "--port", "0", *flags])
+        self._say("engine   loading the tasks to replay ...")
+
+    def await_engine(self) -> None:
+        """Returns once the replay engine, if there is one, is up. Raises RollqError when it does not come up."""
         deadline = time.monotonic() + ENGINE_START_S
-        while not (ready := READY.search(child.tail())):
-            if child.exit_code is not None or time.monotonic() > deadline:
-                child.stop()
-                raise RollqError(child.obituary())
-            time.sleep(0.02)
-        self.engine_url = ready[1]
-        self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
+        for child in self._children:
+            while not (ready := READY.search(child.tail())):
+                if child.exit_code is not None or time.monotonic() > deadline:
+                    child.stop()
+                    raise RollqError(child.obituary())
+                time.sleep(0.02)
+            self.engine_url = ready[1]
+            self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 
     def start_worker(self, concurrency: int, tokenizer: str | None) -> None:
         redis = self.redis_url

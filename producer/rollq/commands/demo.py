@@ -66,24 +66,25 @@ def add(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with extra("demo"):
-        jobs = plan(args, task_count(args.env, args.split))
+    began = time.monotonic()
     tokenizer = settings(args).tokenizer
     _raise_on_signals()
     stream = sys.stderr if args.json else sys.stdout
-    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
         progress = stack.enter_context(open_progress(stream))
         stage = stack.enter_context(Stage(progress.say))
-        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
         stage.start_redis()
         if args.engine:
             stage.use_engine(args.engine)
         else:
             flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed, "--tokenizer": tokenizer}
             stage.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
+        with extra("demo"):
+            jobs = plan(args, task_count(args.env, args.split))  # while the engine loads the same tasks
+        stage.await_engine()
         stage.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
+        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
         rehearsal = Rehearsal(jobs, stage, progress, out)
         rehearsal.play()
         result = rehearsal.account(time.monotonic() - began)

@@ -92,13 +92,12 @@ def run(args: argparse.Namespace) -> int:
         progress = stack.enter_context(open_progress(sys.stderr))
         try:
             _pull(pull, connected, out, progress)
+            why = "the run is sealed and has no more"
         except PullTimeout as e:
-            progress.close()
-            print(f"rollq: {e}\nrollq: {_missing(pull, connected)}", file=sys.stderr)
-        else:
-            progress.close()
-            if pull.missing:
-                print(f"rollq: the run is sealed and has no more: {pull.missing} groups short", file=sys.stderr)
+            why = str(e)
+        progress.close()
+        if pull.missing:
+            print(f"rollq: {why}\nrollq: {_missing(pull, connected)}", file=sys.stderr)
     _report(pull)
     return 1 if pull.missing else 0
 
@@ -122,6 +121,8 @@ def _missing(pull: Pull, run: Client) -> str:
     hint = ""
     if not now["submitted"]:
         hint = "; nothing was submitted to this run: see rollq submit"
+    elif now["groups_dropped"]:
+        hint = f"; {now['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq stats"
     elif now["queued"] and not now["leased"]:
         hint = "; nobody is playing: is a rollq worker running, and its engine up?"
     return (

@@ -174,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
     next(jobs(args))  # a job that cannot be is refused before anything is submitted
+    warn_of_a_strange_name(args.env)
     groups = len(args.tasks) * args.epochs
     with client(args, args.run_name) as connected, open_progress(sys.stderr) as progress:
         if groups > args.ahead:
@@ -183,6 +184,16 @@ def run(args: argparse.Namespace) -> int:
             connected.seal()
     report(args, groups, done.new, done.known)
     return 0
+
+
+def warn_of_a_strange_name(env: str) -> None:
+    """A word about an environment that is not known here; the workers decide, and may have more."""
+    try:
+        from rollq_worker.environments import names
+    except ImportError:
+        return  # a light client
+    if not {env, env.partition(":")[0]} & set(names()):
+        print(f"rollq: environment {env!r} is not known on this machine; do the workers have it?", file=sys.stderr)
 
 
 def watched(jobs: Iterable[Job], groups: int, progress: Progress) -> Iterator[Job]:

@@ -62,7 +62,7 @@ def _imported() -> tuple[Any, Any]:
         raise JobFailure(f"the environment tau_bench cannot import tau_bench ({e}): {INSTALL}") from e
     finally:
         if stub:
-            del sys.modules["litellm"]
+            sys.modules.pop("litellm", None)
 
 
 def _litellm() -> ModuleType:
@@ -134,28 +134,32 @@ def _explodes(expression: object) -> bool:
     if not isinstance(expression, str) or "**" not in expression:
         return False  # sums and products are no larger than what was typed
     try:
-        return _bits(ast.parse(expression.strip(), mode="eval").body) > MAX_BITS
-    except RecursionError:
+        _bits(ast.parse(expression.strip(), mode="eval").body)
+    except (OverflowError, RecursionError):
         return True
     except (SyntaxError, MemoryError):
         return False  # the tool says what is wrong
+    return False
 
 
-def _bits(node: ast.expr) -> int:
-    """An upper bound of the length of an integer result; what is no arithmetic does not get far."""
+def _bits(node: ast.AST) -> int | None:
+    """An upper bound of an integer's length, None for anything else. Raises OverflowError past MAX_BITS on the way."""
     match node:
         case ast.Constant(value=int(value)):
             return value.bit_length()
         case ast.UnaryOp(operand=operand):
             return _bits(operand)
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            base, exponent = _bits(left), _bits(right)
-            return MAX_BITS + 1 if exponent > 20 else max(base << exponent, base, exponent)
-        case ast.BinOp(left=left, right=right):
-            return _bits(left) + _bits(right) + 1
-        case ast.Call(func=func, args=args):
-            return max(map(_bits, [func, *args]))
-    return 64
+        case ast.BinOp(left=a, op=op, right=b):
+            left, right = _bits(a), _bits(b)
+            if left is None or right is None or isinstance(op, ast.Div):
+                return None
+            bits = left << min(right, 20) if isinstance(op, ast.Pow) else left + right + 1
+            if bits > MAX_BITS:
+                raise OverflowError
+            return bits
+    for child in ast.iter_child_nodes(node):
+        _bits(child)
+    return None
 
 
 def _case(name: str, task: Any, closing: frozenset[str]) -> Case:

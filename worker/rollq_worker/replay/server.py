@@ -258,7 +258,7 @@ async def run(options: Options, until: asyncio.Event, ready: Callable[[str], Non
     """Serve until `until` is set; `ready` gets the address. Raises SettingsError when the port is taken."""
     server = Server(options, load_tokenizer(options.tokenizer), Scripts.load(options.env))
     # A client that hangs up ends its generation, so that its request id is free again.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port).start()

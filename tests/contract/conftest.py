@@ -22,7 +22,7 @@ from rollq_worker.tokenizer import Tokenizer, load_tokenizer
 from tests.conftest import free_port
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
-START_S = 150
+START_S = 400
 
 
 @dataclass(frozen=True)

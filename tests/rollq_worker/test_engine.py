@@ -454,6 +454,18 @@ class TestReading:
         assert context_limit(message) == limit
 
 
+def test_a_lasting_outage_is_logged_once_and_without_secrets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollq_worker.engine_state.SILENT_S", 0.0)
+    engine = SGLangEngine(f"http://user:secret@127.0.0.1:{free_port()}")
+    assert not engine.ready() and not engine.ready()
+    engine.close()
+    assert len(caplog.messages) == 1
+    assert "takes no requests" in caplog.text and "127.0.0.1" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_availability_tells_when_the_engine_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Availability("engine")
     assert state.up and not state.found() and state.outage_s == 0

@@ -10,6 +10,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import json
 import logging
 import random
+import re
 import socket
 import threading
 import time
@@ -95,7 +96,7 @@ class SGLangEngine:
         api_key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self.availability = Availability(self.url)
+        self.availability = Availability(re.sub("//[^/@]*@", "//", self.url))
         self._stop_ids = tuple(stop_ids)
         self._ceiling = vocab_size
         self._timeout = (CONNECT_TIMEOUT_S, read_timeout_s)

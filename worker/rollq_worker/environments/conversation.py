@@ -162,9 +162,7 @@ class Conversation:
         self._phase = _Phase.GRADED
         desk, task = self._domain.desk, self._case.task
         done, due = desk.database.changes(self._view), self._domain.truth(self._case)
-        wrong = sorted(
-            "/".join(at) for at in done.keys() | due.keys() if at not in done or at not in due or done[at] != due[at]
-        )
+        wrong = sorted({"/".join(at) for at, _ in done.items() ^ due.items()})
         untold = desk.untold(task.outputs, self._told)
         return Grade(
             reward=0.0 if wrong or untold else 1.0,

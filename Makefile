@@ -11,7 +11,7 @@ demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker,
 	@$(BIN)/rollq demo $(DEMO)
 
 test: $(VENV)/.test  ## all tests but those on the real SGLang server
-	$(BIN)/python -m pytest -q -m "not sglang" $(ARGS)
+	$(BIN)/python -m pytest -q -n 4 -m "not sglang" $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.test

@@ -1,0 +1,81 @@
+"""The training tokens are the sampled tokens, as a proxy between worker and engine sees them."""
+
+from pathlib import Path
+
+import pytest
+
+from rollq import Budget, Client, Job
+from rollq.export import record
+from tests.conftest import free_port
+from tests.e2e.conftest import Stack
+from tests.recorder import recording
+
+Exchange = tuple[dict, dict]
+"""Request and reply of one /generate call."""
+
+
+def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> tuple[list[dict], dict]:
+    """Run the tasks through the proxy; the exported lines, and what the proxy saw of each job."""
+    port = free_port()
+    with recording(stack.engine_url, port, stack.folder / "calls.jsonl") as proxy:
+        worker = stack.worker(8, engine_url=f"http://127.0.0.1:{port}")
+        with Client(stack.redis_url, run="fidelity") as client:
+            client.submit([Job(env=env, split=split, task=i, size=size, **job) for i in tasks])
+            client.seal()
+            found = []
+            for batch in client.batches(groups=2, timeout=120):
+                found += [record(t) for t in batch.trajectories]
+                batch.ack()
+        worker.terminate()
+        worker.wait(10)
+        seen: dict[str, list[Exchange]] = {}
+        for call in proxy.calls():
+            seen.setdefault(call["headers"]["X-SMG-Routing-Key"], []).append((call["request"], call["reply"]))
+    return found, seen
+
+
+def check(lines: list[dict], seen: dict[str, list[Exchange]]) -> None:
+    assert {line["job"] for line in lines} == set(seen)
+    for line in lines:
+        exchanges = seen[line["job"]]
+        assert all("text" not in request and request["return_logprob"] for request, _ in exchanges)
+        sent = [request["input_ids"] for request, _ in exchanges]
+        said = [reply["output_ids"] for _, reply in exchanges]
+        for before, reply, after in zip(sent, said, sent[1:], strict=False):
+            assert after[: len(before) + len(reply)] == before + reply
+        assert line["tokens"] == sent[-1] + said[-1]
+        sampled = [position for position, bit in enumerate(line["mask"]) if bit]
+        assert [line["tokens"][i] for i in sampled] == [t for reply in said for t in reply]
+        logprobs = [lp for _, reply in exchanges for lp, *_ in reply["meta_info"]["output_token_logprobs"]]
+        assert [line["logprobs"][i] for i in sampled] == pytest.approx(logprobs, abs=1e-6)
+        versions = [reply["meta_info"]["weight_version"] for _, reply in exchanges for _ in reply["output_ids"]]
+        assert [line["versions"][i] for i in sampled] == versions
+
+
+@pytest.mark.parametrize(("env", "split"), [("shop", "train"), ("tau2:retail", "test"), ("tau2:airline", "test")])
+def test_tokens_are_what_was_sent_and_returned(stack: Stack, env: str, split: str):
+    stack.engine("--env", env, "--mistakes", "0.5", "--seed", "3")
+    lines, seen = play(stack, env, split, range(6), 2)
+    assert len(lines) == 12
+    check(lines, seen)
+
+
+def test_with_the_qwen_vocabulary(stack: Stack, shared: Path, tmp_path: Path):
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).symlink_to(shared / "data" / "qwen" / name)
+    (folder / "chat_template.jinja").symlink_to(shared / "data" / "chat_templates" / "qwen2.5.jinja")
+    stack.engine("--tokenizer", str(folder), "--mistakes", "0.5")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLQ_TOKENIZER", str(folder))
+        lines, seen = play(stack, "shop", "train", range(4), 2)
+    assert len(lines) == 8
+    check(lines, seen)
+
+
+def test_a_tight_budget_cuts_without_a_stray_token(stack: Stack):
+    stack.engine()
+    lines, seen = play(stack, "shop", "train", range(4), 2, budget=Budget(max_new_tokens=12, max_turns=4))
+    assert {line["stop"] for line in lines} <= {"length", "turns"}
+    check(lines, seen)

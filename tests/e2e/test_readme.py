@@ -1,0 +1,21 @@
+"""The README's trainer snippet runs as printed, but for the address."""
+
+import re
+from pathlib import Path
+
+from tests.e2e.conftest import Stack
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_the_trainer_snippet_runs(stack: Stack):
+    [snippet] = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    address = "redis://127.0.0.1:6379/0"
+    assert address in snippet
+    stack.engine("--mistakes", "0.3")
+    stack.worker(16)
+    trained = []
+    exec(snippet.replace(address, stack.redis_url), {"train": lambda *args: trained.append(args)})
+    assert len(trained) == 128
+    assert all(len(tokens) == len(mask) == len(logprobs) for tokens, mask, logprobs, _ in trained)
+    assert stack.stats("shop-grpo")["delivered"] == 128

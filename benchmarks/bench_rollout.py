@@ -61,7 +61,7 @@ NAMES = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
-    parser.add_argument("--tasks", type=int, default=40, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
+    parser.add_argument("--tasks", type=int, default=30, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args(argv)
     require_linux()
@@ -194,6 +194,10 @@ def report(result: dict[str, Any], tokenizer: str | None) -> None:
     )
     print(table(["part", "ms a turn", "recorded", "times", "ms a call", "alone", "recorded alone"], part_rows(result)))
     print(f"\nof it in the garbage collector: {ms(result['collector_ms_a_turn'] / 1000)} ms a turn")
+    alone = {name: ms(value / 1000) for name, value in result["alone_ms_a_call"].items()}
+    print(
+        f"the same database as dicts, alone: load {alone['load as dicts']} ms, hash {alone['hash of dicts']} ms a call"
+    )
     print(f"without hash and reload the loop would cost {result['ratio_without_data']:.2f} times the worker")
     verdict = "ok" if result["ratio"] >= LEAST else f"BELOW {LEAST:g}"
     print(f"ratio: the worker is {result['ratio']:.1f} times cheaper a rollout ({verdict})")

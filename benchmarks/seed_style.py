@@ -10,6 +10,7 @@ it plays comes as a JSON file, what it measured leaves as one.
 
 import asyncio
 import gc
+import gzip
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from inspect_ai.tool import ToolError
 from inspect_ai.util import Store
 from inspect_evals.tau2.common import tools as common
 from inspect_evals.tau2.retail.RetailAgentTools import RetailAgentTools
+from inspect_evals.tau2.utils import TAU2_DATA_DIR, get_dict_hash
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
@@ -224,14 +226,19 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
 
 
 async def measure_alone(loop: Loop, task: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a load and of a hash with nothing else in the process."""
+    """Seconds of a load and of a hash with nothing else in the process, and of what a database of dicts would cost."""
     loop.clock = clock = Clock()
     for _ in range(ALONE):
+        with clock.part("load as dicts"):
+            json.loads(gzip.decompress((TAU2_DATA_DIR / "domains" / "retail" / "db.json.gz").read_bytes()))
         episode = Episode(task, clock)
         with clock.part("hash"):
             episode.toolkit.db.get_hash()
-        del episode
-    return {name: clock.seconds[name] / clock.calls[name] for name in ("load", "hash")}
+        dumped = episode.toolkit.db.model_dump()
+        with clock.part("hash as dicts"):
+            get_dict_hash(dumped)
+        del episode, dumped
+    return {name: seconds / clock.calls[name] for name, seconds in clock.seconds.items()}
 
 
 def main(tasks: str, engine_url: str, tokenizer: str, concurrency: str, out: str) -> None:

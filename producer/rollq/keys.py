@@ -24,7 +24,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        not_before; restart; reach (journal entries up to the farthest turn); aside
                                        (attempts whose journal was set aside); ended, ended_by, outcome (of the last
                                        attempt that ended); fail:<class> (failures), class, reason (of the last);
-                                       acked (token)
+                                       turned (turns in the journal); acked (token)
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:damaged:<name>           any   evidence: what lay under a job's or a group's name and was none

@@ -127,16 +127,16 @@ class Ledger(LedgerView):
         A job whose body cannot be read is failed as class job, so that it does not come again for ever.
         """
         self._check(job_id)
-        status, *rest = self._call("claim", [job_id, token, worker, lease_s, 0])
+        status, *rest = self._call("claim", [job_id, token, worker, lease_s])
         if status != b"claimed":
             return Refusal(status.decode(), float(rest[0]) if rest else None)
-        attempt, seq, set_aside, body = rest
+        attempt, seq, set_aside, body, length = rest
         try:
             job = decode_job(body, job_id)
         except ContractError as e:
             self.fail(job_id, attempt, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
-        return Claim(replace(job, seq=int(seq)), attempt, bool(set_aside))
+        return Claim(replace(job, seq=int(seq)), attempt, bool(set_aside), length)
 
     def append(self, job_id: str, attempt: int, index: int, blob: bytes, lease_s: float = LEASE_S) -> None:
         """Journal one blob (index 0: the header) and renew the lease. Raises Fenced, or JournalConflict."""

@@ -37,6 +37,8 @@ class Claim:
     """Counts claims from 1; every write of the attempt carries it."""
     set_aside: bool
     """An earlier attempt's journal was set aside: this one starts afresh."""
+    journal: int = 0
+    """Entries of the journal to go on with (header and events); 0: there is nothing to resume."""
 
 
 @dataclass(frozen=True, slots=True)

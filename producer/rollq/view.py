@@ -25,6 +25,8 @@ COUNTS = (
     "resubmitted",
     "done",
     "claims",
+    "resumed",
+    "turns_saved",
     "released",
     "expired",
     "fenced",
@@ -96,6 +98,7 @@ class LedgerView:
             raise LedgerError(f"job {job_id} was acknowledged, and its trajectory dropped")
         header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
         trajectory = read_trajectory(state.job, header, state.journal[1:])
+        trajectory = _ended_by(trajectory, state.attempt)
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
         failure = state.failure or FailureClass.JOB
@@ -111,12 +114,12 @@ class LedgerView:
         """The trajectories of done jobs in one round trip, or why one cannot be read."""
         pipe = self.redis.pipeline(transaction=False)
         for job_id in job_ids:
-            pipe.hget(self.keys.job(job_id), "body")
+            pipe.hmget(self.keys.job(job_id), "body", "attempt")
             pipe.lrange(self.keys.journal(job_id), 0, -1)
         replies = self._guard("reading trajectories", lambda: pipe.execute(raise_on_error=False))
         return [
-            _read(job_id, body, journal)
-            for job_id, body, journal in zip(job_ids, replies[::2], replies[1::2], strict=True)
+            _read(job_id, record, journal)
+            for job_id, record, journal in zip(job_ids, replies[::2], replies[1::2], strict=True)
         ]
 
     def job(self, job_id: str) -> JobState | None:
@@ -219,17 +222,25 @@ def runs(client: "redis.Redis") -> list[str]:
     return [name for run in found if NAME.fullmatch(name := _text(run))]
 
 
-def _read(job_id: str, body: Any, journal: Any) -> Trajectory | ContractError:
-    for reply in (body, journal):
+def _read(job_id: str, record: Any, journal: Any) -> Trajectory | ContractError:
+    for reply in (record, journal):
         if isinstance(reply, Exception):
             return ContractError(f"job {job_id}: {reply}")
+    body, attempt = record
     if not body or not journal:
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:
         trajectory = read_trajectory(decode_job(body, job_id), journal[0], journal[1:])
     except ContractError as e:
         return e
-    return trajectory if trajectory.graded else ContractError(f"job {job_id}: its journal has no graded end")
+    if not trajectory.graded:
+        return ContractError(f"job {job_id}: its journal has no graded end")
+    return _ended_by(trajectory, int(attempt))
+
+
+def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
+    """The header is of the attempt that began the journal; what counts is the one that ended it."""
+    return replace(trajectory, header=replace(trajectory.header, attempt=attempt))
 
 
 def _seated(job: Job, seq: int) -> Job:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from rollq.codec import encode_event, encode_header
 from rollq.errors import (
     ContractError,
@@ -18,8 +19,7 @@ from rollq.job import Budget, Purpose
 from rollq.ledger import Ledger, Refusal, State
 from rollq.trajectory import Header, Stop
 from rollq.view import runs
-
-from tests.rollq.samples import claim, closed, events, group, job, journal, observed, play, prompt
+from tests.rollq.samples import claim, closed, events, group, job, journal, play, prompt
 
 
 def expire_lease(ledger: Ledger, job_id: str, attempt: int) -> None:
@@ -168,12 +168,24 @@ class TestJournal:
             assert caught.value.length == 3
         assert ledger.journal("r/g/0") == [b"event 0", b"event 1", b"event 2"]
 
-    def test_a_new_attempt_starts_afresh_and_keeps_the_old_journal(self, ledger: Ledger) -> None:
+    def test_a_new_attempt_goes_on_with_the_journal(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        assert claim(ledger, "r/g/0", "a").journal == 0
+        journal(ledger, "r/g/0", 1, events()[:3])
+        written = ledger.journal("r/g/0")
+        ledger.release("r/g/0", 1)
+        again = claim(ledger, "r/g/0", "b")
+        assert (again.attempt, again.set_aside, again.journal) == (2, False, len(written))
+        assert claim(ledger, "r/g/0", "b") == again
+        assert ledger.journal("r/g/0") == written
+        assert (ledger.stats()["resumed"], ledger.stats()["turns_saved"]) == (1, 1)
+
+    def test_after_a_fault_of_the_environment_it_starts_afresh_and_keeps_the_old_journal(self, ledger: Ledger) -> None:
         ledger.submit(group())
         assert not claim(ledger, "r/g/0", "a").set_aside
         journal(ledger, "r/g/0", 1, [prompt()])
         first = ledger.journal("r/g/0")
-        ledger.release("r/g/0", 1)
+        ledger.fail("r/g/0", 1, FailureClass.ENV, "broke")
         again = claim(ledger, "r/g/0", "b")
         assert (again.attempt, again.set_aside) == (2, True)
         assert claim(ledger, "r/g/0", "b") == again
@@ -262,14 +274,16 @@ class TestFail:
         ledger.submit(group())
         for attempt in range(1, 5):  # kills its worker after the first turn, each time
             claim(ledger, "r/g/0", f"a{attempt}")
-            journal(ledger, "r/g/0", attempt, events()[:3])
+            if attempt == 1:
+                journal(ledger, "r/g/0", attempt, events()[:3])
             expire_lease(ledger, "r/g/0", attempt)
             ledger.reap()
         state = ledger.job("r/g/0")
         assert state is not None
         assert state.failures == {FailureClass.WORKER: 4}
         claim(ledger, "r/g/0", "b")
-        journal(ledger, "r/g/0", 5, events()[:5])
+        for index, event in enumerate(events()[3:5], 4):
+            ledger.append("r/g/0", 5, index, encode_event(event, "r/g/0"))
         state = ledger.job("r/g/0")
         assert state is not None
         assert state.failures == {}
@@ -424,7 +438,7 @@ class TestDelivery:
         ledger.submit(group("a"))
         claim(ledger, "r/a/0", "x")
         journal(ledger, "r/a/0", 1, [prompt()])
-        ledger.release("r/a/0", 1)
+        ledger.fail("r/a/0", 1, FailureClass.ENV, "broke")
         play(ledger, "r/a/0")
         play(ledger, "r/a/1")
         ledger.take(1, "t")

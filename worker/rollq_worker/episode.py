@@ -11,6 +11,7 @@ import json
 import math
 import time
 from array import array
+from collections.abc import Sequence
 
 from rollq.errors import EngineFailure, EnvironmentFailure, JobFailure
 from rollq.job import Job
@@ -29,6 +30,7 @@ from rollq_worker.protocols import (
     Renderer,
     User,
 )
+from rollq_worker.replayed import Record
 
 MAX_MALFORMED = 3
 """Unreadable turns in a row that end an episode."""
@@ -45,21 +47,30 @@ def play(
     user: User,
     journal: Journal,
     header: Header | None = None,
+    recorded: Sequence[Event] = (),
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
     Every event but that last one has gone to `journal` by then: closing is one atomic step of whoever owns the job.
-    Raises RolloutFailure when the episode could not be finished for a reason that is not the policy's, and whatever
-    `journal.check` raises.
+    `recorded` are the journal's events of an earlier attempt: they are played again without asking engine or user, and
+    the episode goes on from there. Raises RolloutFailure when the episode could not be finished for a reason that is
+    not the policy's (Diverged when a replay does not match its record), and whatever `journal.check` raises.
     """
-    episode = _Episode(job, engine, renderer, environment, journal)
-    closed = episode.run(user)
+    record = Record(recorded)
+    episode = _Episode(job, engine, renderer, environment, journal, record)
+    closed = episode.run(record.user(user))
     return Trajectory(job=job, header=header or Header(attempt=1), events=(*episode.events, closed))
 
 
 class _Episode:
     def __init__(
-        self, job: Job, engine: Engine, renderer: Renderer, environment: Environment, journal: Journal
+        self,
+        job: Job,
+        engine: Engine,
+        renderer: Renderer,
+        environment: Environment,
+        journal: Journal,
+        record: Record,
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
@@ -67,6 +78,7 @@ class _Episode:
         self.renderer = renderer
         self.environment = environment
         self.journal = journal
+        self.replayed = record
         self.tools: set[str] = set()
         self.events: list[Event] = []
         self.ids = array("I")  # what the engine has seen, append-only
@@ -123,44 +135,49 @@ class _Episode:
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
         """The turn's sampled ids, and whether a stop token ended them. Continues a generation that was interrupted."""
-        budget, sampled = self.job.budget, array("I")
+        sampled = array("I")
         while True:
-            self.journal.check()
-            room = min(budget.max_new_tokens - len(sampled), self.room(len(self.ids)))
-            if room <= 0:
+            piece = self.replayed.sampled(turn) if self.replayed else self.generate(turn, len(sampled))
+            if piece is None:
                 return sampled, False
-            at = time.time()
-            with boundary(EngineFailure, "the engine"):
-                got = self.engine.generate(
-                    self.ids,
-                    sampling=self.job.sampling,
-                    max_new_tokens=room,
-                    key=self.job.id,
-                    check=self.journal.check,
-                )
-            if got.ids:
-                self.ids.extend(got.ids)
-                sampled.extend(got.ids)
-                self.record(
-                    Sampled(
-                        turn=turn,
-                        ids=got.ids,
-                        logprobs=got.logprobs,
-                        versions=got.versions,
-                        finish=got.finish,
-                        text=got.text,
-                        cached_tokens=got.cached_tokens,
-                        at=at,
-                        seconds=time.time() - at,
-                    )
-                )
+            if piece.ids:
+                self.ids.extend(piece.ids)
+                sampled.extend(piece.ids)
+                self.events.append(piece)
             # The engine tests length before stop tokens, so a turn may be whole whatever `finish` says.
             if sampled and sampled[-1] in self.stop_ids:
                 return sampled, True
-            if got.finish is not Finish.ABORT:
+            if piece.finish is not Finish.ABORT:
                 # A job's own stop string ends a turn without a stop token; the bridge closes it.
-                return sampled, got.finish is Finish.STOP
+                return sampled, piece.finish is Finish.STOP
+
+    def generate(self, turn: int, sampled: int) -> Sampled | None:
+        """Have the engine go on with a turn of which `sampled` tokens are there; None when no more fit."""
+        self.journal.check()
+        room = min(self.job.budget.max_new_tokens - sampled, self.room(len(self.ids)))
+        if room <= 0:
+            return None
+        at = time.time()
+        with boundary(EngineFailure, "the engine"):
+            got = self.engine.generate(
+                self.ids, sampling=self.job.sampling, max_new_tokens=room, key=self.job.id, check=self.journal.check
+            )
+        piece = Sampled(
+            turn=turn,
+            ids=got.ids,
+            logprobs=got.logprobs,
+            versions=got.versions,
+            finish=got.finish,
+            text=got.text,
+            cached_tokens=got.cached_tokens,
+            at=at,
+            seconds=time.time() - at,
+        )
+        if piece.ids:
+            self.journal.append(piece)
+        if piece.finish is Finish.ABORT:
             time.sleep(ABORT_PAUSE_S)
+        return piece
 
     def room(self, length: int) -> int:
         """How many tokens fit behind `length` tokens."""
@@ -213,6 +230,7 @@ class _Episode:
 
     def close(self, stop: Stop) -> Closed:
         """Grade the episode. Only one that the environment closed is scored; the others get what tau-bench gives: 0."""
+        self.replayed.finish()
         grade = Grade(0.0, {"unfinished": stop.value})
         if stop is Stop.DONE:
             with boundary(EnvironmentFailure, "environment.grade"):
@@ -223,8 +241,11 @@ class _Episode:
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
     def record(self, event: Event) -> None:
-        self.journal.append(event)
-        self.events.append(event)
+        """Journal an event that the loop made, or know it again when it is played again."""
+        known = self.replayed.match(event)
+        if known is None:
+            self.journal.append(event)
+        self.events.append(known or event)
 
 
 def _assistant(turn: int, read: ReadTurn, action: Action | None) -> Message:

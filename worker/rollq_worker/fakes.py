@@ -108,6 +108,10 @@ class FakeUser:
         self.heard.append(message)
         return self.lines[len(self.heard)] if len(self.heard) < len(self.lines) else STOP_MARKER
 
+    def recall(self, heard: str | None, said: str) -> None:
+        if heard is not None:
+            self.heard.append(heard)
+
 
 @dataclass
 class FakeEnvironment:

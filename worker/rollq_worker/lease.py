@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rollq.codec import encode_event, encode_header
+from rollq.codec import decode_event, decode_header, encode_event, encode_header
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, RollqError
 from rollq.ledger import Claim, Ledger
 from rollq.trajectory import Event, Header, Trajectory
@@ -30,7 +30,7 @@ class Attempt:
         self.ledger = ledger
         self.job = claim.job
         self.number = claim.attempt
-        self.index = 0
+        self._blobs: list[bytes] = []
         self.lost = threading.Event()
         self._draining = draining
         self._outage_s = outage_s
@@ -45,6 +45,12 @@ class Attempt:
         """Write the header, the first blob of every journal."""
         self._append(encode_header(header, self.job.id))
 
+    def resume(self) -> tuple[Header, list[Event]]:
+        """Go on with the journal of an earlier attempt: its header and its events. Raises ContractError."""
+        self._blobs = self.ledger.journal(self.job.id)
+        header = decode_header(self._blobs[0], self.job.id)
+        return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
+
     def append(self, event: Event) -> None:
         self._append(encode_event(event, self.job.id))
 
@@ -56,7 +62,7 @@ class Attempt:
         self.ledger.complete(
             self.job.id,
             self.number,
-            self.index,
+            len(self._blobs),
             encode_event(closed, self.job.id),
             turns=trajectory.turns,
             sampled_tokens=trajectory.sampled_tokens,
@@ -83,12 +89,17 @@ class Attempt:
         return time.monotonic() - self._outage_s()
 
     def _append(self, blob: bytes) -> None:
+        self._blobs.append(blob)
+        self._write(len(self._blobs) - 1)
+
+    def _write(self, index: int) -> None:
         try:
-            self.ledger.append(self.job.id, self.number, self.index, blob, LEASE_S)
+            self.ledger.append(self.job.id, self.number, index, self._blobs[index], LEASE_S)
         except JournalConflict as e:
-            # Only a Redis that lost its tail can disagree with the one writer of this journal.
-            raise ContractError(f"{self.job.id}: Redis holds another journal than was written ({e})") from e
-        self.index += 1
+            if e.length >= index:
+                raise ContractError(f"{self.job.id}: Redis holds another journal than was written ({e})") from e
+            for missing in range(e.length, index + 1):  # Redis came back without its tail
+                self._write(missing)
 
 
 class Leases:

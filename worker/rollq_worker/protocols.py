@@ -53,6 +53,10 @@ class User(Protocol):
         """Answer what the agent said."""
         ...
 
+    def recall(self, heard: str | None, said: str) -> None:
+        """Take over what was said in an earlier attempt as if it had been said just now (`heard` None: the opening)."""
+        ...
+
 
 class Environment(Protocol):
     """One episode of one task; deterministic given the actions and the user's replies.

@@ -15,10 +15,10 @@ from typing import Any
 
 import rollq
 from rollq.errors import ContractError, Fenced, JobFailure, LedgerError, RolloutFailure, SettingsError, WorkerFailure
-from rollq.job import Job, parse_id
+from rollq.job import parse_id
 from rollq.ledger import Claim, Ledger, Refusal
 from rollq.settings import Settings
-from rollq.trajectory import Header, Trajectory
+from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq_worker import episode
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import SGLangEngine
@@ -26,6 +26,7 @@ from rollq_worker.environments import domain
 from rollq_worker.lease import LEASE_S, Attempt, Leases
 from rollq_worker.protocols import Environment
 from rollq_worker.renderer import ChatRenderer
+from rollq_worker.replayed import Diverged
 from rollq_worker.selfcheck import checked_renderer
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.users import user_factory
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 8000
 """Characters of a failure's reason that the ledger keeps; the end of a traceback says most."""
+
+SAME_WORLD = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history")
+"""Of the header: a journal is only gone on with where these agree."""
 
 Summary = dict[str, Any]
 """What the task returns, for Flower: rollq's own counts come from the ledger."""
@@ -105,7 +109,7 @@ class Player:
     def _attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
         try:
-            trajectory = self._play(attempt, job)
+            trajectory = self._play(attempt, claim)
             attempt.complete(trajectory)
         except Fenced as e:
             log.warning("%s", e)
@@ -130,7 +134,8 @@ class Player:
             "seconds": round(time.monotonic() - started, 2),
         }
 
-    def _play(self, attempt: Attempt, job: Job) -> Trajectory:
+    def _play(self, attempt: Attempt, claim: Claim) -> Trajectory:
+        job = claim.job
         world = domain(job.env)
         task = world.task(job.split, job.task)
         environment = world.open(job.split, job.task, job.env_args)
@@ -146,7 +151,7 @@ class Player:
             tokenizer_hash=self.tokenizer.hash,
             at=time.time(),
         )
-        attempt.open(header)
+        recorded = self._record(attempt, claim, header)
         return episode.play(
             job,
             engine=self.engine,
@@ -155,7 +160,22 @@ class Player:
             user=user,
             journal=attempt,
             header=header,
+            recorded=recorded,
         )
+
+    def _record(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
+        """What to play again: the events of the journal that is there, or nothing, and the header is written."""
+        if not claim.journal:
+            attempt.open(header)
+            return []
+        written, events = attempt.resume()
+        for name in SAME_WORLD:
+            if getattr(written, name) != getattr(header, name):
+                raise Diverged(f"{claim.job.id}: {name} is another one than when the episode began")
+        for event in events:
+            if isinstance(event, Sampled):
+                self.engine.admit(event.ids)
+        return events
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         reason = f"{failure}\n{trace or _trace(failure)}".strip()

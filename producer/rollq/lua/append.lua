@@ -16,7 +16,10 @@ if index > length or (index < length and redis.call('LINDEX', journal, index) ~=
   return { 'conflict', length }
 end
 local time = now()
-if index == length then redis.call('RPUSH', journal, ARGV[6]) end
+if index == length then
+  redis.call('RPUSH', journal, ARGV[6])
+  if ARGV[5] == '1' then redis.call('HINCRBY', job, 'turned', 1) end
+end
 if ARGV[5] == '1' and index + 1 > (tonumber(got[2]) or 0) then
   -- A turn farther than any attempt before: whatever kills workers, it is not this job.
   redis.call('HSET', job, 'reach', index + 1, 'fail:worker', 0)

@@ -1,19 +1,23 @@
--- Lease a queued job to a worker. A repeat under the same token gets the same answer.
+-- Lease a queued job to a worker. A repeat under the same token gets the same answer. A journal is gone on with, unless the
+-- last failure wants a fresh start (restart): then it is set aside under the number of the attempt that wrote its end.
 -- reads and writes  queued leased count job:<job> group:<group> journal:<job> journal:<job>#<attempt>
--- ARGV   id token worker lease_s resume (1: go on with the journal unless the job says restart)
--- reply  claimed attempt seq set_aside body | early not_before | leased | done | dead | unknown
+-- ARGV   id token worker lease_s
+-- reply  claimed attempt seq set_aside body journal_length | early not_before | leased | done | dead | unknown
 sound('queued', 'leased')
-local id, token, resume = ARGV[1], ARGV[2], ARGV[5] == '1'
+local id, token = ARGV[1], ARGV[2]
 local job = typed('job:' .. id, 'hash')
 local got = redis.call('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
-  'set_aside', 'aside')
+  'set_aside', 'aside', 'turned')
 local state, attempt = got[1], tonumber(got[2])
 if not state then return { 'unknown' } end
 local group = read_group(group_name(id))
 if not attempt then damaged(job, 'has no attempt') end
+local journal = prefix .. 'journal:' .. id
+local kind = redis.call('TYPE', journal)['ok']
 
 if state == 'leased' and got[3] == token then
-  return { 'claimed', attempt, tostring(group.seq), tonumber(got[8]) or 0, got[4] or '' }
+  return { 'claimed', attempt, tostring(group.seq), tonumber(got[8]) or 0, got[4] or '',
+    kind == 'list' and redis.call('LLEN', journal) or 0 }
 end
 if state ~= 'queued' then return { state } end
 local time, not_before = now(), tonumber(got[6]) or 0
@@ -23,10 +27,13 @@ if not_before > time then
   return { 'early', seconds(not_before) }
 end
 
-local journal, set_aside, aside = prefix .. 'journal:' .. id, 0, got[9] or ''
-if redis.call('EXISTS', journal) == 1 and (got[7] == '1' or not resume) then
+local set_aside, aside, length = 0, got[9] or '', 0
+if kind ~= 'none' and (kind ~= 'list' or got[7] == '1') then
   redis.call('RENAME', journal, journal .. '#' .. attempt)
   set_aside, aside = 1, aside .. attempt .. ' '
+  redis.call('HDEL', job, 'turned')
+elseif kind == 'list' then
+  length = redis.call('LLEN', journal)
 end
 attempt = attempt + 1
 local deadline = time + (tonumber(got[5]) or 0)
@@ -35,4 +42,8 @@ redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, '
 redis.call('ZREM', prefix .. 'queued', id)
 redis.call('ZADD', prefix .. 'leased', math.min(time + tonumber(ARGV[4]), deadline), id .. '#' .. attempt)
 count('claims')
-return { 'claimed', attempt, tostring(group.seq), set_aside, got[4] or '' }
+if length > 1 then
+  count('resumed')
+  count('turns_saved', tonumber(got[10]) or 0)
+end
+return { 'claimed', attempt, tostring(group.seq), set_aside, got[4] or '', length }

@@ -122,11 +122,14 @@ class OpenAIUser:
     def reply(self, message: str) -> str:
         return self._say(message)
 
-    def _say(self, heard: str) -> str:
+    def recall(self, heard: str | None, said: str) -> None:
         """Roles are flipped: to the simulator the agent is the user."""
-        messages = [*self._messages, {"role": "user", "content": heard}]
-        text = self._complete(messages)
-        self._messages = [*messages, {"role": "assistant", "content": text}]
+        heard = GREETING if heard is None else heard
+        self._messages += [{"role": "user", "content": heard}, {"role": "assistant", "content": said}]
+
+    def _say(self, heard: str) -> str:
+        text = self._complete([*self._messages, {"role": "user", "content": heard}])
+        self.recall(heard, text)
         return text
 
     def _complete(self, messages: list[dict[str, str]]) -> str:

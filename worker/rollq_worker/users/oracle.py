@@ -50,6 +50,10 @@ class OracleUser:
             return FAREWELL if not self._waits else self._facts[-1]
         return self._answer(message)
 
+    def recall(self, heard: str | None, said: str) -> None:
+        if heard is not None:
+            self.reply(heard)  # deterministic: it comes to the same state
+
     def _answer(self, question: str) -> str:
         if not self._facts:
             return "I have nothing to add."

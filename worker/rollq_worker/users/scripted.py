@@ -20,3 +20,6 @@ class ScriptedUser:
         line = self._replies[min(self._said, len(self._replies) - 1)]
         self._said += 1
         return line
+
+    def recall(self, heard: str | None, said: str) -> None:
+        self._said += heard is not None

@@ -194,10 +194,8 @@ def report(result: dict[str, Any], tokenizer: str | None) -> None:
     )
     print(table(["part", "ms a turn", "recorded", "times", "ms a call", "alone", "recorded alone"], part_rows(result)))
     print(f"\nof it in the garbage collector: {ms(result['collector_ms_a_turn'] / 1000)} ms a turn")
-    alone = {name: ms(value / 1000) for name, value in result["alone_ms_a_call"].items()}
-    print(
-        f"the same database as dicts, alone: load {alone['load as dicts']} ms, hash {alone['hash of dicts']} ms a call"
-    )
+    load, digest = (ms(result["alone_ms_a_call"][f"{name} as dicts"] / 1000) for name in ("load", "hash"))
+    print(f"the same database as dicts, alone: load {load} ms, hash {digest} ms a call")
     print(f"without hash and reload the loop would cost {result['ratio_without_data']:.2f} times the worker")
     verdict = "ok" if result["ratio"] >= LEAST else f"BELOW {LEAST:g}"
     print(f"ratio: the worker is {result['ratio']:.1f} times cheaper a rollout ({verdict})")

@@ -13,7 +13,13 @@ ROOTS = {"rollq": REPO / "producer" / "rollq", "rollq_worker": REPO / "worker" /
 PURE = {"rollq.errors", "rollq.job", "rollq.trajectory", "rollq.group", "rollq.batch"}
 """Values only: standard library and each other."""
 
-LOOP = {"rollq_worker.episode", "rollq_worker.agents", "rollq_worker.protocols", "rollq_worker.boundary", "rollq_worker.replayed"}
+LOOP = {
+    "rollq_worker.episode",
+    "rollq_worker.agents",
+    "rollq_worker.protocols",
+    "rollq_worker.boundary",
+    "rollq_worker.replayed",
+}
 """The agent loop: values, each other and the standard library."""
 
 OWNERS = {

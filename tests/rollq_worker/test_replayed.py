@@ -1,4 +1,4 @@
-"""Resume: an episode that is cut anywhere and played again ends as if nothing had happened, with nothing asked twice."""
+"""Resume: an episode cut anywhere and played again ends as if nothing had happened, with nothing asked twice."""
 
 from dataclasses import replace
 

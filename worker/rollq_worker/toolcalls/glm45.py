@@ -1,0 +1,67 @@
+"""GLM's format, of 4.5 to 4.7: a name, then keys and values in tags; white space between tags is free.
+
+    <tool_call>f
+    <arg_key>a</arg_key>
+    <arg_value>1</arg_value>
+    </tool_call>
+
+A value is taken as it stands; its type is what the tool's schema says.
+"""
+
+from collections.abc import Sequence
+
+from rollq.job import Json
+from rollq_worker.protocols import Action, ReadTurn
+from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, skip
+from rollq_worker.toolcalls.values import parameters, typed
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_KEY, _UNKEY, _VALUE, _UNVALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_FORM = "Write the name, then <arg_key>key</arg_key><arg_value>value</arg_value>, between the tool_call tags."
+
+
+def read_glm45(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
+    """Read `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>` and `<think>...</think>`."""
+    return assemble(text, glm_pieces(text, thinking, tools))
+
+
+def glm_pieces(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> list[Piece]:
+    """The turn cut into pieces that tile it."""
+
+    def block(text: str, start: int) -> Sequence[Piece]:
+        call, error, end = _call(text, start + len(_OPEN), tools)
+        if call is None:
+            return [broken(text, start, end, error, _CLOSE, _OPEN)]
+        return [Piece(Kind.CALL, start, end, calls=(call,))]
+
+    return cut(text, {_OPEN: block}, thinking)
+
+
+def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
+    """The call, or what is wrong with it; and where reading ended."""
+    end = text.find("<", at)
+    name = text[at : end if end >= 0 else len(text)].strip()
+    if end < 0:
+        return None, f"The tool call is cut off: it has no end tag. {_FORM}", len(text)
+    if not name or any(char.isspace() for char in name):
+        return None, f"The tool call has no function name. {_FORM}", end
+    schemas, arguments, at = parameters(tools, name), dict[str, Json](), end
+    while text.startswith(_KEY, at):
+        inside, unkey = at + len(_KEY), text.find(_UNKEY, at)
+        key = text[inside:unkey]
+        at = skip(text, unkey + len(_UNKEY))
+        unvalue = text.find(_UNVALUE, at)
+        if unkey < 0 or unvalue < 0 or not key.strip() or not text.startswith(_VALUE, at):
+            return None, f"An argument of the call of {name!r} is not a key and a value. {_FORM}", inside
+        value = text[at + len(_VALUE) : unvalue]
+        if _KEY in value or _VALUE in value:
+            return None, f"The argument {key!r} of the call of {name!r} was not closed with </arg_value>.", inside
+        if key in arguments:
+            return None, f"The tool call names the argument {key!r} twice.", unvalue
+        arguments[key] = typed(value, schemas.get(key))
+        at = skip(text, unvalue + len(_UNVALUE))
+    if text.startswith(_CLOSE, at):
+        return Action(name, arguments), "", at + len(_CLOSE)
+    if at == len(text):
+        return None, "The tool call was not closed with its end tag.", at
+    return None, f"The call of {name!r} holds more than arguments. {_FORM}", at

@@ -1,0 +1,73 @@
+"""Llama 3's format: a turn that is JSON, or JSON behind the python tag.
+
+    {"name": "f", "parameters": {"a": 1}}
+    <|python_tag|>{"name": "f", "parameters": {"a": 1}}
+
+Several calls are separated by ";" or ",". JSON behind other text is text.
+"""
+
+import json
+from collections.abc import Sequence
+
+from rollq.job import Json
+from rollq_worker.protocols import Action, ReadTurn
+from rollq_worker.toolcalls.hermes import action
+from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut, skip
+from rollq_worker.toolcalls.values import MAX_DEPTH, strict_json
+
+_TAG = "<|python_tag|>"
+_FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
+
+
+def read_llama3(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
+    """Read `{"name": ..., "parameters": {...}}` at the start of a turn, or behind the python tag."""
+    return assemble(text, llama_pieces(text, thinking))
+
+
+def llama_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
+    """The turn cut into pieces that tile it."""
+    pieces = cut(text, {_TAG: _calls}, thinking)
+    first = next((n for n, piece in enumerate(pieces) if _spoken(text, piece)), None)
+    if first is None or pieces[first].kind is not Kind.TEXT:
+        return pieces
+    start = skip(text, pieces[first].start)
+    if not text.startswith("{", start):
+        return pieces
+    before = [Piece(Kind.TEXT, pieces[first].start, start)] if start > pieces[first].start else []
+    return [*pieces[:first], *before, *_calls(text, start)]
+
+
+def _spoken(text: str, piece: Piece) -> bool:
+    return piece.kind is not Kind.REASONING and bool(text[piece.start : piece.end].strip())
+
+
+def _calls(text: str, start: int) -> Sequence[Piece]:
+    """The calls from `start` to the end of the turn: one piece each, or one broken piece."""
+    pieces: list[Piece] = []
+    at = start + len(_TAG) if text.startswith(_TAG, start) else start
+    while True:
+        call, end = _call(text, at)
+        if isinstance(call, str):
+            return [*pieces, Piece(Kind.BROKEN, start, len(text), errors=(call,))]
+        more = skip(text, end)
+        if more < len(text) and text[more] in ";,":
+            more = skip(text, more + 1)
+        pieces.append(Piece(Kind.CALL, start, more, calls=(call,)))
+        if more == len(text):
+            return pieces
+        start = at = more
+
+
+def _call(text: str, at: int) -> tuple[Action | str, int]:
+    try:
+        value, problems, end = strict_json(text, at)
+    except RecursionError:
+        return f"The tool call is nested deeper than {MAX_DEPTH} levels.", at
+    except json.JSONDecodeError as e:
+        cut_off = " It is cut off." if e.pos >= len(text.rstrip()) else ""
+        return f"The tool call is not valid JSON: {e.msg} at character {e.pos - at}.{cut_off} {_FORM}", at
+    if problems:
+        return problems[0], end
+    if isinstance(value, dict) and "parameters" not in value and "arguments" in value:
+        return action(value, form=_FORM), end
+    return action(value, "parameters", "arguments", _FORM), end

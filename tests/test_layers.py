@@ -30,7 +30,7 @@ OWNERS = {
     "inspect_ai": {"rollq_worker.environments.tau2"},
     "celery": {"rollq_worker.app", "rollq.publish"},
     "kombu": {"rollq_worker.app", "rollq_worker.transport", "rollq.publish"},
-    "requests": {"rollq_worker.engine", "rollq_worker.users.openai"},
+    "requests": {"rollq_worker.engine", "rollq_worker.scorer", "rollq_worker.users.openai"},
 }
 """Heavy library -> prefixes of the modules that may import it."""
 

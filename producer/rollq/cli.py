@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rollq import __version__
-from rollq.commands import demo, engine, pull, redis_server, show, stats, submit, worker
+from rollq.commands import audit, demo, engine, pull, redis_server, show, stats, submit, worker
 from rollq.errors import RollqError, SettingsError
 
 DESCRIPTION = "Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue on Redis."
@@ -20,7 +20,7 @@ EPILOG = """\
 Try everything on this machine:  rollq demo
 The parts, in the foreground:    rollq redis, rollq engine, rollq worker
 Produce and consume:             rollq submit, rollq pull
-Look:                            rollq stats, rollq show
+Look, and prove the tokens:      rollq stats, rollq show, rollq audit
 """
 
 
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (demo, redis_server, engine, worker, submit, pull, stats, show):
+    for command in (demo, redis_server, engine, worker, submit, pull, stats, show, audit):
         command.add(commands)
     return top
 

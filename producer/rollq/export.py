@@ -21,6 +21,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "env": job.env,
         "split": job.split,
         "task": job.task,
+        "sampling": dict(job.sampling),
         "attempt": trajectory.header.attempt,
         "stop": trajectory.stop.value if trajectory.stop else None,
         "failure": trajectory.failure.value if trajectory.failure else None,

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import settings
+
+# How long an example takes says something of the machine, not of rollq.
+settings.register_profile("rollq", deadline=None)
+settings.load_profile("rollq")
 
 REPO = Path(__file__).resolve().parent.parent
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from rollq.errors import ContractError, FailureClass
-from rollq.job import Budget, Job, Json, Purpose
+from rollq.job import Budget, History, Job, Json, Purpose
 from rollq.trajectory import (
     GRADED,
     Closed,
@@ -59,9 +59,9 @@ def encode_job(job: Job) -> bytes:
 def decode_job(blob: bytes, id: str | None = None) -> Job:
     """Raises ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
-    fields = _unpack(blob, "job", 17, where)
+    fields = _unpack(blob, "job", 18, where)
     try:
-        *head, budget, purpose, seed, size, min_viable, seq = fields
+        *head, budget, purpose, seed, size, min_viable, history, seq = fields
         run, group, sample, env, split, task, env_args, agent, agent_args, user, sampling = head
         max_turns, max_tokens, max_new_tokens, deadline_s = budget
         job = Job(
@@ -83,6 +83,7 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
             seed=seed,
             size=size,
             min_viable=min_viable,
+            history=History(history),
             seq=seq,
         )
     except ContractError as e:
@@ -143,7 +144,7 @@ def encode_event(event: Event, job_id: str) -> bytes:
             fields = [event.turn, ids, logprobs, spans, event.finish, event.text]
             fields += [event.cached_tokens, float(event.at), float(event.seconds)]
         case Observed():
-            texts = [event.message, event.action, event.replies, event.errors]
+            texts = [event.message, event.actions, event.replies, event.errors]
             fields = [event.turn, _dump(event.ids, "I", where), _pack_texts(texts, where)]
             fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
         case Prompt():
@@ -232,6 +233,7 @@ def _content(job: Job) -> dict[str, Json]:
         "seed": job.seed,
         "size": job.size,
         "min_viable": job.min_viable,
+        "history": job.history.value,
     }
 
 
@@ -414,7 +416,7 @@ def _observed(fields: list[Any], where: str) -> Observed:
     event = _new(Observed)
     _set(event, "turn", turn)
     _set(event, "ids", _load("I", ids))
-    _set(event, "_read", _defer(texts, _OBSERVED, (dict, dict | None, list, list), where))
+    _set(event, "_read", _defer(texts, _OBSERVED, (dict, list, list, list), where))
     _set(event, "extra_calls", extra_calls)
     _set(event, "done", done)
     _set(event, "at", at)
@@ -422,7 +424,7 @@ def _observed(fields: list[Any], where: str) -> Observed:
     return event
 
 
-_OBSERVED = ("message", "action", "replies", "errors")
+_OBSERVED = ("message", "actions", "replies", "errors")
 
 
 def _closed(fields: list[Any], where: str) -> Closed:

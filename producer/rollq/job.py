@@ -50,6 +50,15 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
+class History(StrEnum):
+    """What becomes of earlier turns that the chat template would write differently later on."""
+
+    KEEP = "keep"
+    """They stay as they were sampled: one trace, append-only."""
+    TEMPLATE = "template"
+    """The template's way: the conversation is rendered anew and opens a new trace of the same trajectory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What one attempt may spend. Spending it ends the episode, graded."""
@@ -97,9 +106,12 @@ class Job:
     agent: str = "tool-calling"
     """The agent strategy."""
     agent_args: Mapping[str, Json] = field(default_factory=dict)
-    """Options of the strategy: `single_tool: true` appends tau-bench's single-tool instruction to the system prompt."""
+    """Options of the strategy. `single_tool: true` appends tau-bench's single-tool instruction to the system prompt;
+    `calls` says what becomes of several tool calls in one turn: `first` (default), `all` or `refuse`."""
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
     """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
+    history: History = History.KEEP
+    """Matters for templates that rewrite history, by dropping earlier reasoning say; evaluate under the same."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names."""
     budget: Budget = field(default_factory=Budget)
@@ -135,6 +147,8 @@ class Job:
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         if not isinstance(self.budget, Budget):
             raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
+        if not isinstance(self.history, History):
+            raise ContractError(f"{where}: history must be keep or template, not {self.history!r}")
         if not isinstance(self.purpose, Purpose):
             raise ContractError(f"{where}: purpose must be train or eval, not {self.purpose!r}")
         if unknown := set(self.sampling) - SAMPLING_KEYS:

@@ -122,10 +122,11 @@ class Observed(_Texts):
     turn: int
     message: Message
     """The turn as an assistant message in OpenAI's form."""
-    action: Mapping[str, Json] | None
-    """What the environment was given, `{"name": ..., "arguments": {...}}`; None when the turn could not be acted on."""
+    actions: Sequence[Mapping[str, Json]]
+    """What the environment was given, each `{"name": ..., "arguments": {...}}`; empty when the turn could not be acted
+    on. Only a policy of several calls a turn gives more than one."""
     replies: Sequence[Message]
-    """The tool results or user messages that answer it; the last ones of an episode are left out of the tokens."""
+    """The tool results or user messages that answer it, one an action; an episode's last are left out of the tokens."""
     ids: array[int]
     """array('I'): the bridge, from behind the sampled stop token to the end of the next assistant header."""
     errors: Sequence[str] = ()

@@ -43,7 +43,7 @@ def observed(turn: int = 0, *tokens: int, done: bool = False) -> Observed:
     return Observed(
         turn=turn,
         message={"role": "assistant", "content": "hm"},
-        action={"name": "look", "arguments": {"at": "it"}},
+        actions=[{"name": "look", "arguments": {"at": "it"}}],
         replies=[{"role": "tool", "content": "It is red."}],
         ids=ids(*(tokens or (4, 5))),
         done=done,

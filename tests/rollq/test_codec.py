@@ -11,9 +11,10 @@ from typing import Any
 
 import msgpack
 import pytest
-import rollq.codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import rollq.codec
 from rollq.codec import (
     SCHEMA,
     decode_event,
@@ -37,13 +38,13 @@ from tests.rollq.samples import closed, events, ids, job, observed, prompt, samp
 
 def test_golden_job() -> None:
     assert encode_job(job(seq=3)).hex() == (
-        "dc0013" "01" "a36a6f62"  # array of 19: schema 1, "job"
+        "dc0014" "01" "a36a6f62"  # array of 20: schema 1, "job"
         "a172" "a167" "00"  # run, group, sample
         "a473686f70" "a5747261696e" "01" "80"  # env, split, task, env_args
         "ac746f6f6c2d63616c6c696e67" "80"  # agent, agent_args
         "81a46b696e64a87363726970746564" "80"  # user, sampling
         "941ecd8000cd0400cb409c200000000000"  # budget
-        "a5747261696e" "00" "02" "00" "03"  # purpose, seed, size, min_viable, seq
+        "a5747261696e" "00" "02" "00" "a46b656570" "03"  # purpose, seed, size, min_viable, history, seq
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             Observed(
                 turn=turn,
                 message=draw(objects),
-                action=draw(st.none() | objects),
+                actions=draw(st.lists(objects, max_size=2)),
                 replies=draw(st.lists(objects, max_size=2)),
                 ids=draw(token_ids),
                 errors=draw(st.lists(surrogates, max_size=2)),
@@ -180,9 +181,9 @@ def test_texts_are_compressed_when_large_and_read_when_asked_for() -> None:
 
 def test_what_a_policy_may_write_survives() -> None:
     wild = {"name": "pay", "arguments": {"cents": 10**40, "note": "\ud83d", "rate": math.inf}}
-    event = decode_event(encode_event(replace(observed(), action=wild), "r/g/0"), "r/g/0")
+    event = decode_event(encode_event(replace(observed(), actions=[wild]), "r/g/0"), "r/g/0")
     assert isinstance(event, Observed)
-    assert event.action == wild
+    assert event.actions == [wild]
 
 
 @given(st.binary(max_size=60))
@@ -351,7 +352,7 @@ def test_a_digest_is_of_the_content() -> None:
     assert job_digest(made) == job_digest(replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1}))
     for other in (replace(made, seed=6), replace(made, sampling={}), replace(made, budget=Budget())):
         assert job_digest(other) != job_digest(made)
-    assert job_digest(job()) == "b37093ad040f6d0a29cd013912664bf0087258a0f6ded51c35d479a302da5bf6"
+    assert job_digest(job()) == "a0552c26eb68e6c51969b24fe5e26532cdbc818c438f7bc6af84641980035f49"
 
 
 def test_another_job_is_refused() -> None:

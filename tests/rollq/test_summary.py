@@ -21,7 +21,7 @@ def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE)
         events=[
             Prompt(ids=array("I", [1, 2, 3]), messages=[], tools=[]),
             Sampled(turn=0, ids=array("I", [4, 5]), logprobs=logprobs, versions=spans, finish=Finish.STOP),
-            Observed(turn=0, message=message, action=None, replies=[], ids=array("I", [6]), done=True),
+            Observed(turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True),
             Closed(stop=stop, reward=reward),
         ],
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from rollq import errors
-from rollq.job import Budget, Job
+from rollq.job import Budget, History, Job
 from rollq.trajectory import Closed, Finish, Observed, Prompt, Sampled, Stop, Trajectory
 from rollq_worker.boundary import DeadlineExceeded
 from rollq_worker.episode import MAX_MALFORMED, play
@@ -67,7 +67,7 @@ def test_the_turn_budget_ends_it_ungraded_by_the_environment():
 def test_a_cut_turn_ends_it():
     trajectory = run(CALL, budget={"max_new_tokens": 5})
     assert (trajectory.stop, trajectory.turns, trajectory.sampled_tokens) == (Stop.LENGTH, 1, 5)
-    assert trajectory.events[-2].action is None
+    assert trajectory.events[-2].actions == []
 
 
 @pytest.mark.parametrize("max_tokens", range(36, 140, 7))
@@ -118,6 +118,57 @@ def test_an_interrupted_generation_goes_on_from_its_partial_ids():
     sampled = [e for e in trajectory.events if isinstance(e, Sampled)]
     assert [e.finish for e in sampled] == [Finish.ABORT, Finish.ABORT, Finish.STOP, Finish.STOP]
     assert (trajectory.turns, trajectory.stop) == (2, Stop.DONE)
+
+
+TWO = '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]'
+
+
+def test_of_several_calls_the_first_is_carried_out_and_the_others_counted():
+    environment = FakeEnvironment()
+    trajectory = run(TWO, "bye", environment=environment)
+    assert [dict(a.arguments) for a in environment.actions[:-1]] == [{"a": 1}]
+    observed = trajectory.events[2]
+    assert (len(observed.actions), observed.extra_calls, len(observed.replies)) == (1, 1, 1)
+
+
+def test_all_calls_of_a_turn_when_the_job_says_so():
+    environment = FakeEnvironment()
+    trajectory = run(TWO, "bye", environment=environment, agent_args={"calls": "all"})
+    assert [dict(a.arguments) for a in environment.actions[:-1]] == [{"a": 1}, {"a": 2}]
+    assert [m["role"] for m in trajectory.messages[2:5]] == ["assistant", "tool", "tool"]
+    ids = [call["id"] for call in trajectory.messages[2]["tool_calls"]]
+    assert ids == [m["tool_call_id"] for m in trajectory.messages[3:5]]
+    assert len(set(ids)) == 2
+    assert trajectory.events[2].extra_calls == 0
+
+
+def test_several_calls_refused_are_malformed():
+    environment = FakeEnvironment()
+    trajectory = run(TWO, environment=environment, agent_args={"calls": "refuse"})
+    assert (trajectory.stop, environment.actions) == (Stop.MALFORMED, [])
+    assert "one at a time" in trajectory.messages[3]["content"]
+
+
+def test_history_by_the_template_opens_a_trace_where_it_rewrites():
+    """The fake template rewrites whenever the user speaks."""
+    engine = FakeEngine([CALL, "and?", CALL, "bye"])
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, history=History.TEMPLATE),
+        engine=engine,
+        renderer=FakeRenderer(),
+        environment=FakeEnvironment(),
+        user=FakeUser(["hello", "go on"]),
+        journal=FakeJournal(),
+    )
+    assert len(trajectory.traces) == 2
+    assert sum(trajectory.traces) == len(trajectory.tokens)
+    first, second = trajectory.tokens[: trajectory.traces[0]], trajectory.tokens[trajectory.traces[0] :]
+    assert first == engine.requests[1] + engine.replies[1]
+    assert second == engine.requests[3] + engine.replies[3]
+    assert trajectory.sampled_tokens == sum(map(len, engine.replies)) == sum(trajectory.mask)
+    assert [m["role"] for m in trajectory.messages] == (
+        ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"]
+    )
 
 
 class Broken(FakeEnvironment):

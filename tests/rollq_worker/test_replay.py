@@ -198,7 +198,7 @@ class TestPlayer:
 
 
 def actions(trajectory: Trajectory) -> list[Any]:
-    return [event.action for event in trajectory.events if getattr(event, "action", None)]
+    return [action for event in trajectory.events for action in getattr(event, "actions", ())]
 
 
 class TestProgress:

@@ -3,8 +3,9 @@
 A strategy sees text and values only, never tokens: those are the renderer's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from rollq.errors import JobFailure
@@ -17,6 +18,16 @@ SINGLE_TOOL = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a turn comes to."""
+
+    actions: Sequence[Action] = ()
+    """In order; empty when the turn cannot be acted on."""
+    errors: Sequence[str] = ()
+    """What the policy is told is wrong with it."""
+
+
 class Agent(Protocol):
     """One way to turn what was sampled into what is done."""
 
@@ -24,32 +35,52 @@ class Agent(Protocol):
         """The system prompt for an environment with this policy."""
         ...
 
-    def act(self, turn: ReadTurn) -> Action | None:
-        """The action of a turn; None when the turn cannot be acted on."""
+    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+        """What to do after a turn, in an environment with tools of these names."""
         ...
+
+
+class Calls(StrEnum):
+    """What becomes of several tool calls in one turn."""
+
+    FIRST = "first"
+    """The first one is carried out; the others stay in the tokens and are counted (tau-bench's agent)."""
+    ALL = "all"
+    """They are carried out one after the other, until the episode ends."""
+    REFUSE = "refuse"
+    """None is: the turn counts as malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """At most one tool call a turn, the first one; a turn without a call speaks to the user (tau-bench's agent)."""
+    """Tool calls act on the environment; a turn without one speaks to the user."""
 
     single_tool: bool = False
     """Append the single-tool instruction to the system prompt."""
+    calls: Calls = Calls.FIRST
 
     def system_prompt(self, policy: str) -> str:
         return f"{policy}\n\n{SINGLE_TOOL}" if self.single_tool else policy
 
-    def act(self, turn: ReadTurn) -> Action | None:
-        if turn.calls:
-            return turn.calls[0]
-        return None if turn.errors else Action(RESPOND, {"content": turn.content})
+    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+        if not turn.calls:
+            return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
+        if len(turn.calls) > 1 and self.calls is Calls.REFUSE:
+            return Decision((), (*turn.errors, f"{len(turn.calls)} tool calls in one turn: make one at a time."))
+        chosen = turn.calls if self.calls is Calls.ALL else turn.calls[:1]
+        if RESPOND not in tools and any(call.name == RESPOND for call in chosen):
+            # A tool call by that name must not speak to the user: environments take it for the real thing.
+            return Decision((), (*turn.errors, f"There is no tool named {RESPOND!r}: write to the user in plain text."))
+        return Decision(tuple(chosen), turn.errors)
 
 
 def _tool_calling(args: Mapping[str, Json]) -> Agent:
-    single_tool = args.get("single_tool", False)
-    if set(args) - {"single_tool"} or not isinstance(single_tool, bool):
-        raise JobFailure(f"agent_args of tool-calling are single_tool: true|false, not {dict(args)!r}")
-    return ToolCalling(single_tool)
+    single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
+    if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in set(Calls):
+        raise JobFailure(
+            f"agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, not {dict(args)!r}"
+        )
+    return ToolCalling(single_tool, Calls(calls))
 
 
 AGENTS: dict[str, Callable[[Mapping[str, Json]], Agent]] = {"tool-calling": _tool_calling}

@@ -12,11 +12,12 @@ import math
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollq.errors import EngineFailure, EnvironmentFailure, JobFailure
-from rollq.job import Job
+from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
-from rollq_worker.agents import agent_factory
+from rollq_worker.agents import Decision, agent_factory
 from rollq_worker.boundary import boundary
 from rollq_worker.protocols import (
     RESPOND,
@@ -79,9 +80,11 @@ class _Episode:
         self.environment = environment
         self.journal = journal
         self.replayed = record
+        self.messages: list[Message] = []
+        self.schemas: list[Json] = []
         self.tools: set[str] = set()
         self.events: list[Event] = []
-        self.ids = array("I")  # what the engine has seen, append-only
+        self.ids = array("I")  # what the engine has seen of this trace, append-only
         self.stop_ids = frozenset(renderer.stop_ids)
         self.malformed = 0  # in a row
 
@@ -104,6 +107,7 @@ class _Episode:
         ]
         with boundary(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, tools)
+        self.messages, self.schemas = list(messages), tools
         self.tools = {tool["function"]["name"] for tool in tools}
         self.ids.extend(ids)
         self.record(Prompt(ids=ids, messages=messages, tools=tools, at=at))
@@ -117,21 +121,27 @@ class _Episode:
         with boundary(JobFailure, "reading the sampled turn"):
             read = self.renderer.read(sampled)
         if not complete:
-            return self.observe(turn, read, None, [], at, stop=Stop.LENGTH)
-        action = self.agent.act(read)
-        if action is not None and action.name == RESPOND and read.calls and RESPOND not in self.tools:
-            # A tool call by that name must not speak to the user: environments take it for the real thing.
-            read = ReadTurn(read.content, (), (*read.errors, f"There is no tool named {RESPOND!r}."), read.reasoning)
-            action = None
-        if action is None:
-            return self.refuse(turn, read, at)
+            return self.observe(turn, read, (), [], at, stop=Stop.LENGTH)
+        decision = self.agent.act(read, self.tools)
+        if not decision.actions:
+            return self.refuse(turn, replace(read, errors=decision.errors), at)
         self.malformed = 0
-        with boundary(EnvironmentFailure, f"environment.step({action.name})"):
-            observation = self.environment.step(action)
-            if not isinstance(observation.text, str):
-                raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-        replies = [_reply(turn, action, observation)]
-        return self.observe(turn, read, action, replies, at, stop=Stop.DONE if observation.done else None)
+        return self.act(turn, read, decision, at)
+
+    def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
+        """Carry the actions out, one after the other, until the environment closes the episode."""
+        replies: list[Message] = []
+        stop: Stop | None = None
+        for n, action in enumerate(decision.actions):
+            with boundary(EnvironmentFailure, f"environment.step({action.name})"):
+                observation = self.environment.step(action)
+                if not isinstance(observation.text, str):
+                    raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+            replies.append(_reply(turn, n, action, observation))
+            if observation.done:
+                stop = Stop.DONE
+                break
+        return self.observe(turn, read, decision.actions[: len(replies)], replies, at, stop=stop)
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
         """The turn's sampled ids, and whether a stop token ended them. Continues a generation that was interrupted."""
@@ -187,37 +197,53 @@ class _Episode:
         """Answer a turn that cannot be acted on: the policy sees what was wrong, up to a limit."""
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
-            return self.observe(turn, read, None, [], at, stop=Stop.MALFORMED)
+            return self.observe(turn, read, (), [], at, stop=Stop.MALFORMED)
         text = "Error: " + (" ".join(read.errors) or "the turn could not be read.")
-        return self.observe(
-            turn, read, None, [{"role": "tool", "tool_call_id": _call_id(turn), "content": text}], at, stop=None
-        )
+        reply: Message = {"role": "tool", "tool_call_id": _call_id(turn, 0), "content": text}
+        return self.observe(turn, read, (), [reply], at, stop=None)
 
     def observe(
-        self, turn: int, read: ReadTurn, action: Action | None, replies: list[Message], at: float, stop: Stop | None
+        self,
+        turn: int,
+        read: ReadTurn,
+        actions: Sequence[Action],
+        replies: list[Message],
+        at: float,
+        stop: Stop | None,
     ) -> Stop | None:
-        """Record what the turn led to, and the bridge to the next one if there is to be one. Returns the stop."""
-        message = _assistant(turn, read, action)
+        """Record what the turn led to, and how the next one is prompted if there is to be one. Returns the stop."""
+        message = _assistant(turn, read, actions)
         ids = array("I")
+        rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
-            ids = self.bridge(message, replies)
-            if self.room(len(self.ids) + len(ids)) <= 0:
-                ids, stop = array("I"), Stop.LENGTH
+            if self.job.history is History.TEMPLATE:
+                rewritten = self.rewrite(message, replies)
+            if rewritten is not None:
+                fits = self.room(len(rewritten.ids)) > 0
+            else:
+                ids = self.bridge(message, replies)
+                fits = self.room(len(self.ids) + len(ids)) > 0
+            if not fits:
+                ids, rewritten, stop = array("I"), None, Stop.LENGTH
         self.ids.extend(ids)
+        self.messages += [message, *replies]
         self.record(
             Observed(
                 turn=turn,
                 message=message,
-                action={"name": action.name, "arguments": dict(action.arguments)} if action else None,
+                actions=[{"name": action.name, "arguments": dict(action.arguments)} for action in actions],
                 replies=replies,
                 ids=ids,
                 errors=tuple(read.errors),
-                extra_calls=max(0, len(read.calls) - 1),
+                extra_calls=max(0, len(read.calls) - max(1, len(actions))),
                 done=stop is Stop.DONE,
                 at=at,
                 seconds=time.time() - at,
             )
         )
+        if rewritten is not None:
+            self.ids = array("I", rewritten.ids)
+            self.record(rewritten)
         return stop
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
@@ -227,6 +253,18 @@ class _Episode:
         with boundary(JobFailure, "rendering the bridge"):
             ids.extend(self.renderer.bridge(message, replies))
         return ids
+
+    def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
+        """The prompt of a new trace where the template now writes the conversation otherwise; None where it does not.
+
+        What was sampled stays trainable in its own trace; in the new one it is context.
+        """
+        messages = [*self.messages, message, *replies]
+        with boundary(JobFailure, "rendering the conversation anew"):
+            if not self.renderer.rewrites([*self.messages, message], replies, self.schemas):
+                return None
+            ids = self.renderer.open(messages, self.schemas)
+        return Prompt(ids=ids, messages=messages, tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
         """Grade the episode. Only one that the environment closed is scored; the others get what tau-bench gives: 0."""
@@ -248,22 +286,28 @@ class _Episode:
         self.events.append(known or event)
 
 
-def _assistant(turn: int, read: ReadTurn, action: Action | None) -> Message:
-    """The turn in OpenAI's form, with the one call that was carried out."""
+def _assistant(turn: int, read: ReadTurn, actions: Sequence[Action]) -> Message:
+    """The turn in OpenAI's form, with the calls that were carried out."""
     message: Message = {"role": "assistant", "content": read.content}
     if read.reasoning:
         message["reasoning_content"] = read.reasoning
-    if action is not None and action.name != RESPOND:
-        function = {"name": action.name, "arguments": json.dumps(dict(action.arguments), ensure_ascii=False)}
-        message["tool_calls"] = [{"id": _call_id(turn), "type": "function", "function": function}]
-    return message
+    calls = [
+        {
+            "id": _call_id(turn, n),
+            "type": "function",
+            "function": {"name": action.name, "arguments": json.dumps(dict(action.arguments), ensure_ascii=False)},
+        }
+        for n, action in enumerate(actions)
+        if action.name != RESPOND
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
-def _reply(turn: int, action: Action, observation: Observation) -> Message:
+def _reply(turn: int, n: int, action: Action, observation: Observation) -> Message:
     if action.name == RESPOND:
         return {"role": "user", "content": observation.text}
-    return {"role": "tool", "tool_call_id": _call_id(turn), "content": observation.text}
+    return {"role": "tool", "tool_call_id": _call_id(turn, n), "content": observation.text}
 
 
-def _call_id(turn: int) -> str:
-    return f"call_{turn}"
+def _call_id(turn: int, n: int) -> str:
+    return f"call_{turn}_{n}" if n else f"call_{turn}"

@@ -73,7 +73,7 @@ class FakeEngine:
 
 
 class FakeRenderer:
-    """A JSON object with name and arguments is a call, other text that starts with `{` is malformed."""
+    """A JSON object with name and arguments is a call, a list several, other text in brackets is malformed."""
 
     stop_ids: Sequence[int] = (END,)
 
@@ -82,16 +82,20 @@ class FakeRenderer:
 
     def read(self, ids: array[int]) -> ReadTurn:
         text = "".join(chr(i) for i in ids if i != END)
-        if not text.startswith("{"):
+        if not text.startswith(("{", "[")):
             return ReadTurn(text)
         try:
-            call = json.loads(text)
-            return ReadTurn("", [Action(call["name"], call["arguments"])])
+            calls = json.loads(text)
+            calls = calls if isinstance(calls, list) else [calls]
+            return ReadTurn("", [Action(call["name"], call["arguments"]) for call in calls])
         except (ValueError, KeyError, TypeError) as e:
             return ReadTurn(text, (), [f"not a call: {e}"])
 
     def bridge(self, message: Message, replies: Sequence[Message]) -> array[int]:
         return spell("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
+
+    def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
+        return any(reply["role"] == "user" for reply in replies)
 
 
 @dataclass

@@ -175,6 +175,12 @@ class ReadTurn:
     errors: Sequence[str] = ()
     """What was wrong with calls that could not be read, in words for the policy."""
     reasoning: str = ""
+    call_spans: Sequence[tuple[int, int]] = ()
+    """One a call: its characters [start, end) in the decoded turn, without the stop token."""
+    error_spans: Sequence[tuple[int, int]] = ()
+    """One an error, likewise."""
+    call_ids: Sequence[str] = ()
+    """One a call in formats whose calls have ids ("": it has none); empty in all others."""
 
 
 class Renderer(Protocol):
@@ -195,6 +201,12 @@ class Renderer(Protocol):
 
     def bridge(self, message: Message, replies: Sequence[Message]) -> array[int]:
         """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header."""
+        ...
+
+    def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
+        """Whether the template writes the conversation so far, its last turn included, otherwise once replies follow.
+
+        Raises JobFailure when the template cannot do it."""
         ...
 
 

@@ -28,9 +28,11 @@ class Record:
         prompt = events[0] if events else None
         self._opening = prompt.messages[-1]["content"] if isinstance(prompt, Prompt) else None
         self._replies = deque(
-            event.replies[0]["content"]
+            reply["content"]
             for event in events
-            if isinstance(event, Observed) and event.action and event.action["name"] == RESPOND and event.replies
+            if isinstance(event, Observed)
+            for action, reply in zip(event.actions, event.replies, strict=False)
+            if action["name"] == RESPOND
         )
 
     def __bool__(self) -> bool:

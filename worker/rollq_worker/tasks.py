@@ -149,6 +149,7 @@ class Player:
             task_hash=task.hash,
             template_hash=self.tokenizer.template_hash,
             tokenizer_hash=self.tokenizer.hash,
+            history=job.history.value,
             at=time.time(),
         )
         recorded = self._record(attempt, claim, header)

@@ -16,7 +16,7 @@ import redis as redis_library
 from rollq import __version__, cli, embedded
 from rollq.commands import addresses, arguments, demo, submit
 
-COMMANDS = ("demo", "redis", "engine", "worker", "submit", "pull", "stats", "show")
+COMMANDS = ("demo", "redis", "engine", "worker", "submit", "pull", "stats", "show", "audit")
 NOWHERE = "redis://127.0.0.1:1/0"
 
 

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
         vocabulary, whose = _vocabulary(args, scorer, ids)
         if max(given) >= vocabulary:
             raise ContractError(
-                f"{args.file} holds token id {max(given)}, which {whose} does not know; an unknown id can kill an engine,"
-                " so nothing was sent. Is it the same model? --tokenizer names its tokenizer"
+                f"{args.file} holds token id {max(given)}, which {whose} does not know; an unknown id can kill an"
+                " engine, so nothing was sent. Is it the same model? --tokenizer names its tokenizer"
             )
         auditor = Auditor(scorer, _versions(args, scorer), vocabulary)
         report = Report()

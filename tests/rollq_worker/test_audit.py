@@ -1,0 +1,217 @@
+"""The audit: what is compared, what is skipped and why, and what makes it say no."""
+
+import json
+import math
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.errors import ContractError, SettingsError
+from rollq_worker.audit import COMPARED, CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor, Report, read
+from rollq_worker.scorer import Refused, Scored
+
+
+def truth(ids: "array[int]", i: int) -> float:
+    """A made-up logprob of token i that depends on it and on the one before."""
+    return -((ids[i] * 31 + ids[i - 1] * 17) % 97) / 20
+
+
+class FakeScorer:
+    """Knows the truth up to `noise`."""
+
+    def __init__(self, *, noise: float = 0.0, longest: int = 1000, refuses: str = "", lists: bool = True) -> None:
+        self.noise, self.longest, self.refuses, self.lists = noise, longest, refuses, lists
+        self.asked: list[tuple[list[int], int, int]] = []
+
+    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
+        self.asked.append((ids.tolist(), start, likeliest))
+        if self.refuses:
+            raise Refused(self.refuses)
+        logprobs = array("d", [truth(ids, i) + self.noise for i in range(start + 1, len(ids))])
+        if not likeliest or not self.lists:
+            return Scored(logprobs, None)
+        # Two tokens share all the mass: the sampled one and another.
+        return Scored(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    """Prompt 5, sampled 4, observed 3, sampled 4."""
+    tokens = array("I", [(7 * i * i + 3) % 50 for i in range(16)])
+    mask = [0] * 5 + [1] * 4 + [0] * 3 + [1] * 4
+    found = {
+        "job": "r/g/0",
+        "tokens": tokens.tolist(),
+        "mask": mask,
+        "logprobs": [truth(tokens, i) if bit else 0.0 for i, bit in enumerate(mask)],
+        "versions": ["v1" if bit else None for bit in mask],
+        "traces": [16],
+        "sampling": {"temperature": 1.0},
+    }
+    return {**found, **changes}
+
+
+def written(path: Path, *lines: object) -> Path:
+    path = path / "x.jsonl"
+    path.write_text("".join(f"{text if isinstance(text, str) else json.dumps(text)}\n" for text in lines))
+    return path
+
+
+def audited(path: Path, *lines: object, scorer: FakeScorer | None = None, vocabulary: int = 50) -> dict[str, Any]:
+    auditor = Auditor(scorer or FakeScorer(), frozenset(["v1"]), vocabulary)
+    report = Report()
+    for found in read(written(path, *lines)):
+        report.add(auditor.audit(found))
+    return report.found()
+
+
+def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
+    scorer = FakeScorer(noise=0.002)
+    found = audited(tmp_path, line(), line(job="r/g/1"), scorer=scorer)
+    assert (found["trajectories"], found["tokens"], found["skipped"], found["shift"]) == (2, 16, 0, 0)
+    assert found["mean_abs"] == pytest.approx(0.002) and found["max_abs"] == pytest.approx(0.002)
+    assert found["verdict"] == "ok" and found["problems"] == []
+    assert [each["job"] for each in found["each"]] == ["r/g/0", "r/g/1"]
+    assert scorer.asked[0] == (line()["tokens"], 4, 0)
+
+
+def test_a_bad_mean_and_a_bad_percentile(tmp_path: Path) -> None:
+    found = audited(tmp_path, line(), scorer=FakeScorer(noise=0.05))
+    assert found["verdict"] == "bad" and "mean" in found["problems"][0]
+    lines = [line(job=f"r/g/{i}") for i in range(40)]
+    for wrong in lines[:2]:  # few tokens far off: too few to show in the mean of a long file
+        wrong["logprobs"] = [p - 0.2 if p else 0.0 for p in wrong["logprobs"]]
+    found = audited(tmp_path, *lines)
+    assert found["mean_abs"] == pytest.approx(0.01, abs=0.001) and found["verdict"] == "bad"
+    assert any("99th percentile" in problem for problem in found["problems"])
+    assert [token["job"] for token in found["worst"]].count("r/g/0") >= 1 and len(found["worst"]) == 10
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_shifted_file_is_named_as_such(tmp_path: Path, by: int) -> None:
+    shifted = line()
+    positions = [i for i, bit in enumerate(shifted["mask"]) if bit]
+    tokens = array("I", shifted["tokens"])
+    for i in positions:
+        shifted["logprobs"][i] = truth(tokens, (i + by) % len(tokens))
+    found = audited(tmp_path, shifted)
+    assert (found["verdict"], found["shift"]) == ("bad", by)
+    assert found["problems"][-1].endswith("later" if by > 0 else "earlier")
+
+
+def test_a_confident_policy_is_not_taken_for_shifted(tmp_path: Path) -> None:
+    class Sure(FakeScorer):
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
+            return Scored(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
+
+    found = audited(tmp_path, line(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
+    assert (found["verdict"], found["shift"]) == ("ok", 0)
+
+
+def test_other_weights_are_skipped_and_too_many_of_them_are_too_many(tmp_path: Path) -> None:
+    some = line(versions=[None] * 5 + ["v0"] * 4 + [None] * 3 + ["v1"] * 4)
+    scorer = FakeScorer()
+    found = audited(tmp_path, some, scorer=scorer)
+    assert (found["tokens"], found["skipped"], found["verdict"]) == (4, 4, "incomplete")
+    assert found["reasons"] == {WEIGHTS: 4}
+    assert scorer.asked[0][1] == 11  # nothing before the first comparable token is scored
+    many = [line(job=f"r/g/{i}") for i in range(19)]
+    found = audited(tmp_path, some, *many)
+    assert found["tokens"] / (found["tokens"] + found["skipped"]) >= COMPARED and found["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.1}, {"logit_bias": {"5": 1}}, {"regex": "a*"}])
+def test_what_a_prefill_does_not_apply_is_skipped(tmp_path: Path, sampling: dict[str, Any]) -> None:
+    scorer = FakeScorer()
+    found = audited(tmp_path, line(sampling=sampling), scorer=scorer)
+    assert found["skipped"] == 8 and found["reasons"] == {f"sampled with {next(iter(sampling))}": 8}
+    assert not scorer.asked
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}, {"repetition_penalty": 1.0}])
+def test_what_changes_no_logprob_is_compared(tmp_path: Path, sampling: dict[str, Any]) -> None:
+    assert audited(tmp_path, line(sampling=sampling))["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.3])
+def test_another_temperature(tmp_path: Path, temperature: float) -> None:
+    sampled = line(sampling={"temperature": temperature})
+    for i, p in enumerate(sampled["logprobs"]):
+        if sampled["mask"][i]:
+            other = math.log(max(1e-9, 1 - math.exp(p)))
+            normaliser = math.log(math.exp(p / temperature) + math.exp(other / temperature))
+            sampled["logprobs"][i] = p / temperature - normaliser
+    found = audited(tmp_path, sampled)
+    assert found["tokens"] == 8 and found["max_abs"] < 0.005 and found["verdict"] == "ok"
+    assert audited(tmp_path, line(sampling={"temperature": temperature}))["verdict"] == "bad"
+    assert audited(tmp_path, sampled, scorer=FakeScorer(lists=False))["reasons"] == {NO_LIST: 8}
+
+
+def test_a_flat_distribution_at_another_temperature_is_skipped(tmp_path: Path) -> None:
+    class Flat(FakeScorer):
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
+            logprobs = array("d", [-8.0] * (len(ids) - start - 1))
+            return Scored(logprobs, [[-7.0, -8.0]] * len(logprobs))
+
+    found = audited(tmp_path, line(sampling={"temperature": 1.5}), scorer=Flat())
+    assert found["reasons"] == {FLAT: 8}
+
+
+def test_each_trace_is_scored_by_itself(tmp_path: Path) -> None:
+    first = line()
+    both = {key: first[key] * 2 for key in ("tokens", "mask", "logprobs", "versions")}
+    scorer = FakeScorer()
+    found = audited(tmp_path, line(**both, traces=[16, 16]), scorer=scorer)
+    assert found["tokens"] == 16 and found["verdict"] == "ok"
+    assert scorer.asked == [(first["tokens"], 4, 0)] * 2
+
+
+def test_what_the_engine_cannot_take_is_not_sent(tmp_path: Path) -> None:
+    scorer = FakeScorer(longest=14)
+    found = audited(tmp_path, line(), scorer=scorer)
+    assert found["reasons"] == {CONTEXT: 2} and len(scorer.asked[0][0]) == 14
+    scorer = FakeScorer()
+    assert audited(tmp_path, line(), scorer=scorer, vocabulary=40)["reasons"] == {VOCABULARY_ENDS: 8}
+    assert not scorer.asked
+    found = audited(tmp_path, line(), scorer=FakeScorer(refuses="too long"))
+    assert found["reasons"] == {"refused: too long": 8} and found["verdict"] == "incomplete"
+
+
+def test_a_file_without_sampled_tokens_proves_nothing(tmp_path: Path) -> None:
+    found = audited(tmp_path, line(mask=[0] * 16, versions=[None] * 16))
+    assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hello", "x.jsonl:2 is not a line of JSON"),
+        ("[]", "not an exported trajectory but a list"),
+        ({"job": "r/g/0"}, "it has no 'tokens'"),
+        (line(mask=[0] * 15), "its lengths differ: 16 tokens, 15 mask"),
+        (line(traces=[8, 9]), "its traces [8, 9] do not make up its 16 tokens"),
+        (line(traces=[16, 0]), "its traces"),
+        (line(mask=[0] * 15 + [2]), "more than 0 and 1"),
+        (line(mask=[1] * 16), "token 0 opens a trace and was sampled"),
+        (line(tokens=[-1] * 16), "not an exported trajectory"),
+        (line(tokens=["a"] * 16), "not an exported trajectory"),
+        (line(logprobs=[None] * 16), "not an exported trajectory"),
+        (line(logprobs=[float("nan")] * 16), "token 5 was sampled, with logprob nan"),
+        (line(versions=[None] * 16), "token 5 was sampled, with logprob"),
+        (line(sampling={"temperature": "hot"}), "not an exported trajectory"),
+        (line(sampling={"temperature": float("inf")}), "temperature is inf"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, text: object, said: str) -> None:
+    path = written(tmp_path, line(), text)
+    with pytest.raises(ContractError, match=r"x\.jsonl:2") as caught:
+        list(read(path))
+    assert said in str(caught.value)
+
+
+def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot read"):
+        list(read(tmp_path / "none"))
+    with pytest.raises(ContractError, match="holds no trajectory"):
+        list(read(written(tmp_path)))

@@ -5,16 +5,19 @@
     ├── ContractError          a value breaks the data contract: a job, an event, a blob from Redis, an engine's reply
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
+    │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
     │   └── NotHeld            ack or extension of a batch that this consumer does not hold
     ├── PullTimeout            not enough groups became ready in time
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
+        │   └── EngineBreach   a ContractError as well: a reply breaks an invariant of token fidelity
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
         ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
+            └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
 
 A bad rollout is data, not a crash: inside a worker every RolloutFailure becomes a failure record of its attempt. All of
 them survive pickling, because they cross threads and processes.
@@ -62,6 +65,10 @@ class JobConflict(RollqError, ValueError):
 
 class LedgerError(RollqError, RuntimeError):
     """The ledger refused a write."""
+
+
+class Unwritable(LedgerError):
+    """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was changed: try later."""
 
 
 class Fenced(LedgerError):
@@ -117,3 +124,11 @@ class JobFailure(RolloutFailure):
     """The job itself cannot be played."""
 
     failure = FailureClass.JOB
+
+
+class EngineBreach(EngineFailure, ContractError):
+    """What the engine sampled breaks an invariant of token fidelity: never recorded, never trained."""
+
+
+class JobBreach(JobFailure, ContractError):
+    """What rollq made for this job (a prompt, a bridge, the order of events) breaks an invariant of token fidelity."""

@@ -1,0 +1,55 @@
+"""Counts that show how faithful a trajectory's tokens are to what the engine saw: derived from its events.
+
+None of them is an error. A growing number says that something upstream changes: a template that rewrites history, a
+policy that writes calls nobody can read, a fleet whose servers disagree about the weights.
+"""
+
+from dataclasses import dataclass
+
+from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """They add up: the counts of a run are the sums of its trajectories'."""
+
+    sent_tokens: int = 0
+    """Of all prompts sent, the history included, beginning with a trajectory's second request."""
+    kept_tokens: int = 0
+    """Those of them that the engine had seen or sampled before, in the same place: all but bridges, in a trace."""
+    traces: int = 0
+    malformed_turns: int = 0
+    """Turns with a call that could not be read."""
+    version_breaks: int = 0
+    """Times that older weights came back in a trajectory after others had been used."""
+
+    @property
+    def extension_ratio(self) -> float | None:
+        """Share of what was sent that was history kept as it was; None when nothing was sent twice."""
+        return self.kept_tokens / self.sent_tokens if self.sent_tokens else None
+
+
+def fidelity(trajectory: Trajectory) -> Fidelity:
+    """One pass over the events; no token is looked at."""
+    sent = kept = traces = malformed = breaks = 0
+    length = 0  # of the trace so far
+    known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
+    current, seen = "", set[str]()
+    for event in trajectory.events:
+        if isinstance(event, Prompt):
+            traces += 1
+            length = len(event.ids)
+            known = 0 if known is not None else None  # a new trace keeps nothing
+        elif isinstance(event, Sampled):
+            if known is not None:
+                sent, kept = sent + length, kept + known
+            length += len(event.ids)
+            known = length
+            for span in event.versions:
+                breaks += span.version != current and span.version in seen
+                current = span.version
+                seen.add(current)
+        elif isinstance(event, Observed):
+            malformed += bool(event.errors)
+            length += len(event.ids)
+    return Fidelity(sent_tokens=sent, kept_tokens=kept, traces=traces, malformed_turns=malformed, version_breaks=breaks)

@@ -1,0 +1,201 @@
+"""The invariants of token fidelity: what holds passes, and each breach is caught and blamed on the right party."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
+from rollq.job import Budget, Job
+from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
+from rollq_worker.episode import play
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.invariants import Invariants
+
+END, OTHER_END = 9, 8
+VOCABULARY = 100
+PADDING = 105
+
+
+def job(**changes: Any) -> Job:
+    return Job(run="r", group="g", env="fake", task=0, **changes)
+
+
+def invariants(**changes: Any) -> Invariants:
+    return Invariants(job(**changes), [END], VOCABULARY)
+
+
+def prompt(*ids: int) -> Prompt:
+    return Prompt(ids=array("I", ids or (1, 2, 3)), messages=[], tools=[])
+
+
+def sampled(turn: int, *ids: int, finish: Finish = Finish.STOP, **changes: Any) -> Sampled:
+    whole = Sampled(
+        turn=turn,
+        ids=array("I", ids),
+        logprobs=array("f", [-0.5] * len(ids)),
+        versions=[VersionSpan("v1", 0, len(ids))],
+        finish=finish,
+    )
+    return replace(whole, **changes)
+
+
+def observed(turn: int, *ids: int) -> Observed:
+    return Observed(turn=turn, message={}, actions=[], replies=[], ids=array("I", ids))
+
+
+def follow(checks: Invariants, *events: Event) -> Invariants:
+    for event in events:
+        checks.follow(event)
+    return checks
+
+
+GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
+    "two turns": ({}, [prompt(), sampled(0, 5, END), observed(0, 4, 6), sampled(1, 5, END), observed(1)]),
+    "an interrupted turn": (
+        {},
+        [prompt(), sampled(0, 5, finish=Finish.ABORT), sampled(0, 6, END), observed(0, 4), sampled(1, END)],
+    ),
+    "interrupted behind its last token": ({}, [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)]),
+    "a stop token at the very limit": ({}, [prompt(), sampled(0, 5, END, finish=Finish.LENGTH), observed(0, 4)]),
+    "cut by its length": ({}, [prompt(), sampled(0, 5, 6, finish=Finish.LENGTH), observed(0)]),
+    "a padding id": ({}, [prompt(), sampled(0, PADDING, END), observed(0, 4)]),
+    "the job's own stop token": (
+        {"sampling": {"stop_token_ids": [OTHER_END]}},
+        [prompt(), sampled(0, 5, OTHER_END), observed(0, END, 4), sampled(1, END)],
+    ),
+    "a stop string": ({"sampling": {"stop": ["x"]}}, [prompt(), sampled(0, 5, 6), observed(0, END, 4)]),
+    "a grammar": ({"sampling": {"regex": "a"}}, [prompt(), sampled(0, 5), observed(0, END, 4)]),
+    "eos ignored": ({"sampling": {"ignore_eos": True}}, [prompt(), sampled(0, END, 5, finish=Finish.LENGTH)]),
+    "history rewritten": (
+        {},
+        [prompt(), sampled(0, 5, END), observed(0), prompt(1, 2), sampled(1, 5, END), observed(1)],
+    ),
+    "older weights again": (
+        {},
+        [
+            prompt(),
+            sampled(0, 5, 6, END, versions=[VersionSpan("v2", 0, 1), VersionSpan("v1", 1, 3)]),
+            observed(0, 4),
+            sampled(1, 5, END, versions=[VersionSpan("v2", 0, 2)]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_holds_passes(name: str) -> None:
+    changes, events = GOOD[name]
+    follow(invariants(**changes), *events)
+
+
+OPEN = [prompt()]
+ENDED = [prompt(), sampled(0, 5, END)]
+BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
+    "I2 a logprob is missing": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1])), EngineBreach),
+    "I2 nothing was sampled": (OPEN, sampled(0, finish=Finish.LENGTH), EngineBreach),
+    "I3 no prompt": ([], sampled(0, 5, END), JobBreach),
+    "I3 an empty prompt": ([], replace(prompt(), ids=array("I")), JobBreach),
+    "I3 a prompt in mid-turn": (OPEN, prompt(), JobBreach),
+    "I3 a prompt behind a bridge": ([*ENDED, observed(0, 4)], prompt(), JobBreach),
+    "I3 sampled without a bridge": ([*ENDED, observed(0)], sampled(1, END), JobBreach),
+    "I3 sampled on behind the end": (ENDED, sampled(0, END), JobBreach),
+    "I3 spans with a gap": (
+        OPEN,
+        sampled(0, 5, 6, END, versions=[VersionSpan("v", 0, 1), VersionSpan("v", 2, 3)]),
+        EngineBreach,
+    ),
+    "I3 spans that end early": (OPEN, sampled(0, 5, END, versions=[VersionSpan("v", 0, 1)]), EngineBreach),
+    "I3 no spans": (OPEN, sampled(0, 5, END, versions=[]), EngineBreach),
+    "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
+    "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
+    "I5 a bridge without a close": ([prompt(), sampled(0, 5, finish=Finish.LENGTH)], observed(0, 4), JobBreach),
+    "I6 not a number": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, float("nan")])), EngineBreach),
+    "I6 infinite": (OPEN, sampled(0, 5, END, logprobs=array("f", [float("-inf"), -1])), EngineBreach),
+    "I6 above 0": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, 0.01])), EngineBreach),
+    "I8 the prompt": ([], prompt(1, PADDING), JobBreach),
+    "I8 the bridge": (ENDED, observed(0, 4, PADDING), JobBreach),
+    "I9 another turn": (OPEN, sampled(1, 5, END), JobBreach),
+    "I9 answered twice": ([*ENDED, observed(0, 4)], observed(0, 4), JobBreach),
+    "I9 another turn answered": (ENDED, observed(1, 4), JobBreach),
+    "beyond the turn's budget": (
+        [prompt(), sampled(0, 5, 5, 5, finish=Finish.ABORT)],
+        sampled(0, 6, END),
+        EngineBreach,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_breach_is_blamed_on_who_made_it(name: str) -> None:
+    before, event, breach = BROKEN[name]
+    checks = follow(invariants(budget=Budget(max_new_tokens=4)), *before)
+    with pytest.raises(ContractError, match="r/g/0, turn") as caught:
+        checks.follow(event)
+    assert type(caught.value) is breach
+    assert isinstance(caught.value, RolloutFailure)
+    assert caught.value.failure is (FailureClass.ENGINE if breach is EngineBreach else FailureClass.JOB)
+    assert pickle.loads(pickle.dumps(caught.value)).failure is caught.value.failure
+
+
+def test_what_is_sent_is_what_the_events_hold() -> None:
+    checks = follow(invariants(), *ENDED, observed(0, 4, 6))
+    ids = array("I", [1, 2, 3, 5, END, 4, 6])
+    checks.sending(ids)
+    for wrong in (ids[:-1], array("I", [*ids, 6]), array("I", [*ids[:-1], 7]), array("I")):
+        with pytest.raises(JobBreach, match="about to be sent"):
+            checks.sending(wrong)
+    with pytest.raises(JobBreach, match="nothing may be sampled behind Sampled"):
+        follow(invariants(), *ENDED).sending(ids[:5])
+
+
+@given(
+    texts=st.lists(st.sampled_from(['{"name": "add", "arguments": {}}', "{bad", "hm", "bye, bye"]), min_size=1),
+    interrupts=st.integers(0, 4),
+    max_new_tokens=st.integers(1, 40),
+    max_turns=st.integers(1, 6),
+)
+def test_whatever_the_loop_records_holds(
+    texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
+) -> None:
+    played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns))
+    engine = FakeEngine(texts, interrupts=interrupts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rollq_worker.episode.ABORT_PAUSE_S", 0)
+        trajectory = play(
+            played,
+            engine=engine,
+            renderer=FakeRenderer(),
+            environment=FakeEnvironment(),
+            user=FakeUser(["hello", "and?", "and?"]),
+            journal=FakeJournal(),
+        )
+    checks = Invariants(played, FakeRenderer.stop_ids, 0x110000)
+    requests = iter(engine.requests)
+    for event in trajectory.events:
+        if isinstance(event, Sampled):
+            checks.sending(next(requests))
+        checks.follow(event)
+    assert checks.length == trajectory.traces[-1]
+
+
+def test_the_history_is_never_read_again() -> None:
+    class Glanced:
+        """Ids that may only be counted, and looked at at their end."""
+
+        def __len__(self) -> int:
+            return 1_000_006
+
+        def __getitem__(self, index: int) -> int:
+            assert index == -1
+            return 4
+
+    checks = follow(invariants(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4))
+    checks.sending(Glanced())  # type: ignore[arg-type]
+    assert not [value for value in vars(checks).values() if isinstance(value, list | array)]

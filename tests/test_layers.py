@@ -10,7 +10,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 ROOTS = {"rollq": REPO / "producer" / "rollq", "rollq_worker": REPO / "worker" / "rollq_worker"}
 
-PURE = {"rollq.errors", "rollq.job", "rollq.trajectory", "rollq.group", "rollq.batch"}
+PURE = {"rollq.errors", "rollq.job", "rollq.trajectory", "rollq.group", "rollq.batch", "rollq.fidelity"}
 """Values only: standard library and each other."""
 
 LOOP = {
@@ -18,6 +18,7 @@ LOOP = {
     "rollq_worker.agents",
     "rollq_worker.protocols",
     "rollq_worker.boundary",
+    "rollq_worker.invariants",
     "rollq_worker.replayed",
 }
 """The agent loop: values, each other and the standard library."""

@@ -9,6 +9,7 @@ DEMO := --groups 8 --size 4
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
+	@echo "rollq itself is in $(BIN): . $(BIN)/activate"
 
 test: $(VENV)/.test  ## all tests but those on the real SGLang server
 	$(BIN)/python -m pytest -q -n 4 -m "not sglang" $(ARGS)

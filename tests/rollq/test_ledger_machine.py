@@ -18,18 +18,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
 from rollq.codec import encode_event
 from rollq.connection import connect
 from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, LedgerError, NotHeld
 from rollq.ledger import Claim, Ledger
-
 from tests.rollq.samples import closed, group, job, observed
 
-NAMES = ["a", "b", "c", "d"]
-SIZE, VIABLE = 2, 1
+NAMES = ["a", "b", "c"]
+SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1}
 BUDGET = {"engine": 5, "user": 5, "worker": 5, "env": 2, "job": 2, "cancelled": 1}
-job_ids = st.builds("r/{}/{}".format, st.sampled_from(NAMES), st.integers(0, SIZE - 1))
-tokens = st.sampled_from(["t", "u"])
+IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
+tokens = st.sampled_from(["t", "t", "u"])
 
 
 @dataclass
@@ -37,6 +37,7 @@ class ModelJob:
     state: str = "queued"
     attempt: int = 0
     backoff: bool = False
+    restart: bool = False
     journal: list[bytes] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     reach: int = 0
@@ -54,8 +55,8 @@ class ModelGroup:
 class LedgerMachine(RuleBasedStateMachine):
     url = ""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
+    def start(self, names: list[str]) -> None:
         self.ledger = Ledger(connect(self.url), "r")
         self.ledger.redis.flushdb()
         self.jobs: dict[str, ModelJob] = {}
@@ -63,6 +64,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sealed = False
         self.counts = dict.fromkeys(["submitted", "done", "fenced", "delivered", "redelivered", "dropped"], 0)
         self.claims = 0
+        for name in names:
+            self.submit(name, other=False)
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
@@ -77,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = job_id.split("/")[1]
         states = [self.jobs[member].state for member in self.members(name)]
         if all(state in ("done", "dead") for state in states):
-            viable = states.count("done") >= VIABLE
+            viable = states.count("done") >= VIABLE[name]
             self.groups[name].state = "ready" if viable else "dropped"
             self.counts["dropped"] += 0 if viable else states.count("done")
 
@@ -86,26 +89,35 @@ class LedgerMachine(RuleBasedStateMachine):
         found.failures[failure] = found.failures.get(failure, 0) + 1
         found.state = "dead" if found.failures[failure] >= BUDGET[failure] else "queued"
         found.backoff = found.state == "queued" and how == "fail" and failure in ("engine", "user", "worker")
+        found.restart = found.restart or failure not in ("engine", "user", "worker")
         found.ended = (found.attempt, how)
         if found.state == "dead":
             self.settle(job_id)
         return found.state
 
-    def holds(self, job_id: str, attempt: int) -> bool:
-        found = self.jobs.get(job_id)
-        return found is not None and found.state == "leased" and found.attempt == attempt
+    def takes_over(self, found: ModelJob, got: Claim) -> None:
+        """A new attempt: it goes on with the journal unless the job's own fault wants a fresh start."""
+        assert (got.attempt, got.set_aside) == (found.attempt + 1, found.restart and bool(found.journal))
+        if found.restart:
+            found.journal = []
+        assert got.journal == len(found.journal)
+        found.state, found.attempt, found.restart = "leased", got.attempt, False
 
-    def attempt_of(self, job_id: str, stale: int) -> int:
-        return max(1, self.jobs[job_id].attempt - stale) if job_id in self.jobs else 1
+    def of_jobs(self, state: str) -> list[str]:
+        return [job_id for job_id, found in self.jobs.items() if found.state == state]
 
     def of_state(self, *states: str) -> list[str]:
         return sorted((n for n, g in self.groups.items() if g.state in states), key=lambda n: self.groups[n].seq)
 
+    def pick(self, data: st.DataObject, state: str) -> str:
+        """A job, most often one in that state."""
+        return data.draw(st.sampled_from(self.of_jobs(state) * 4 + IDS), label="job")
+
     # -------------------------------------------------------------------------------------------------- the rules
 
-    @rule(name=st.sampled_from(NAMES), other=st.booleans())
+    @rule(name=st.sampled_from(NAMES), other=st.sampled_from([False, False, True]))
     def submit(self, name: str, other: bool) -> None:
-        jobs = group(name, SIZE, min_viable=VIABLE, seed=int(other and name in self.groups))
+        jobs = group(name, SIZE, min_viable=VIABLE[name], seed=int(other and name in self.groups))
         if name in self.groups and other:
             with pytest.raises(JobConflict):
                 self.ledger.submit(jobs)
@@ -120,8 +132,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.jobs |= {member: ModelJob() for member in self.members(name)}
             self.counts["submitted"] += SIZE
 
-    @rule(job_id=job_ids)
-    def claim(self, job_id: str) -> None:
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, "queued")
         self.claims += 1
         got = self.ledger.claim(job_id, worker="w", token=f"c{self.claims}")
         found = self.jobs.get(job_id)
@@ -133,82 +146,92 @@ class LedgerMachine(RuleBasedStateMachine):
             assert got.reason == "early"  # type: ignore[union-attr]
         else:
             assert isinstance(got, Claim)
-            assert (got.attempt, got.set_aside) == (found.attempt + 1, bool(found.journal))
-            assert got.job == job(got.job.sample, got.job.group, min_viable=VIABLE, seq=got.job.seq)
-            found.state, found.attempt, found.journal = "leased", got.attempt, []
+            self.takes_over(found, got)
+            assert got.job == job(got.job.sample, got.job.group, min_viable=VIABLE[got.job.group], seq=got.job.seq)
 
-    @rule(job_id=job_ids, stale=st.sampled_from([0, 0, 0, 1]), off=st.sampled_from([0, 0, 0, 0, 1, -1]))
-    def append(self, job_id: str, stale: int, off: int) -> None:
-        attempt = self.attempt_of(job_id, stale)
-        journal = self.jobs[job_id].journal if job_id in self.jobs else []
-        index = max(0, len(journal) + off)
+    @precondition(lambda self: self.of_jobs("leased"))
+    @rule(data=st.data(), off=st.sampled_from([0, 0, 0, 0, 1, -1]))
+    def append(self, data: st.DataObject, off: int) -> None:
+        job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
+        found = self.jobs[job_id]
+        index = max(0, len(found.journal) + off)
         blob = encode_event(observed(index), job_id)
-        if not self.holds(job_id, attempt):
-            self.counts["fenced"] += 1
-            with pytest.raises(Fenced):
-                self.ledger.append(job_id, attempt, index, blob)
-        elif index > len(journal):
+        if index > len(found.journal):
             with pytest.raises(JournalConflict):
-                self.ledger.append(job_id, attempt, index, blob)
+                self.ledger.append(job_id, found.attempt, index, blob)
         else:
-            self.ledger.append(job_id, attempt, index, blob)
-            journal[index:] = [blob]
-            if index + 1 > self.jobs[job_id].reach:
-                self.jobs[job_id].reach = index + 1
-                self.jobs[job_id].failures["worker"] = 0
+            self.ledger.append(job_id, found.attempt, index, blob)
+            found.journal[index:] = [blob]
+            if index + 1 > found.reach:
+                found.reach = index + 1
+                found.failures["worker"] = 0
 
-    @rule(job_id=job_ids, stale=st.sampled_from([0, 0, 0, 1]), reward=st.sampled_from([0.0, 1.0]))
-    def complete(self, job_id: str, stale: int, reward: float) -> None:
-        attempt = self.attempt_of(job_id, stale)
-        found = self.jobs.get(job_id)
-        index, blob = len(found.journal) if found else 0, encode_event(closed(reward), job_id)
-        if self.holds(job_id, attempt):
-            assert found
-            self.ledger.complete(job_id, attempt, index, blob)
-            found.journal.append(blob)
-            found.state, found.ended = "done", (attempt, "complete")
-            self.counts["done"] += 1
-            self.settle(job_id)
-        elif found and found.ended == (attempt, "complete"):
-            self.ledger.complete(job_id, attempt, index, blob)
-        else:
-            self.counts["fenced"] += 1
-            with pytest.raises(Fenced):
-                self.ledger.complete(job_id, attempt, index, blob)
+    @precondition(lambda self: self.of_jobs("leased"))
+    @rule(data=st.data(), failure=st.sampled_from(FailureClass))
+    def fail(self, data: st.DataObject, failure: FailureClass) -> None:
+        job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
+        expected = self.fails(job_id, failure, "fail")
+        assert self.ledger.fail(job_id, self.jobs[job_id].attempt, failure, "why").status == expected
 
-    @rule(job_id=job_ids, stale=st.sampled_from([0, 0, 0, 1]), failure=st.sampled_from(FailureClass))
-    def fail(self, job_id: str, stale: int, failure: FailureClass) -> None:
-        attempt = self.attempt_of(job_id, stale)
-        found = self.jobs.get(job_id)
-        if self.holds(job_id, attempt):
-            expected = self.fails(job_id, failure, "fail")
-            assert self.ledger.fail(job_id, attempt, failure, "why").status == expected
-        elif found and found.ended == (attempt, "fail"):
-            self.ledger.fail(job_id, attempt, failure, "why")
-        else:
-            self.counts["fenced"] += 1
-            with pytest.raises(Fenced):
-                self.ledger.fail(job_id, attempt, failure, "why")
+    @precondition(lambda self: self.of_jobs("leased"))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        found = self.jobs[job_id := data.draw(st.sampled_from(self.of_jobs("leased")))]
+        self.ledger.release(job_id, found.attempt)
+        found.state, found.ended = "queued", (found.attempt, "release")
 
-    @rule(job_id=job_ids, stale=st.sampled_from([0, 0, 0, 1]))
-    def release(self, job_id: str, stale: int) -> None:
-        attempt = self.attempt_of(job_id, stale)
-        found = self.jobs.get(job_id)
-        if self.holds(job_id, attempt):
-            assert found
-            self.ledger.release(job_id, attempt)
-            found.state, found.ended = "queued", (attempt, "release")
-        elif found and found.ended == (attempt, "release"):
-            self.ledger.release(job_id, attempt)
-        else:
-            self.counts["fenced"] += 1
-            with pytest.raises(Fenced):
-                self.ledger.release(job_id, attempt)
+    @rule(data=st.data(), stale=st.integers(0, 1))
+    def write_without_a_lease(self, data: st.DataObject, stale: int) -> None:
+        """Only the attempt that ended the job itself may say so again."""
+        job_id = data.draw(st.sampled_from(IDS))
+        found = self.jobs.get(job_id, ModelJob())
+        attempt = found.attempt - stale
+        if found.state == "leased" and not stale:
+            return
+        writes = {
+            "append": lambda: self.ledger.append(job_id, attempt, 0, b"x"),
+            "complete": lambda: self.ledger.complete(job_id, attempt, 0, encode_event(closed(), job_id)),
+            "fail": lambda: self.ledger.fail(job_id, attempt, FailureClass.ENV, "why"),
+            "release": lambda: self.ledger.release(job_id, attempt),
+        }
+        for how, write in writes.items():
+            if found.ended == (attempt, how):
+                write()
+            else:
+                self.counts["fenced"] += 1
+                with pytest.raises(Fenced):
+                    write()
 
+    @precondition(lambda self: self.of_state("open"))
+    @rule(data=st.data(), cancel=st.sampled_from([-1, -1, -1, 0, 1]))
+    def end_a_group(self, data: st.DataObject, cancel: int) -> None:
+        """Whatever is left of its members is completed, or cancelled."""
+        for sample, job_id in enumerate(self.members(data.draw(st.sampled_from(self.of_state("open"))))):
+            found = self.jobs[job_id]
+            if found.backoff:
+                self.forget_backoff(job_id)
+            if found.state == "queued":
+                self.claims += 1
+                got = self.ledger.claim(job_id, worker="w", token=f"c{self.claims}")
+                assert isinstance(got, Claim)
+                self.takes_over(found, got)
+            if found.state == "leased" and sample == cancel:
+                self.ledger.fail(job_id, found.attempt, FailureClass.CANCELLED, "why")
+                self.fails(job_id, "cancelled", "fail")
+            elif found.state == "leased":
+                blob = encode_event(closed(float(sample)), job_id)
+                for _ in range(2):
+                    self.ledger.complete(job_id, found.attempt, len(found.journal), blob)
+                found.journal.append(blob)
+                found.state, found.ended = "done", (found.attempt, "complete")
+                self.counts["done"] += 1
+                self.settle(job_id)
+
+    @precondition(lambda self: self.of_jobs("leased"))
     @rule(data=st.data())
     def leases_run_out(self, data: st.DataObject) -> None:
-        leased = sorted(job_id for job_id, found in self.jobs.items() if found.state == "leased")
-        chosen = [job_id for job_id in leased if data.draw(st.booleans())]
+        leased = self.of_jobs("leased")
+        chosen = data.draw(st.lists(st.sampled_from(leased), min_size=1, unique=True))
         for job_id in chosen:
             self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].attempt}": 1}, xx=True)
         self.ledger.redis.hset(self.ledger.keys.meta, mapping={"reaped": self.ledger.now(), "grace": 0})
@@ -216,11 +239,14 @@ class LedgerMachine(RuleBasedStateMachine):
         # What runs out is due at once; released and freshly failed ones may be due as well.
         assert expected <= set(self.ledger.reap())
 
-    @rule(job_id=job_ids)
-    def a_backoff_runs_out(self, job_id: str) -> None:
-        if job_id in self.jobs and self.jobs[job_id].backoff:
-            self.jobs[job_id].backoff = False
-            self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", 0)
+    @precondition(lambda self: any(found.backoff for found in self.jobs.values()))
+    @rule(data=st.data())
+    def a_backoff_runs_out(self, data: st.DataObject) -> None:
+        self.forget_backoff(data.draw(st.sampled_from([job_id for job_id, j in self.jobs.items() if j.backoff])))
+
+    def forget_backoff(self, job_id: str) -> None:
+        self.jobs[job_id].backoff = False
+        self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", 0)
 
     @rule()
     def publish(self) -> None:
@@ -228,13 +254,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(self.jobs[job_id].state == "queued" for job_id in due)
         self.ledger.confirm(due)
 
-    @rule(job_id=job_ids)
-    def bounce(self, job_id: str) -> None:
+    @rule(data=st.data())
+    def bounce(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, "queued")
         self.ledger.bounce(job_id)
         if job_id in self.jobs and self.jobs[job_id].state == "queued" and not self.jobs[job_id].backoff:
             assert job_id in self.ledger.reap()
 
-    @rule(token=tokens, groups=st.integers(1, 3))
+    @precondition(lambda self: self.of_state("ready", "held", "acked"))
+    @rule(token=tokens, groups=st.sampled_from([1, 1, 2, 3]))
     def take(self, token: str, groups: int) -> None:
         mine = [name for name in self.of_state("held") if self.groups[name].token == token]
         expected = mine or self.of_state("ready")[:groups]
@@ -251,24 +279,24 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.counts["redelivered"] += found.handed > 0
                 found.state, found.token, found.handed = "held", token, found.handed + 1
 
-    @rule(token=tokens)
-    def holds_run_out(self, token: str) -> None:
-        mine = [name for name in self.of_state("held") if self.groups[name].token == token]
-        for name in mine:
-            self.ledger.redis.zadd(self.ledger.keys.held("train"), {name: 1}, xx=True)
-            self.groups[name].state = "ready"
-        if mine:  # only a taker finds out
-            assert self.ledger.take(99, "nobody") == [] or self.sealed
-            if self.sealed and not self.of_state("open"):
-                for name in self.of_state("ready"):
-                    found = self.groups[name]
-                    self.counts["redelivered"] += found.handed > 0
-                    found.state, found.token, found.handed = "held", "nobody", found.handed + 1
+    @precondition(lambda self: self.of_state("held"))
+    @rule(data=st.data(), groups=st.integers(1, 2))
+    def a_hold_runs_out(self, data: st.DataObject, groups: int) -> None:
+        lost = self.groups[data.draw(st.sampled_from(self.of_state("held")))].token
+        for name in self.of_state("held"):
+            if self.groups[name].token == lost:
+                self.ledger.redis.zadd(self.ledger.keys.held("train"), {name: 1}, xx=True)
+                self.groups[name].state = "ready"
+        self.claims += 1
+        self.take(f"v{self.claims}", groups)  # only a taker of another batch finds out
 
     @precondition(lambda self: self.of_state("held", "acked"))
-    @rule(token=tokens, data=st.data())
-    def ack(self, token: str, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(self.of_state("held", "acked")), min_size=1, unique=True))
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        known = self.of_state("held", "acked")
+        token = data.draw(st.sampled_from([self.groups[name].token for name in known] * 3 + ["t", "u"]))
+        mine = [name for name in known if self.groups[name].token == token]
+        names = data.draw(st.lists(st.sampled_from(mine * 3 + known), min_size=1, max_size=3, unique=True))
         done = [m for name in names for m in self.members(name) if self.jobs[m].state == "done"]
         if all(self.groups[name].token == token for name in names):
             self.ledger.ack(token, done)
@@ -294,6 +322,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.seal()
         self.sealed = True
 
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, "queued")
+        state, found = self.ledger.job(job_id), self.jobs.get(job_id)
+        if state is None or found is None:
+            assert state is found is None
+        else:
+            assert (state.state, state.attempt) == (found.state, found.attempt)
+            assert state.failures == {name: count for name, count in found.failures.items() if count}
+
     # --------------------------------------------------------------------------------------------------- and always
 
     @invariant()
@@ -310,8 +348,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert stats[f"groups_{name}"] == len(self.of_state(name)), name
         assert stats["duplicates"] == 0
         acked = {m for name in self.of_state("acked") for m in self.members(name) if self.jobs[m].state == "done"}
-        for job_id, found in self.jobs.items():
-            assert self.ledger.journal(job_id) == ([] if job_id in acked else found.journal)
+        pipe = self.ledger.redis.pipeline(transaction=False)
+        for job_id in self.jobs:
+            pipe.lrange(self.ledger.keys.journal(job_id), 0, -1)
+        expected = [[] if job_id in acked else found.journal for job_id, found in self.jobs.items()]
+        assert pipe.execute() == expected
 
 
 def test_the_ledger_is_what_the_model_says(redis_url: str) -> None:
@@ -321,8 +362,8 @@ def test_the_ledger_is_what_the_model_says(redis_url: str) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=110,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             print_blob=False,

@@ -18,7 +18,7 @@ end
 local time = now()
 if index == length then
   redis.call('RPUSH', journal, ARGV[6])
-  if ARGV[5] == '1' then redis.call('HINCRBY', job, 'turned', 1) end
+  if ARGV[5] == '1' then redis.pcall('HINCRBY', job, 'turned', 1) end
 end
 if ARGV[5] == '1' and index + 1 > (tonumber(got[2]) or 0) then
   -- A turn farther than any attempt before: whatever kills workers, it is not this job.

@@ -22,7 +22,10 @@ local function reply()
 end
 
 for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
-if #groups > 0 then return reply() end
+if #groups > 0 then
+  for _, group in ipairs(groups) do redis.call('ZADD', held, 'XX', 'GT', time + tonumber(ARGV[3]), group.name) end
+  return reply()
+end
 
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
   local group = readable_group(name)

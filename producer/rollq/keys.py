@@ -7,7 +7,9 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, reaped (time of the last reap),
-                                       grace (no lease expires before)
+                                       grace (no lease expires before), budgeted, budget:<class> (its own budgets)
+    rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
+                                       source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerView.stats`
     rollq:{run}:queued           zset  job -> when to publish it next
     rollq:{run}:leased           zset  job#attempt -> when the lease expires; membership is the fence
@@ -18,13 +20,14 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:hold:<token>     set   the groups that were taken under this token
     rollq:{run}:group:<group>    hash  seq, size, viable, purpose; state (open ready held acked dropped); done, dead
                                        (members so far); token (of the last hold), handed (times);
-                                       submitted, resubmitted (tokens of the first and the last submission)
+                                       submitted, resubmitted (tokens of the first and the last submission);
+                                       discarded (dead members whose remains were deleted)
     rollq:{run}:job:<job>        hash  body, digest, deadline_s; state (queued leased done dead); attempt (claims so
                                        far); token, worker, claimed, deadline, set_aside (of the last claim);
                                        not_before; restart; reach (journal entries up to the farthest turn); aside
                                        (attempts whose journal was set aside); ended, ended_by, outcome (of the last
                                        attempt that ended); fail:<class> (failures), class, reason (of the last);
-                                       turned (turns in the journal); acked (token)
+                                       turned (turns in the journal); acked, condemned, requeued (tokens); discarded
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:damaged:<name>           any   evidence: what lay under a job's or a group's name and was none
@@ -52,6 +55,10 @@ class Keys:
     @property
     def meta(self) -> str:
         return f"{self.prefix}run"
+
+    @property
+    def sources(self) -> str:
+        return f"{self.prefix}sources"
 
     @property
     def count(self) -> str:

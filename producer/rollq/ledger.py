@@ -9,11 +9,7 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib import resources
 from typing import Any, NoReturn
-
-import redis
 
 from rollq.codec import decode_event, decode_job, encode_job, is_observed, job_digest
 from rollq.errors import (
@@ -28,11 +24,23 @@ from rollq.errors import (
 )
 from rollq.job import Job, Purpose
 from rollq.keys import RUNS
-from rollq.replies import Claim, DeadLetter, JobState, Outcome, Refusal, State, Submission, TakenGroup
+from rollq.replies import Claim, Cursor, DeadLetter, JobState, Outcome, Refusal, State, Submission, TakenGroup
+from rollq.scripts import REASON, SCRIPTS, Scripts, sources
 from rollq.trajectory import GRADED, Closed
-from rollq.view import LedgerView
 
-__all__ = ["Claim", "DeadLetter", "JobState", "Ledger", "Outcome", "Refusal", "State", "Submission", "TakenGroup"]
+__all__ = [
+    "SCRIPTS",
+    "Claim",
+    "DeadLetter",
+    "JobState",
+    "Ledger",
+    "Outcome",
+    "Refusal",
+    "State",
+    "Submission",
+    "TakenGroup",
+    "sources",
+]
 
 LEASE_S = 15.0
 """A claim's lease: a worker that is silent for so long has lost its jobs."""
@@ -44,51 +52,27 @@ CONFIRMED_S = 600.0
 """A published job that nobody has claimed by then is published again."""
 OUTAGE_S = 5.0
 """Without a reap for so long, Redis or every worker was away."""
-REASON = 8000
-"""Characters of a failure's reason that are kept."""
-
-SCRIPTS = (
-    "submit",
-    "claim",
-    "append",
-    "renew",
-    "complete",
-    "fail",
-    "release",
-    "bounce",
-    "reap",
-    "confirm",
-    "take",
-    "extend",
-    "ack",
-    "condemn",
-    "fix",
-)
 
 
-@cache
-def sources() -> Mapping[str, str]:
-    """Text of every script, with what they share in front."""
-    lua = resources.files("rollq") / "lua"
-    common = (lua / "common.lua").read_text()
-    return {name: common + (lua / f"{name}.lua").read_text() for name in SCRIPTS}
-
-
-class Ledger(LedgerView):
+class Ledger(Scripts):
     """One run's ledger. Every method may be called by many threads and processes at once.
 
     Raises LedgerError, naming run and key, when Redis refuses a write or a key was tampered with; redis.ConnectionError
     once the client's patience is spent.
     """
 
-    def __init__(self, client: "redis.Redis", run: str) -> None:
-        super().__init__(client, run)
-        self._scripts = {name: client.register_script(source) for name, source in sources().items()}
-
-    def submit(self, jobs: Sequence[Job], *, publish_in_s: float = PUBLISHING_S) -> Submission:
+    def submit(
+        self,
+        jobs: Sequence[Job],
+        *,
+        publish_in_s: float = PUBLISHING_S,
+        source: str = "",
+        cursor: Cursor = Cursor(),  # noqa: B008 (frozen)
+    ) -> Submission:
         """Enter one whole group, or jobs of a known one again.
 
-        The caller publishes the new ids within `publish_in_s` seconds and confirms, or leaves it to a reaper (0).
+        The caller publishes the new ids within `publish_in_s` seconds and confirms, or leaves it to a reaper (0). The
+        source's cursor moves to `cursor` in the same step.
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
         jobs disagree, LedgerError when the run is sealed; nothing has changed then.
         """
@@ -104,6 +88,7 @@ class Ledger(LedgerView):
         if len(set(ids)) < len(ids):
             raise ContractError(f"group {self.run}/{first.group}: a sample is there twice")
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s, uuid.uuid4().hex]
+        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}"]
         for job in jobs:
             args += [job.id, job_digest(job), job.budget.deadline_s, encode_job(job)]
         self._guard(RUNS, lambda: self.redis.zadd(RUNS, {self.run: self.now()}, nx=True))
@@ -114,12 +99,39 @@ class Ledger(LedgerView):
             case b"known":
                 return Submission(known=ids)
             case b"conflict":
-                raise JobConflict(f"job {rest[0].decode()} was submitted before with other content")
+                raise JobConflict(
+                    f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use"
+                    " another run"
+                )
             case b"sealed":
                 raise LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
         raise ContractError(
             f"group {self.run}/{first.group} is new and has {len(jobs)} of {first.size} samples: submit it whole"
         )
+
+    def cursor(self, source: str) -> Cursor:
+        """Where the source's producer was; what lies before counts as submitted again."""
+        groups, jobs, mark = self._call("cursor", [source, uuid.uuid4().hex])
+        return Cursor(groups, jobs, mark.decode())
+
+    def fix_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
+        """How many failures of these classes a job survives all but the last of; the run's first caller decides.
+
+        Raises SettingsError when the run has others, ContractError for a class or a number that cannot be.
+        """
+        for failure, budget in budgets.items():
+            if failure not in set(FailureClass) - {FailureClass.CANCELLED}:
+                raise ContractError(f"run {self.run}: there is no budget for failures of class {failure}")
+            if type(budget) is not int or budget < 1:
+                raise ContractError(f"run {self.run}: a budget is a whole number of at least 1, not {budget!r}")
+        args = [word for failure, budget in budgets.items() for word in (failure.value, budget)]
+        status, *rest = self._call("budget", args)
+        if status != b"ok":
+            failure, theirs = FailureClass(rest[0].decode()), rest[1]
+            raise SettingsError(
+                f"run {self.run} has a budget of {theirs} failures of class {failure}, not {budgets[failure]}: budgets"
+                " are fixed before its first group. Leave it as it is, or use another run."
+            )
 
     def claim(self, job_id: str, *, worker: str, token: str, lease_s: float = LEASE_S) -> Claim | Refusal:
         """Lease a queued job. The token tells a repeat of this claim from another worker's.
@@ -254,9 +266,6 @@ class Ledger(LedgerView):
                     f"run {self.run} is played with another {what} ({theirs[:12]}, this worker has {ours[:12]}): "
                     "start this worker with the run's tokenizer, or use another run"
                 )
-
-    def _call(self, name: str, args: Sequence[Any]) -> Any:
-        return self._guard(name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))
 
     def _written(self, reply: list[Any], job_id: str, attempt: int, index: int) -> None:
         if reply[0] == b"fenced":

@@ -29,6 +29,16 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a source's producer has got. It moves in the same script that enters the group."""
+
+    groups: int = 0
+    jobs: int = 0
+    mark: str = ""
+    """Hexadecimal digest of all those groups."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The job is leased to this worker, under this attempt."""
 
@@ -99,6 +109,8 @@ class DeadLetter:
     attempts: int
     worker: str
     """The last one that had it."""
+    turns: int
+    """Turns in its journal: where it ended."""
     age_s: float
     """Since it died."""
 

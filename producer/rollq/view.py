@@ -12,13 +12,18 @@ from typing import Any, TypeVar
 import redis
 
 from rollq.codec import decode_header, decode_job, read_trajectory
-from rollq.errors import ContractError, FailureClass, LedgerError
+from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
 from rollq.job import NAME, Job, Purpose, parse_id
 from rollq.keys import RUNS, Keys
 from rollq.replies import DeadLetter, JobState, Standing, State
 from rollq.trajectory import Closed, Header, Stop, Trajectory
 
 T = TypeVar("T")
+
+REFUSING = re.compile(
+    r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
+)
+"""What Redis says, by itself or through a script, when it takes no writes."""
 
 COUNTS = (
     "submitted",
@@ -34,6 +39,8 @@ COUNTS = (
     "duplicates",
     "redelivered",
     "dropped",
+    "requeued",
+    "discarded",
     "groups_acked",
     "groups_dropped",
     "turns",
@@ -69,6 +76,13 @@ class LedgerView:
         standing = self.standing(purpose)
         return standing.sealed and not standing.unacknowledged
 
+    def group_states(self, names: Sequence[str]) -> list[str]:
+        """Where these groups are: open, ready, held, acked or dropped; empty for an unknown one."""
+        pipe = self.redis.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self.keys.group(name), "state")
+        return [_text(state) for state in self._guard("groups", pipe.execute)]
+
     def now(self) -> float:
         """Redis's clock, Unix seconds."""
         seconds, micros = self.redis.time()
@@ -95,7 +109,8 @@ class LedgerView:
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         if state.job is None:
-            raise LedgerError(f"job {job_id} was acknowledged, and its trajectory dropped")
+            why = "dropped" if state.state is State.DEAD else "acknowledged (or dropped)"
+            raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
         header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
         trajectory = read_trajectory(state.job, header, state.journal[1:])
         trajectory = _ended_by(trajectory, state.attempt)
@@ -165,7 +180,7 @@ class LedgerView:
         rows = self._guard("dead", lambda: self.redis.zrevrange(self.keys.dead, 0, limit - 1, withscores=True))
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
-            pipe.hmget(self.keys.job(_text(job_id)), "class", "reason", "attempt", "worker")
+            pipe.hmget(self.keys.job(_text(job_id)), "class", "reason", "attempt", "worker", "turned")
         details = self._guard("dead", lambda: pipe.execute(raise_on_error=False))
         now = self.now()
         return [
@@ -187,7 +202,7 @@ class LedgerView:
         counts = {key.decode(): float(value) for key, value in raw.items() if _is_number(value)}
         stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
-        stats |= {"queued": queued, "leased": leased, "dead": dead}
+        stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
         stats |= {
             "groups_open": groups[0] + groups[1],
             "groups_ready": groups[2] + groups[3],
@@ -204,7 +219,8 @@ class LedgerView:
         try:
             return call()
         except redis.ResponseError as e:
-            raise LedgerError(f"run {self.run}: {what}: {_explain(str(e))}") from e
+            kind = Unwritable if refuses_writes(e) else LedgerError
+            raise kind(f"run {self.run}: {what}: {_explain(str(e))}") from e
 
     def _check(self, job_id: str) -> tuple[str, str, int]:
         run, group, sample = parse_id(job_id)
@@ -255,21 +271,27 @@ def _letter(job_id: str, age_s: float, detail: Any) -> DeadLetter:
             reason="its record in Redis is damaged",
             attempts=0,
             worker="",
+            turns=0,
             age_s=age_s,
         )
-    failure, reason, attempts, worker = map(_text, detail)
+    failure, reason, attempts, worker, turns = map(_text, detail)
     return DeadLetter(
         job_id=job_id,
         failure=FailureClass(failure),
         reason=reason,
-        attempts=int(attempts or 0),
+        attempts=_whole(attempts),
         worker=worker,
+        turns=_whole(turns),
         age_s=age_s,
     )
 
 
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _is_number(value: bytes) -> bool:
@@ -281,6 +303,13 @@ def _is_number(value: bytes) -> bool:
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:
     return {name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix)}
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Whether Redis takes no writes at all for now, rather than this one. redis-py drops some codes for classes."""
+    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):
+        return True
+    return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
 def _explain(error: str) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
+
 from rollq.codec import encode_event
 from rollq.errors import FailureClass
 from rollq.keys import Keys
 from rollq.ledger import SCRIPTS, Ledger, sources
-
+from rollq.letters import DeadLetters
+from rollq.replies import Cursor
 from tests.rollq.samples import claim, closed, events, group, journal, play
 
 
@@ -68,6 +70,27 @@ def held(ledger: Ledger) -> None:
     ledger.take(2, "t")
 
 
+def dead(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")
+
+
+def dropped(ledger: Ledger) -> None:
+    dead(ledger)
+    play(ledger, "r/g/1")
+
+
+def entered(ledger: Ledger) -> None:
+    ledger.submit(group(), source="s", cursor=Cursor(1, 2, "ab"))
+
+
+def letters(ledger: Ledger) -> DeadLetters:
+    """On the same ledger, so that calls are recorded."""
+    found = DeadLetters(ledger.redis, ledger.run)
+    found._call = lambda name, args: ledger._call(name, args)  # type: ignore[method-assign]
+    return found
+
+
 def ran_out(ledger: Ledger) -> None:
     held(ledger)
     ledger.redis.zadd(ledger.keys.held("train"), {"g": 1, "h": 1})
@@ -97,6 +120,15 @@ CASES = [
     Case("extend", held, lambda ledger: ledger.extend("t")),
     Case("ack", held, lambda ledger: ledger.ack("t", ALL)),
     Case("condemn", held, lambda ledger: ledger.condemn("t", "r/g/0", "torn")),
+    Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
+    Case("cursor", entered, lambda ledger: ledger.cursor("s")),
+    Case("budget", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
+    Case("requeue", dead, lambda ledger: letters(ledger).requeue("r/g/0")),
+    Case("requeue", dropped, lambda ledger: letters(ledger).requeue("r/g/0")),
+    Case("discard", dead, lambda ledger: letters(ledger).discard("r/g/0")),
+    Case("discard", dropped, lambda ledger: letters(ledger).discard("r/g/0")),
+    Case("cancel", two_groups, lambda ledger: letters(ledger).cancel("r/g/0")),
+    Case("cancel", half_played, lambda ledger: letters(ledger).cancel("r/g/0")),
     Case("fix", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
 ]
 
@@ -199,6 +231,7 @@ def test_names_are_built_in_one_way() -> None:
     keys = Keys("my-run")
     built = [
         keys.meta,
+        keys.sources,
         keys.count,
         keys.queued,
         keys.leased,

@@ -15,6 +15,7 @@ for i = 2, #ARGV do
     if group.state == 'held' then groups[#groups + 1] = group end
   end
 end
+even_without_memory()
 for _, group in ipairs(groups) do
   redis.call('HSET', group.key, 'state', 'acked')
   redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)

@@ -1,5 +1,6 @@
--- Lease a queued job to a worker. A repeat under the same token gets the same answer. A journal is gone on with, unless the
--- last failure wants a fresh start (restart): then it is set aside under the number of the attempt that wrote its end.
+-- Lease a queued job to a worker. A repeat under the same token gets the same answer. A journal is gone on with, unless
+-- the last failure wants a fresh start (restart): then it is set aside under the number of the attempt that wrote its
+-- end.
 -- reads and writes  queued leased count job:<job> group:<group> journal:<job> journal:<job>#<attempt>
 -- ARGV   id token worker lease_s
 -- reply  claimed attempt seq set_aside body journal_length | early not_before | leased | done | dead | unknown
@@ -29,6 +30,7 @@ end
 
 local set_aside, aside, length = 0, got[9] or '', 0
 if kind ~= 'none' and (kind ~= 'list' or got[7] == '1') then
+  redis.call('HSET', job, 'set_aside', 1) -- before the journal moves: Redis refuses this one when memory is short
   redis.call('RENAME', journal, journal .. '#' .. attempt)
   set_aside, aside = 1, aside .. attempt .. ' '
   redis.call('HDEL', job, 'turned')

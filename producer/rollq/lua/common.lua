@@ -10,7 +10,7 @@ local TYPES = {
   ['open:train'] = 'zset', ['ready:train'] = 'zset', ['held:train'] = 'zset',
   ['open:eval'] = 'zset', ['ready:eval'] = 'zset', ['held:eval'] = 'zset',
 }
--- Failures of a class that a job survives all but the last of.
+-- Failures of a class that a job survives all but the last of; a run may have its own (budget.lua).
 local BUDGET = { engine = 5, user = 5, worker = 5, env = 2, job = 2, cancelled = 1 }
 local INFRASTRUCTURE = { engine = true, user = true, worker = true }
 
@@ -43,6 +43,12 @@ local function now()
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
+-- Out of memory, Redis refuses a script whose first write needs some, and lets one go on that began by freeing. What
+-- ends, renews or hands out work says this before its first write: only that makes room again.
+local function even_without_memory()
+  redis.call('DEL', prefix .. 'nothing')
+end
+
 local function count(field, by)
   redis.pcall('HINCRBY', prefix .. 'count', field, by or 1)
 end
@@ -67,6 +73,11 @@ local function read_group(name)
   return group
 end
 
+local function budget(class)
+  local own = redis.pcall('HGET', prefix .. 'run', 'budget:' .. class)
+  return type(own) == 'string' and tonumber(own) or BUDGET[class]
+end
+
 -- One more member of the group is 'done' or 'dead'; the last one makes it ready, or drops it.
 local function settle(group, outcome)
   group[outcome] = group[outcome] + 1
@@ -83,13 +94,13 @@ local function settle(group, outcome)
   end
 end
 
--- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil: no
--- backoff. Returns 'queued' or 'dead', and not_before.
+-- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
+-- no backoff. Returns 'queued' or 'dead', and not_before.
 local function fail_attempt(id, attempt, group, class, reason, by, roll, time)
   local job = typed('job:' .. id, 'hash')
   local failures = (tonumber(redis.call('HGET', job, 'fail:' .. class)) or 0) + 1
   local outcome, not_before = 'queued', 0
-  if failures >= BUDGET[class] then
+  if failures >= budget(class) then
     outcome = 'dead'
   elseif roll and INFRASTRUCTURE[class] then
     not_before = time + 1 + roll * (math.min(30, 2 ^ failures) - 1)

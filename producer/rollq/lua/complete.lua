@@ -17,6 +17,7 @@ if index ~= length then return { 'conflict', length } end
 local group = read_group(group_name(id))
 sound('open:' .. group.purpose, 'ready:' .. group.purpose)
 
+even_without_memory()
 redis.call('RPUSH', journal, ARGV[9])
 redis.call('ZREM', prefix .. 'leased', member)
 redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete')

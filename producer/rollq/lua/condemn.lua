@@ -12,6 +12,7 @@ end
 for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
 
 local attempt = redis.pcall('HGET', prefix .. 'job:' .. id, 'attempt')
+even_without_memory()
 bury(id, type(attempt) == 'string' and attempt or 0, ARGV[3], now())
 redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
 for _, group in ipairs(groups) do

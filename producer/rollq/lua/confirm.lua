@@ -4,6 +4,7 @@
 -- reply  ok
 sound('queued')
 local time = now()
+even_without_memory()
 for i = 3, #ARGV do
   -- Only while it counts as being published: claimed, released, bounced or failed since, it has its own time.
   local score = tonumber(redis.call('ZSCORE', prefix .. 'queued', ARGV[i]) or nil)

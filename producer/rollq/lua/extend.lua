@@ -7,6 +7,7 @@ for _, name in ipairs(redis.call('SMEMBERS', typed('hold:' .. ARGV[1], 'set'))) 
   groups[#groups + 1] = read_group(name)
 end
 if #groups == 0 then return { 'lost' } end
+even_without_memory()
 for _, group in ipairs(groups) do
   redis.call('ZADD', prefix .. 'held:' .. group.purpose, 'XX', 'GT', until_, group.name)
 end

@@ -11,6 +11,7 @@ if time - (tonumber(got[1]) or 0) > tonumber(ARGV[6]) then
   -- Nobody could renew while Redis was away: every lease gets the time to.
   grace = time + tonumber(ARGV[3])
 end
+even_without_memory()
 redis.call('HSET', prefix .. 'run', 'reaped', time, 'grace', grace)
 
 local function expire(member)

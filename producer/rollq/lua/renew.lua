@@ -4,6 +4,7 @@
 -- reply  the positions (from 0) of the leases that are lost
 sound('leased')
 local time, lost = now(), {}
+even_without_memory()
 local until_ = time + tonumber(ARGV[1])
 for i = 2, #ARGV, 3 do
   local id, member = ARGV[i], ARGV[i] .. '#' .. ARGV[i + 1]

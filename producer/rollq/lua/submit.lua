@@ -1,16 +1,24 @@
 -- A whole group, or jobs of it once more. Nothing changes unless everything is well. A repeat under the same token gets
--- the same answer.
--- reads and writes  run count queued open:<purpose> group:<group> job:<job>
--- ARGV   group size viable purpose publish_in_s token, then for each job: id digest deadline_s body
+-- the same answer. The source's cursor moves with the group it names, so that a producer knows where it was.
+-- reads and writes  run count sources queued open:<purpose> group:<group> job:<job>
+-- ARGV   group size viable purpose publish_in_s token source ('': none) cursor, then for each job: id digest deadline_s
+--        body
 -- reply  new seq | known seq | conflict id | sealed | incomplete
 sound('run', 'queued')
 local name, size, viable, purpose = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 sound('open:' .. purpose)
 local key = typed('group:' .. name, 'hash')
 local got = redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted')
-local known, token, jobs = got[1], ARGV[6], (#ARGV - 6) / 4
+local known, token, jobs = got[1], ARGV[6], (#ARGV - 8) / 4
+local source, sources = ARGV[7], typed('sources', 'hash')
 
-for i = 7, #ARGV, 4 do
+local function move_cursor()
+  local was = tonumber(string.match(redis.call('HGET', sources, source) or '', '^%d+')) or 0
+  local is = tonumber(string.match(ARGV[8], '^%d+'))
+  if source ~= '' and is > was then redis.call('HSET', sources, source, ARGV[8]) end
+end
+
+for i = 9, #ARGV, 4 do
   local digest = redis.call('HGET', typed('job:' .. ARGV[i], 'hash'), 'digest')
   if digest and digest ~= ARGV[i + 1] then return { 'conflict', ARGV[i] } end
   if known and not digest then return { 'conflict', ARGV[i] } end
@@ -21,6 +29,7 @@ if known then
     redis.call('HSET', key, 'resubmitted', token)
     count('resubmitted', jobs)
   end
+  move_cursor()
   return { 'known', known }
 end
 if jobs ~= size then return { 'incomplete' } end
@@ -31,10 +40,11 @@ local publish_at = tonumber(ARGV[5]) > 0 and now() + tonumber(ARGV[5]) or 0
 redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
   'state', 'open', 'handed', 0, 'submitted', token)
 redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
-for i = 7, #ARGV, 4 do
+for i = 9, #ARGV, 4 do
   redis.call('HSET', prefix .. 'job:' .. ARGV[i], 'state', 'queued', 'attempt', 0, 'not_before', 0,
     'digest', ARGV[i + 1], 'deadline_s', ARGV[i + 2], 'body', ARGV[i + 3])
   redis.call('ZADD', prefix .. 'queued', publish_at, ARGV[i])
 end
+move_cursor()
 count('submitted', size)
 return { 'new', tostring(seq) }

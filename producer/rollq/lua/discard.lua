@@ -1,0 +1,37 @@
+-- What a dead job held (body, journals) is deleted; that it died stays counted. With the last dead member of a dropped
+-- group the graded ones go too: the group can never come back.
+-- reads and writes  dead count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
+-- ARGV   id
+-- reply  ok | unknown | state (of a job that is not dead)
+sound('dead')
+local id = ARGV[1]
+local job = typed('job:' .. id, 'hash')
+local got = redis.call('HMGET', job, 'state', 'discarded')
+if got[2] then return { 'ok' } end
+if not redis.call('ZSCORE', prefix .. 'dead', id) then
+  if got[1] then return { 'state', got[1] } end
+  return { 'unknown' }
+end
+local well, group = pcall(read_group, group_name(id)) -- one that is damaged has nothing to free
+
+local function free(of)
+  local record = prefix .. 'job:' .. of
+  local aside = redis.pcall('HGET', record, 'aside')
+  for attempt in string.gmatch(type(aside) == 'string' and aside or '', '%d+') do
+    redis.call('DEL', prefix .. 'journal:' .. of .. '#' .. attempt)
+  end
+  redis.call('DEL', prefix .. 'journal:' .. of)
+  redis.pcall('HDEL', record, 'body', 'aside', 'reason')
+end
+
+redis.call('ZREM', prefix .. 'dead', id)
+free(id)
+redis.call('HSET', job, 'state', 'dead', 'discarded', 1)
+if well then
+  local discarded = redis.call('HINCRBY', group.key, 'discarded', 1)
+  if group.state == 'dropped' and discarded >= group.dead then
+    for sample = 0, group.size - 1 do free(string.match(id, '^(.*/)%d+$') .. sample) end
+  end
+end
+count('discarded')
+return { 'ok' }

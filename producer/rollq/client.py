@@ -7,23 +7,26 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from types import TracebackType
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.connection import connect
-from rollq.errors import ContractError, LedgerError, PullTimeout, SettingsError
+from rollq.errors import ContractError, FailureClass, LedgerError, PullTimeout, SettingsError, Unwritable
 from rollq.group import Group
 from rollq.hold import Holds
-from rollq.job import NAME, Job
-from rollq.ledger import PUBLISHING_S, Ledger
+from rollq.job import NAME, Job, Purpose
+from rollq.ledger import HOLD_S, PUBLISHING_S, Ledger
+from rollq.letters import DeadLetters
+from rollq.patience import patiently
 from rollq.publish import Publisher
-from rollq.replies import DeadLetter, JobState, Submission, TakenGroup
+from rollq.refill import dropped
+from rollq.replies import Cursor, DeadLetter, JobState, Submission, TakenGroup
 from rollq.settings import Settings
+from rollq.source import Source
 from rollq.trajectory import Trajectory
 
 log = logging.getLogger("rollq")
@@ -35,19 +38,36 @@ AHEAD = 256
 class Client:
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
-    Redis being away is waited for; redis.ConnectionError is raised after about a minute.
+    Redis being away is waited for; redis.ConnectionError is raised after about a minute. A Redis that answers but takes
+    no writes (out of memory, disk full) is waited for without end, with a warning on the logger `rollq`.
     """
 
-    def __init__(self, url: str | None = None, *, run: str, broker_url: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        run: str,
+        broker_url: str | None = None,
+        budgets: Mapping[FailureClass, int] | None = None,
+        hold_s: float = HOLD_S,
+    ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
 
-        Raises SettingsError.
+        `budgets`, by class: a job's failures of the class that make it dead; fixed by the run's first submission, which
+        raises SettingsError when they are others. `hold_s`: a consumer out of touch for so many seconds has lost its
+        batches. Raises SettingsError.
         """
         if not NAME.fullmatch(run):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
         settings = Settings.from_env(redis_url=url)
         self.run = run
+        if not 0 < hold_s < float("inf"):
+            raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
         self.ledger = Ledger(connect(settings.redis_url), run)
+        self.letters = DeadLetters(self.ledger.redis, run)
+        """Dead jobs: requeue, discard; cancel."""
+        self._budgets = dict(budgets or {})
+        self._hold_s = hold_s
         self.duplicates = 0
         """Jobs received in a batch although an earlier batch held them."""
         self._received: set[str] = set()
@@ -58,24 +78,48 @@ class Client:
         """Distinct jobs received in batches."""
         return len(self._received)
 
-    def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD) -> Submission:
+    def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
         """Submit jobs group by group; the jobs of one group follow one another.
 
         A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
         unacknowledged, and asks for the next job only when there is room. Submitting again what is known changes
-        nothing. Raises JobConflict, ContractError, or LedgerError when the run is sealed: the groups before stay
-        submitted.
+        nothing. `source` names a sequence of jobs that is always the same: started again, it goes on behind the groups
+        that were entered, without sending them. Raises JobConflict, ContractError, or LedgerError when the run is
+        sealed: the groups before stay submitted.
         """
         if type(ahead) is not int or ahead < 1:
             raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
+        if source is not None and not NAME.fullmatch(source):
+            raise ContractError(f"source {source!r} must match {NAME.pattern}")
+        if self._budgets:
+            patiently(lambda: self.ledger.fix_budgets(self._budgets))
+        at = Source(source, patiently(lambda: self.ledger.cursor(source))) if source else None
         new: list[str] = []
         known: list[str] = []
-        room = 0
-        for _, group in groupby(map(self._named, jobs), key=lambda job: job.group):
-            samples = list(group)
-            if len(samples) == 1 and samples[0].sample == 0:
-                samples = [replace(samples[0], sample=sample) for sample in range(samples[0].size)]
-            room = room - 1 if room > 1 else self._room(samples[0], ahead)
+        room: dict[Purpose, int] = {}
+        for samples in self._groups(jobs):
+            if at and at.has_entered(samples):
+                known += [job.id for job in samples]
+                continue
+            left, purpose = room.get(samples[0].purpose, 0), samples[0].purpose
+            room[purpose] = left - 1 if left > 1 else self._room(samples[0], ahead)
+            submission = self._submit(samples, at)
+            new += submission.new
+            known += submission.known
+        if at:
+            at.end(self.run)
+        return Submission(new, known)
+
+    def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
+        """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
+
+        The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
+        `times`. May be repeated. Raises as `submit` does.
+        """
+        new: list[str] = []
+        known: list[str] = []
+        for samples in dropped(self.ledger, list(self._groups(jobs)), times):
+            self._room(samples[0], ahead)
             submission = self._submit(samples)
             new += submission.new
             known += submission.known
@@ -83,7 +127,7 @@ class Client:
 
     def seal(self) -> None:
         """No more groups will come: consumers get the short last batch, and then their loops end."""
-        self.ledger.seal()
+        patiently(self.ledger.seal)
 
     def batches(self, groups: int, *, timeout: float | None = None) -> Iterator[Batch]:
         """Batches of that many groups, oldest first, until a sealed run has no more; its last one may be short.
@@ -113,6 +157,22 @@ class Client:
         """The jobs that ended without a grade, the latest first."""
         return self.ledger.dead()
 
+    def requeue(self, job_ids: Iterable[str]) -> None:
+        """Give dead jobs a fresh start; their groups come back if they were dropped.
+
+        Raises LedgerError for the first one that is not dead, or whose group is handed out without it.
+        """
+        for job_id in job_ids:
+            patiently(partial(self.letters.requeue, job_id))
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Jobs that are queued or being played end as dead, of class cancelled.
+
+        Raises LedgerError for the first one that has ended otherwise.
+        """
+        for job_id in job_ids:
+            patiently(partial(self.letters.cancel, job_id))
+
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are where, and totals since the run began (docs/ledger.md)."""
         return self.ledger.stats()
@@ -129,6 +189,20 @@ class Client:
     ) -> None:
         self.close()
 
+    def _groups(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
+        """Whole groups, named; each as soon as it is whole, before the next job is asked for."""
+        samples: list[Job] = []
+        for job in map(self._named, jobs):
+            if samples and job.group != samples[0].group:
+                yield _whole(samples)
+                samples = []
+            samples.append(job)
+            if len(samples) == job.size:
+                yield samples
+                samples = []
+        if samples:
+            yield _whole(samples)
+
     def _named(self, job: Job) -> Job:
         """With the run's and a group's name."""
         if job.run and job.run != self.run:
@@ -144,14 +218,17 @@ class Client:
             pause = min(1.0, pause * 1.5)
         return room
 
-    def _submit(self, jobs: Sequence[Job]) -> Submission:
-        submission = self.ledger.submit(jobs, publish_in_s=PUBLISHING_S if self._publisher.available else 0.0)
+    def _submit(self, jobs: Sequence[Job], at: Source | None = None) -> Submission:
+        name, cursor = (at.name, at.cursor) if at else ("", Cursor())
+        publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
+        submission = patiently(lambda: self.ledger.submit(jobs, publish_in_s=publish_in_s, source=name, cursor=cursor))
         if submission.new:
-            self.ledger.confirm(self._publisher.publish(submission.new))
+            published = self._publisher.publish(submission.new)
+            patiently(lambda: self.ledger.confirm(published))
         return submission
 
     def _batches(self, groups: int, timeout: float | None) -> Iterator[Batch]:
-        holds = Holds(self.ledger)
+        holds = Holds(self.ledger, self._hold_s)
         step = 0
         try:
             while found := self._next(groups, holds, timeout):
@@ -165,7 +242,7 @@ class Client:
             holds.close()
 
     def _ack(self, holds: Holds, token: str, ids: Sequence[str]) -> None:
-        self.ledger.ack(token, ids)
+        patiently(lambda: self.ledger.ack(token, ids))
         holds.drop(token)
 
     def _next(self, groups: int, holds: Holds, timeout: float | None) -> tuple[str, list[Group]] | None:
@@ -174,7 +251,7 @@ class Client:
         pause = 0.01
         while True:
             token = uuid.uuid4().hex
-            if taken := self.ledger.take(groups, token):
+            if taken := self._take(groups, token, deadline):
                 holds.add(token, len(taken))
                 if members := self._read(token, taken):
                     return token, members
@@ -191,6 +268,13 @@ class Client:
             time.sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(0.5, pause * 1.5)
 
+    def _take(self, groups: int, token: str, deadline: float | None) -> Sequence[TakenGroup]:
+        left = float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return patiently(partial(self.ledger.take, groups, token, self._hold_s), left)
+        except Unwritable as e:
+            raise PullTimeout(str(e)) from e
+
     def _read(self, token: str, taken: Sequence[TakenGroup]) -> list[Group] | None:
         """The groups with their trajectories; None when one cannot be read, which is dead then and nothing is held."""
         groups = []
@@ -199,10 +283,18 @@ class Client:
             for job_id, found in zip(group.members, self.ledger.read(group.members), strict=True):
                 if isinstance(found, ContractError):
                     log.error("a finished job cannot be read and is dead-lettered: %s", found)
-                    self.ledger.condemn(token, job_id, str(found))
+                    patiently(partial(self.ledger.condemn, token, job_id, str(found)))
                     return None
                 trajectories.append(replace(found, job=replace(found.job, seq=group.seq)))
             groups.append(
                 Group(id=group.id, seq=group.seq, size=group.size, trajectories=trajectories, dead=group.dead)
             )
         return groups
+
+
+def _whole(samples: list[Job]) -> list[Job]:
+    """A lone sample 0 stands for its whole group."""
+    first = samples[0]
+    if len(samples) > 1 or first.sample:
+        return samples
+    return [replace(first, sample=sample) for sample in range(first.size)]

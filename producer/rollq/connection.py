@@ -43,6 +43,21 @@ def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
     return client  # type: ignore[no-any-return]
 
 
+def check_redis(connection: "redis.Redis") -> list[str]:
+    """What is wrong with how Redis is configured, in words; an evicting or forgetful Redis loses trajectories."""
+    warnings = []
+    server: Any = connection
+    try:
+        policy, durable = server.info("memory")["maxmemory_policy"], server.info("persistence")["aof_enabled"]
+    except (redis.ResponseError, KeyError) as e:
+        return [f"Redis does not show how it is configured ({e}): it must run with noeviction and appendonly"]
+    if policy != "noeviction":
+        warnings.append(f"Redis evicts keys when memory is short (maxmemory-policy {policy}): set it to noeviction")
+    if not durable:
+        warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
+    return warnings
+
+
 def check_url(url: str) -> None:
     """Raises SettingsError when it cannot be the address of a Redis."""
     try:

@@ -12,8 +12,9 @@ log = logging.getLogger("rollq")
 class Holds:
     """The tokens of batches that are out. Dies with its process, and the groups go to the next consumer."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, hold_s: float = HOLD_S) -> None:
         self._ledger = ledger
+        self._hold_s = hold_s
         self._groups: dict[str, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -42,12 +43,12 @@ class Holds:
         self._stop.set()
 
     def _renew(self) -> None:
-        while not self._stop.wait(HOLD_S / 3):
+        while not self._stop.wait(self._hold_s / 3):
             with self._lock:
                 tokens = list(self._groups)
             for token in tokens:
                 try:
-                    self._ledger.extend(token)
+                    self._ledger.extend(token, self._hold_s)
                 except NotHeld as e:
                     log.warning("a batch was out of touch for too long: %s", e)
                     self.drop(token)

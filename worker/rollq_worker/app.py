@@ -12,12 +12,11 @@ import time
 from typing import Any
 
 import celery
-import redis
 from celery import signals
 from celery.worker import state
 from kombu.transport import TRANSPORT_ALIASES
 
-from rollq.connection import connect, mask_url
+from rollq.connection import check_redis, connect, mask_url
 from rollq.keys import QUEUE
 from rollq.publish import TASK, Publisher
 from rollq.settings import Settings
@@ -137,17 +136,3 @@ def leave(player: Player, reaper: Reaper) -> None:
     player.leases.stop()
     if released:
         log.warning("released %d jobs that did not stop by themselves", released)
-
-
-def check_redis(connection: Any) -> list[str]:
-    """What is wrong with how Redis is configured, in words; an evicting or forgetful Redis loses trajectories."""
-    warnings = []
-    try:
-        policy = connection.config_get("maxmemory-policy").get("maxmemory-policy")
-        if policy != "noeviction":
-            warnings.append(f"Redis evicts keys when memory is short (maxmemory-policy {policy}): set it to noeviction")
-        if connection.config_get("appendonly").get("appendonly") != "yes":
-            warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
-    except redis.ResponseError as e:
-        warnings.append(f"Redis does not show its configuration ({e}); it must run with noeviction and appendonly")
-    return warnings

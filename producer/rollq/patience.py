@@ -1,0 +1,42 @@
+"""Waiting while Redis takes no writes: out of memory, a full disk, a replica that was just promoted.
+
+Nothing was changed by a refused write, so it is simply tried again; connections that fail are `connection`'s business.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rollq.errors import Unwritable
+
+log = logging.getLogger("rollq")
+
+T = TypeVar("T")
+
+FIRST_S = 0.2
+LONGEST_S = 5.0
+SAID_AGAIN_S = 30.0
+"""The warning is repeated so often, at most."""
+
+
+def patiently(call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep) -> T:
+    """Call until Redis takes it, with backoff and a warning. Raises Unwritable after `for_s` seconds of refusals.
+
+    `wait(seconds)` may raise to stop earlier.
+    """
+    pause, said = FIRST_S, float("-inf")
+    deadline = time.monotonic() + for_s
+    while True:
+        try:
+            return call()
+        except Unwritable as e:
+            now = time.monotonic()
+            if now >= deadline:
+                raise
+            if now - said >= SAID_AGAIN_S:
+                log.warning("%s. Nothing is lost; trying again until it takes writes", str(e).rstrip("."))
+                said = now
+        wait(min(pause * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
+        pause = min(LONGEST_S, pause * 1.6)

@@ -1,0 +1,116 @@
+"""Addresses from the environment, and the connection they lead to."""
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from rollq.connection import connect, mask_url
+from rollq.errors import SettingsError
+from rollq.settings import Endpoint, Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("ROLLQ_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults() -> None:
+    found = Settings.from_env()
+    assert found == Settings()
+    assert (found.redis_url, found.broker_url) == ("redis://127.0.0.1:6379/0",) * 2
+    assert (found.engine_url, found.concurrency, found.tokenizer) == ("http://127.0.0.1:30000", 64, None)
+
+
+def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "REDIS_URL": "rediss://u:p@h:1/2",
+        "ENGINE_URL": "https://e:3/",
+        "TOKENIZER": "/models/q",
+        "CONCURRENCY": "7",
+        "USER_ENDPOINTS": "local=http://u:8000/v1/ ; far=https://x/v1,key_file=/run/key;",
+        "ALIVE_FILE": "/tmp/alive",
+    }.items():
+        monkeypatch.setenv(f"ROLLQ_{name}", value)
+    found = Settings.from_env()
+    assert found.broker_url == found.redis_url == "rediss://u:p@h:1/2"
+    assert (found.engine_url, found.tokenizer, found.concurrency) == ("https://e:3", "/models/q", 7)
+    assert found.user_endpoints == {
+        "local": Endpoint("http://u:8000/v1"),
+        "far": Endpoint("https://x/v1", Path("/run/key")),
+    }
+    assert found.alive_file == Path("/tmp/alive")
+    monkeypatch.setenv("ROLLQ_BROKER_URL", "amqp://b")
+    assert Settings.from_env(redis_url="redis://other").broker_url == "amqp://b"
+    assert Settings.from_env(redis_url="redis://other").redis_url == "redis://other"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REDIS_URL", "localhost:6379"),
+        ("REDIS_URL", "http://localhost"),
+        ("REDIS_URL", "redis://"),
+        ("REDIS_URL", "redis://h:0/0"),
+        ("REDIS_URL", "redis://h:99999/0"),
+        ("REDIS_URL", "redis://h:1/db"),
+        ("REDIS_URL", "unix://"),
+        ("BROKER_URL", "somewhere"),
+        ("ENGINE_URL", "h:30000"),
+        ("ENGINE_URL", "http://"),
+        ("ENGINE_URL", "http://h:port"),
+        ("CONCURRENCY", "0"),
+        ("CONCURRENCY", "-3"),
+        ("CONCURRENCY", "many"),
+        ("CONCURRENCY", "1.5"),
+        ("USER_ENDPOINTS", "http://h/v1"),
+        ("USER_ENDPOINTS", "a=ftp://h/v1"),
+        ("USER_ENDPOINTS", "a=http://h/v1;a=http://h/v1"),
+        ("USER_ENDPOINTS", "a b=http://h/v1"),
+        ("USER_ENDPOINTS", "a=http://h/v1,key=SECRET"),
+        ("USER_ENDPOINTS", "a=http://h/v1,key_file="),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"ROLLQ_{name}", value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env()
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("redis://user:SECRET@h:1/0", "redis://user:***@h:1/0"),
+        ("redis://:SECRET@h", "redis://:***@h"),
+        ("redis://:SE@CR/ET@h", "redis://:***@h"),
+        ("redis://h/0?password=SECRET&db=1", "redis://h/0?password=***&db=1"),
+        ("http://h:30000", "http://h:30000"),
+    ],
+)
+def test_no_password_is_shown(url: str, masked: str) -> None:
+    assert mask_url(url) == masked
+    with pytest.raises(SettingsError) as caught:
+        connect(url.replace("redis", "nonsense").replace("http", "nonsense"))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_connection_waits_rather_than_fails(redis_url: str) -> None:
+    client = connect(redis_url, max_connections=7)
+    assert client.ping()
+    assert client.get_retry().get_retries() == 30
+    kwargs = client.connection_pool.connection_kwargs
+    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"], kwargs["health_check_interval"]) == (5, 3, 15)
+    assert client.connection_pool.max_connections == 7
+    client.close()
+    with pytest.raises(SettingsError, match="bytes"):
+        connect(redis_url + "?decode_responses=true")
+
+
+def test_unix_sockets_and_tls_are_addresses() -> None:
+    for url in ("unix:///run/redis.sock?db=1", "rediss://user:pw@h:6380/0"):
+        assert isinstance(connect(url), redis.Redis)

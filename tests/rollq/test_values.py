@@ -1,0 +1,98 @@
+"""Jobs, groups, batches and errors: what they refuse and what they derive."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import rollq
+from rollq import errors
+from rollq.batch import Batch
+from rollq.group import Group
+from rollq.job import Budget, Job, parse_id
+from tests.rollq.samples import job, trajectory
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": "a b"},
+        {"group": "{g}"},
+        {"sample": 2},
+        {"sample": -1},
+        {"sample": True},
+        {"task": 1.0},
+        {"task": -1},
+        {"seed": 2**53},
+        {"size": 0},
+        {"min_viable": 3},
+        {"env": ""},
+        {"env_args": [1]},
+        {"user": None},
+        {"budget": {"max_turns": 3}},
+        {"purpose": "train"},
+        {"sampling": {"temprature": 1.0}},
+        {"sampling": {"temperature": float("nan")}},
+        {"sampling": {"temperature": True}},
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(errors.ContractError, match="job "):
+        job(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_tokens": 1.5}, {"max_new_tokens": True}, {"deadline_s": 0}])
+def test_a_budget_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(errors.ContractError, match="budget"):
+        Budget(**wrong)
+
+
+def test_ids_come_apart_again() -> None:
+    assert parse_id(job(1).id) == ("r", "g", 1)
+    for wrong in ("", "r/g", "r/g/x", "r/g/-1", "r//0", "r/g/0/1", "a b/g/0", "r/g/²"):
+        with pytest.raises(errors.ContractError):
+            parse_id(wrong)
+
+
+def test_viable_means_all_unless_said() -> None:
+    assert job().viable == 2
+    assert job(min_viable=1).viable == 1
+
+
+def test_advantages_are_normalised_in_the_group() -> None:
+    def made(*rewards: float) -> Group:
+        return Group(id="g", seq=1, size=4, trajectories=[trajectory(r) for r in rewards], dead=["r/g/3"])
+
+    assert made(0.0, 0.0, 1.0, 1.0).advantages == [-1.0, -1.0, 1.0, 1.0]
+    assert made(1.0, 1.0).advantages == [0.0, 0.0]
+    assert made().advantages == []
+    batch = Batch(step=0, groups=[made(0.0, 1.0), made(1.0)], acknowledge=lambda: None)
+    assert batch.advantages == [-1.0, 1.0, 0.0]
+    lengths = [len(t.tokens) for t in batch.trajectories]
+    assert [*map(len, batch.tokens)] == [*map(len, batch.mask)] == [*map(len, batch.logprobs)] == lengths
+
+
+def test_errors_cross_processes() -> None:
+    for name in rollq.__all__:
+        kind = getattr(rollq, name)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            assert issubclass(kind, errors.RollqError)
+            assert str(pickle.loads(pickle.dumps(kind("r/g/0 broke")))) == "r/g/0 broke"
+    conflict = errors.JournalConflict("x")
+    conflict.length = 3
+    assert pickle.loads(pickle.dumps(conflict)).length == 3
+
+
+def test_the_package_names_what_it_exports() -> None:
+    assert sorted(rollq.__all__) == list(rollq.__all__)
+    assert rollq.Client.__name__ == "Client"
+    with pytest.raises(AttributeError, match="Trainer"):
+        rollq.Trainer  # noqa: B018
+    assert rollq.Job is Job
+
+
+@pytest.mark.parametrize("statement", ["import rollq.trajectory, rollq.batch", "from rollq import Job, Trajectory"])
+def test_values_load_without_redis_and_msgpack(statement: str) -> None:
+    code = f"import sys; {statement}; print([m for m in ('redis', 'msgpack', 'celery') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -19,6 +19,7 @@ from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
 from rollq_worker.agents import Decision, agent_factory
 from rollq_worker.boundary import boundary
+from rollq_worker.invariants import Invariants
 from rollq_worker.protocols import (
     RESPOND,
     Action,
@@ -87,6 +88,7 @@ class _Episode:
         self.ids = array("I")  # what the engine has seen of this trace, append-only
         self.stop_ids = frozenset(renderer.stop_ids)
         self.malformed = 0  # in a row
+        self.invariants = Invariants(job, renderer.stop_ids, renderer.vocab_size)
 
     def run(self, user: User) -> Closed:
         self.open(user)
@@ -147,19 +149,22 @@ class _Episode:
         """The turn's sampled ids, and whether a stop token ended them. Continues a generation that was interrupted."""
         sampled = array("I")
         while True:
-            piece = self.replayed.sampled(turn) if self.replayed else self.generate(turn, len(sampled))
+            known = bool(self.replayed)
+            piece = self.replayed.sampled(turn) if known else self.generate(turn, len(sampled))
             if piece is None:
                 return sampled, False
             if piece.ids:
+                self.record(piece, known)
                 self.ids.extend(piece.ids)
                 sampled.extend(piece.ids)
-                self.events.append(piece)
             # The engine tests length before stop tokens, so a turn may be whole whatever `finish` says.
             if sampled and sampled[-1] in self.stop_ids:
                 return sampled, True
             if piece.finish is not Finish.ABORT:
                 # A job's own stop string ends a turn without a stop token; the bridge closes it.
                 return sampled, piece.finish is Finish.STOP
+            if not known:
+                time.sleep(ABORT_PAUSE_S)
 
     def generate(self, turn: int, sampled: int) -> Sampled | None:
         """Have the engine go on with a turn of which `sampled` tokens are there; None when no more fit."""
@@ -167,12 +172,13 @@ class _Episode:
         room = min(self.job.budget.max_new_tokens - sampled, self.room(len(self.ids)))
         if room <= 0:
             return None
+        self.invariants.sending(self.ids)
         at = time.time()
         with boundary(EngineFailure, "the engine"):
             got = self.engine.generate(
                 self.ids, sampling=self.job.sampling, max_new_tokens=room, key=self.job.id, check=self.journal.check
             )
-        piece = Sampled(
+        return Sampled(
             turn=turn,
             ids=got.ids,
             logprobs=got.logprobs,
@@ -183,11 +189,6 @@ class _Episode:
             at=at,
             seconds=time.time() - at,
         )
-        if piece.ids:
-            self.journal.append(piece)
-        if piece.finish is Finish.ABORT:
-            time.sleep(ABORT_PAUSE_S)
-        return piece
 
     def room(self, length: int) -> int:
         """How many tokens fit behind `length` tokens."""
@@ -278,12 +279,13 @@ class _Episode:
                     raise TypeError(f"the reward is {reward!r}, not a finite number")
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
-    def record(self, event: Event) -> None:
-        """Journal an event that the loop made, or know it again when it is played again."""
-        known = self.replayed.match(event)
-        if known is None:
+    def record(self, event: Event, known: bool = False) -> None:
+        """Check an event and journal it; one that is played again is the recorded one instead."""
+        self.invariants.follow(event)
+        recorded = event if known else self.replayed.match(event)
+        if recorded is None:
             self.journal.append(event)
-        self.events.append(known or event)
+        self.events.append(recorded or event)
 
 
 def _assistant(turn: int, read: ReadTurn, actions: Sequence[Action]) -> Message:

@@ -76,6 +76,7 @@ class FakeRenderer:
     """A JSON object with name and arguments is a call, a list several, other text in brackets is malformed."""
 
     stop_ids: Sequence[int] = (END,)
+    vocab_size: int = 0x110000
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         return spell("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")

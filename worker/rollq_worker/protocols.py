@@ -188,7 +188,12 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> Sequence[int]:
-        """The tokens that end an assistant turn."""
+        """The tokens that end an assistant turn; the first is the one that the template writes there."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id that is rendered is below it."""
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:

@@ -1,0 +1,173 @@
+"""What a trajectory costs on the wire, and on the way from the wire to a trainer's buffers.
+
+One episode of the shape that airline tasks of tau-bench have: 15 turns, 7,000 tokens, 18 kB of system prompt and tools,
+texts of random words. Beside it the same as plain msgpack lists (tokens, mask, logprobs, versions, messages). Exit code
+1 when it takes more than 60,000 bytes, or when its buffers are not twice as cheap as the lists.
+
+    python benchmarks/bench_codec.py [--json]
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import argparse
+import json
+import random
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+from tables import table
+
+from rollq.codec import decode_trajectory, encode_trajectory
+from rollq.export import record
+from rollq.job import Job
+from rollq.trajectory import (
+    Closed,
+    Event,
+    Finish,
+    Header,
+    Observed,
+    Prompt,
+    Sampled,
+    Stop,
+    Trajectory,
+    VersionSpan,
+)
+
+TURNS = 15
+PROMPT, SAMPLED, BRIDGE = 4200, 62, 125
+"""Tokens: of the first prompt, and of each turn."""
+MOST_BYTES = 60_000
+LEAST_GAIN = 2.0
+
+
+class Writer:
+    """Words with the frequencies of a language, so that they compress about as badly."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        letters = "etaoinshrdlucmfwypvbgk"
+        self.words = ["".join(self.random.choices(letters, k=self.random.randint(2, 9))) for _ in range(4000)]
+        self.weights = [1 / rank for rank in range(1, len(self.words) + 1)]
+
+    def text(self, length: int) -> str:
+        return " ".join(self.random.choices(self.words, self.weights, k=length // 4))[:length]
+
+    def ids(self, count: int) -> array[int]:
+        return array("I", [self.random.randrange(151_000) for _ in range(count)])
+
+    def result(self) -> str:
+        fields = {f"{word}_id": f"#{self.random.randrange(10**8):08}" for word in self.words[:8]}
+        return json.dumps({**fields, "note": self.text(300)})
+
+
+def episode() -> Trajectory:
+    """The same each time."""
+    writer = Writer()
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": writer.text(850)}} for n in range(14)
+    ]
+    messages = [{"role": "system", "content": writer.text(6000)}, {"role": "user", "content": writer.text(100)}]
+    events: list[Event] = [Prompt(ids=writer.ids(PROMPT), messages=messages, tools=tools, at=1.0)]
+    for turn in range(TURNS):
+        logprobs = array("f", [-writer.random.expovariate(3) for _ in range(SAMPLED)])
+        span = VersionSpan("12", 0, SAMPLED)
+        said = writer.text(300)
+        arguments = {"id": f"#{turn:08}", "reason": writer.text(60)}
+        events += [
+            Sampled(
+                turn=turn,
+                ids=writer.ids(SAMPLED),
+                logprobs=logprobs,
+                versions=[span],
+                finish=Finish.STOP,
+                text=said,
+                at=1.0,
+            ),
+            Observed(
+                turn=turn,
+                message={"role": "assistant", "content": said},
+                actions=[{"name": "tool_3", "arguments": arguments}],
+                replies=[{"role": "tool", "tool_call_id": f"call_{turn}", "content": writer.result()}],
+                ids=writer.ids(BRIDGE),
+                at=1.0,
+            ),
+        ]
+    events.append(Closed(stop=Stop.DONE, reward=1.0, info={"reward": 1.0}, at=2.0))
+    job = Job(run="retail-grpo", group="tau2-retail.train.17", env="tau2:retail", task=17, size=8)
+    return Trajectory(job=job, header=Header(attempt=1, worker="rollq@host-1", at=1.0), events=events)
+
+
+def buffers(blob: bytes) -> object:
+    """What a trainer reads."""
+    found = decode_trajectory(blob)
+    return found.tokens, found.mask, found.logprobs
+
+
+def lists(blob: bytes) -> object:
+    """The same from plain lists."""
+    found = msgpack.unpackb(blob)
+    return array("I", found["tokens"]), bytes(found["mask"]), array("f", found["logprobs"])
+
+
+def fastest(call: Callable[[], object], times: int) -> float:
+    """CPU seconds of one call: the best of several rounds."""
+    rounds = []
+    for _ in range(9):
+        began = time.process_time()
+        for _ in range(times):
+            call()
+        rounds.append((time.process_time() - began) / times)
+    return min(rounds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args(argv)
+    made = episode()
+    plain = {name: record(made)[name] for name in ("tokens", "mask", "logprobs", "versions", "messages")}
+    blob, other = encode_trajectory(made), msgpack.packb(plain)
+    result: dict[str, Any] = {
+        "tokens": len(made.tokens),
+        "bytes": len(blob),
+        "encode_s": fastest(lambda: encode_trajectory(made), 20),
+        "decode_s": fastest(lambda: buffers(blob), 200),
+        "messages_s": fastest(lambda: decode_trajectory(blob).messages, 50),
+        "list_bytes": len(other),
+        "list_encode_s": fastest(lambda: msgpack.packb(plain), 50),
+        "list_decode_s": fastest(lambda: lists(other), 50),
+    }
+    report(result)
+    if args.json:
+        print(json.dumps(result))
+    return 0 if result["bytes"] <= MOST_BYTES and result["list_decode_s"] >= LEAST_GAIN * result["decode_s"] else 1
+
+
+def report(result: dict[str, Any]) -> None:
+    def micro(seconds: float) -> str:
+        return f"{seconds * 1e6:.0f}"
+
+    rows = [
+        [
+            "rollq, schema 1",
+            f"{result['bytes']:,}",
+            *(micro(result[name]) for name in ("encode_s", "decode_s", "messages_s")),
+        ],
+        [
+            "msgpack lists, no tools",
+            f"{result['list_bytes']:,}",
+            micro(result["list_encode_s"]),
+            micro(result["list_decode_s"]),
+            "",
+        ],
+    ]
+    print(f"one trajectory of {result['tokens']:,} tokens and {TURNS} turns; CPU in microseconds")
+    print(table(["", "bytes", "encode", "decode to buffers", "decode to messages"], rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

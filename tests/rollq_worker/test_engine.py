@@ -30,6 +30,7 @@ PROMPT = array("I", [1, 2, 3])
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_module, "RESET_BACKOFF_S", (0.01, 0.05))
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ class TestBreaking:
                 [], finish_reason={"type": "abort", "message": "CUDA", "status_code": 500, "err_type": "Internal"}
             ),
         ],
-        ids=repr,
+        ids=lambda answer: "abort" if callable(answer) else repr(answer),
     )
     def test_it_is_retried_and_then_an_engine_failure(self, connect: Connect, answer: Answer) -> None:
         with scripted(*[answer] * RETRIES) as script:
@@ -301,7 +302,7 @@ class TestAborting:
 
     def test_nobody_to_ask(self, connect: Connect) -> None:
         engine = connect(f"http://127.0.0.1:{free_port()}")
-        engine._running.add("lost")
+        engine._running["lost"] = engine_module._Flight(KEY)
         assert engine.abort_running() == 0
 
 

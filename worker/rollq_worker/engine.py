@@ -1,37 +1,37 @@
 """The SGLang client: token ids in, token ids out, over one pooled HTTP session.
 
-The invariant: an engine that is away, full or paused costs nothing (it is waited for, with `check` called meanwhile);
-one that breaks in mid-request is tried again a bounded number of times; a request it cannot play is never sent twice.
-Nothing is ever sent as text. It knows nothing of episodes, templates or Redis.
+The invariant: an engine that is away, full, paused or hung costs nothing (it is waited for, with `check` called
+meanwhile); one that breaks in mid-request is tried again a bounded number of times; a request it cannot play is never
+sent twice, and one under which engines die is sent alone. Nothing is ever sent as text. It knows nothing of episodes,
+templates or Redis.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
 import logging
 import random
 import re
-import socket
 import threading
 import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection
-from urllib3.exceptions import NewConnectionError
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
 from rollq.trajectory import Finish
+from rollq_worker.engine_http import Wires, brief, open_session, refused
 from rollq_worker.engine_limits import Limits, read_limits
 from rollq_worker.engine_reply import AbortError, ReplyError, context_limit, read_error, read_reply
-from rollq_worker.engine_state import Availability
+from rollq_worker.engine_request import write_request
+from rollq_worker.engine_state import Availability, Standstill
 from rollq_worker.protocols import Generated
+from rollq_worker.suspects import DEATHS, Quarantine, Suspect
 
 log = logging.getLogger(__name__)
 
@@ -39,34 +39,46 @@ RETRIES = 3
 """How often a request is sent again after the engine broke in the middle of it."""
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 900.0
-"""Longest generation, a pause of the engine for new weights included."""
+"""Longest generation, a pause for new weights included; `engine_watch` finds a hung engine long before."""
 PROBE_TIMEOUT_S = 10.0
+HEALTH_TIMEOUT_S = 25.0
+"""A server that is asked for its health generates a token, and gives up after 20 s."""
 ABORT_TIMEOUT_S = 1.0
+ABORTS_AT_ONCE = 8
 CHECK_S = 0.5
 """At most this long between two calls of `check` while waiting."""
 BACKOFF_S = (0.1, 2.0)
 """First and longest wait between two tries, before jitter."""
+RESET_BACKOFF_S = (1.0, 4.0)
+"""The same after a connection that broke: a dying SGLang resets them some 5 s before its port closes."""
 LIMITS_RETRY_S = 5.0
 """How long a failed look-up of the engine's limits stands."""
 NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
 """Statuses that say something about the engine or the way there, not about this request: waited for."""
-KEEPALIVE = [
-    # A machine that vanished never resets its connections: notice within half a minute, not after the read timeout.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, name)
-    ),
-]
 
 
 class _Away(Exception):
-    """The engine takes no requests now."""
+    """The engine takes no requests now. `gone`: there is nobody."""
+
+    def __init__(self, message: str, gone: bool = False) -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 class _Broken(Exception):
     """The engine broke in the middle of a request."""
+
+
+class _Reset(_Broken):
+    """It hung up without an answer."""
+
+
+class _Cut(Exception):
+    """This process ended the wait. `hung`: because the engine answers nobody."""
+
+    def __init__(self, hung: bool) -> None:
+        super().__init__("the engine does not answer" if hung else "the wait was ended")
+        self.hung = hung
 
 
 class _TooLong(Exception):
@@ -77,12 +89,36 @@ class _TooLong(Exception):
         self.limit = limit
 
 
+@dataclass(eq=False)
+class _Flight:
+    """A request that is under way."""
+
+    key: str
+    thread: int = field(default_factory=threading.get_ident)
+    since: float = field(default_factory=time.monotonic)
+    cut: _Cut | None = None
+
+
+@dataclass
+class _Tries:
+    """How often one call of `generate` met with what, so far."""
+
+    away: int = 0
+    broken: int = 0
+    """In a row, with the engine still there afterwards."""
+    reset: bool = False
+    """The last of these hung up without an answer."""
+    deaths: int = 0
+    suspect: Suspect | None = None
+
+
 class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object a process, used by all threads.
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; ids above it are
     only sent when this engine sampled them or `admit` was told of them: an unknown id kills a real server. While a
-    thread waits for a reply it cannot call `check`: `abort_running` ends all replies that are under way.
+    thread waits for a reply it cannot call `check`: `abort_running` has the engine end all replies that are under way,
+    `cut` ends the wait for one. `turn` is a lock that workers share, around requests under which engines have died.
     """
 
     def __init__(
@@ -94,19 +130,24 @@ class SGLangEngine:
         vocab_size: int | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
         api_key: str | None = None,
+        turn: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self.availability = Availability(re.sub("//[^/@]*@", "//", self.url))
+        self._standstill = Standstill()
+        self.availability = Availability(re.sub("//[^/@]*@", "//", self.url), self._standstill)
+        self._quarantine = Quarantine(self._standstill, turn)
         self._stop_ids = tuple(stop_ids)
         self._ceiling = vocab_size
         self._timeout = (CONNECT_TIMEOUT_S, read_timeout_s)
         self._slots = threading.BoundedSemaphore(concurrency)
-        self._running: set[str] = set()
+        self._running: dict[str, _Flight] = {}
+        self._hung = False
         self._lock = threading.Lock()
         self._limits: Limits | None = None
         self._limits_at = 0.0  # monotonic time from which a look-up is worth while
         self._limits_lock = threading.Lock()
-        self._session = _session(concurrency, api_key)
+        self._wires = Wires()
+        self._session = open_session(concurrency + ABORTS_AT_ONCE, api_key, self._wires)
 
     @property
     def available(self) -> bool:
@@ -115,8 +156,11 @@ class SGLangEngine:
 
     @property
     def outage_s(self) -> float:
-        """Seconds that the engine has been away so far, all outages together: deadlines do not run meanwhile."""
-        return self.availability.outage_s
+        """Seconds so far in which nothing could be sampled, the engine being away or suspects being sent alone.
+
+        Deadlines do not run meanwhile.
+        """
+        return self._standstill.seconds
 
     def admit(self, ids: Sequence[int]) -> None:
         """These ids were sampled by this model before (a resumed journal): padding ids of its vocabulary are valid."""
@@ -138,43 +182,50 @@ class SGLangEngine:
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
         self._validate(ids, max_new_tokens, key)
-        broken = away = 0
-        with self._slot(check):
+        tries = _Tries()
+        with self._slot(check), ExitStack() as suspicion:
             while True:
                 check()
                 room = min(max_new_tokens, self.room(len(ids)))
                 if room <= 0:
                     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
                 try:
-                    got = self._request(ids, sampling, room, key)
+                    with self._quarantine.passing(tries.suspect, check):
+                        got = self._request(ids, sampling, room, key)
                 except _Away as e:
                     self.availability.lost(str(e))
-                    away += 1
-                    _wait(_backoff(away), check)
+                    tries.away += 1
+                    if e.gone and tries.reset:  # a dying server's port closes last
+                        self._died(tries, key, suspicion)
+                    _wait(_backoff(tries.away), check)
                 except _TooLong as e:
                     if not self._learn(e.limit, len(ids) + room):
                         raise JobFailure(f"{key}: {e}") from e
                 except _Broken as e:
-                    broken += 1
-                    if broken > RETRIES:
-                        raise EngineFailure(f"{key}: {e}, {broken} times in a row") from e
-                    log.info("%s: %s; sending it again", key, e)
-                    self._recover(broken, check)
+                    self._broke(e, tries, key, suspicion, check)
+                except _Cut as e:
+                    if e.hung:
+                        self._recover(0.0, check)
+                        self._died(tries, key, suspicion)
                 else:
                     self._came_back()
+                    self._quarantine.answered()
                     self.admit(got.ids)
                     return got
 
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
+        # After a hang its word is not enough, it must generate.
+        path, timeout = ("/health", HEALTH_TIMEOUT_S) if self._hung else ("/ready", PROBE_TIMEOUT_S)
         try:
-            answer = self._session.get(f"{self.url}/ready", timeout=(CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S))
+            answer = self._session.get(self.url + path, timeout=(CONNECT_TIMEOUT_S, timeout))
         except requests.RequestException as e:
-            self.availability.lost(_brief(e), gone=True)
+            self.availability.lost(brief(e), gone=True)
             return False
         if answer.status_code >= 500:
-            self.availability.lost(f"/ready answers {answer.status_code}")
+            self.availability.lost(f"{path} answers {answer.status_code}")
             return False
+        self._hung = False
         self._came_back()  # a router has no /ready: it answers, and says 503 itself when it has no engine
         return True
 
@@ -194,10 +245,44 @@ class SGLangEngine:
         """
         with self._lock:
             running = list(self._running)
-        for done, rid in enumerate(running):
-            if not self.abort(rid):
-                return done
-        return len(running)
+        if not running:
+            return 0
+        with ThreadPoolExecutor(ABORTS_AT_ONCE) as pool:
+            return sum(pool.map(self.abort, running))
+
+    def cut(self, key: str | None = None, *, hung: bool = False) -> int:
+        """End this process's wait for that job's reply (None: for all), whatever the engine does. Returns how many.
+
+        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends it again.
+        """
+        with self._lock:
+            flights = [flight for flight in self._running.values() if key in (None, flight.key)]
+            for flight in flights:
+                if self._wires.cut(flight.thread):
+                    flight.cut = _Cut(hung)
+        return sum(flight.cut is not None for flight in flights)
+
+    def waiting_s(self) -> float:
+        """For how long the request has been under way that has been longest."""
+        with self._lock:
+            return max((time.monotonic() - flight.since for flight in self._running.values()), default=0.0)
+
+    def generates(self) -> bool:
+        """Ask the engine whether it gets anywhere; one that is paused or starting does as it should."""
+        try:
+            answer = self._session.get(f"{self.url}/ready", timeout=(CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S))
+            if answer.status_code == 503:
+                return True
+            answer = self._session.get(f"{self.url}/health", timeout=(CONNECT_TIMEOUT_S, HEALTH_TIMEOUT_S))
+        except requests.RequestException:
+            return False
+        return answer.status_code < 500
+
+    def give_up(self) -> None:
+        """The engine hangs: end all waits, and trust it again once it has generated something."""
+        self._hung = True
+        self.availability.lost("it does not answer", gone=True)
+        self.cut(hung=True)
 
     def close(self) -> None:
         """Close the connections."""
@@ -224,23 +309,28 @@ class SGLangEngine:
 
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, key: str) -> Generated:
         """Send it once, under a fresh request id. Raises _Away, _Broken, _TooLong or JobFailure."""
-        rid = uuid.uuid4().hex
-        body = self._body(ids, sampling, room, rid)
+        rid, flight = uuid.uuid4().hex, _Flight(key)
+        body = write_request(ids, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
         with self._lock:
-            self._running.add(rid)
+            self._running[rid] = flight
         try:
             answer = self._session.post(
                 f"{self.url}/generate", data=body, headers={"X-SMG-Routing-Key": key}, timeout=self._timeout
             )
         except requests.RequestException as e:
-            if _refused(e):
-                self.availability.lost(_brief(e), gone=True)
-                raise _Away(_brief(e)) from e
-            self.abort(rid)  # it may still be generating for nobody
-            raise _Broken(_brief(e)) from e
+            if refused(e):
+                self.availability.lost(brief(e), gone=True)
+                raise _Away(brief(e), gone=True) from e
+            if flight.cut is not None:
+                raise flight.cut from e
+            if isinstance(e, requests.ReadTimeout):
+                self.abort(rid)  # it may still be generating for nobody
+                raise _Broken(brief(e)) from e
+            raise _Reset(brief(e)) from e
         finally:
             with self._lock:
-                self._running.discard(rid)
+                del self._running[rid]
+                self._wires.drop()
         if answer.status_code != 200:
             raise _failure(answer, key)
         try:
@@ -252,24 +342,35 @@ class SGLangEngine:
         except ReplyError as e:
             raise _Broken(str(e)) from e
 
-    def _body(self, ids: array[int], sampling: Mapping[str, Json], room: int, rid: str) -> bytes:
-        stops = list(dict.fromkeys((*self._stop_ids, *(sampling.get("stop_token_ids") or ()))))
-        params: dict[str, Any] = {
-            **sampling,
-            "max_new_tokens": room,
-            "stop_token_ids": stops,
-            "skip_special_tokens": False,  # so that the text, which is for people, is whole
-        }
-        rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
-        return f'{{"input_ids":[{",".join(map(_DIGITS.__getitem__, ids))}],{rest[1:]}'.encode()
+    def _broke(self, error: _Broken, tries: _Tries, key: str, suspicion: ExitStack, check: Callable[[], None]) -> None:
+        """The request broke: wait until the engine is there, and see whether it had died. Raises when that is it."""
+        reset = isinstance(error, _Reset)
+        if self._recover(_backoff(tries.broken, RESET_BACKOFF_S if reset else BACKOFF_S), check) and reset:
+            self._died(tries, key, suspicion)
+            return
+        tries.broken, tries.reset = tries.broken + 1, reset
+        if tries.broken > RETRIES:
+            raise EngineFailure(f"{key}: {error}, {tries.broken} times in a row") from error
+        log.info("%s: %s; sending it again", key, error)
 
-    def _recover(self, broken: int, check: Callable[[], None]) -> None:
-        """After a broken request: back off, and if the engine itself is away, wait until it is back."""
-        _wait(_backoff(broken), check)
+    def _died(self, tries: _Tries, key: str, suspicion: ExitStack) -> None:
+        """The engine died, or had to be given up, with this request in flight. Raises Poison."""
+        tries.broken, tries.reset, tries.deaths = 0, False, tries.deaths + 1
+        if tries.suspect is not None:
+            self._quarantine.died(tries.suspect, key)
+        elif tries.deaths >= DEATHS:
+            tries.suspect = suspicion.enter_context(self._quarantine.suspect())
+
+    def _recover(self, pause_s: float, check: Callable[[], None]) -> bool:
+        """After a broken request: pause, and if the engine itself is away, wait until it is back. True when it was."""
+        gone = not self.ready()  # asked at once, as a supervisor may be quick
+        _wait(pause_s, check)
         tries = 0
         while not self.ready():
+            gone = True
             tries += 1
             _wait(_backoff(tries), check)
+        return gone
 
     def _came_back(self) -> None:
         if self.availability.found():
@@ -283,7 +384,7 @@ class SGLangEngine:
                     try:
                         self._limits = read_limits(self._get)
                     except requests.RequestException as e:
-                        log.debug("limits of %s are unknown: %s", self.url, _brief(e))
+                        log.debug("limits of %s are unknown: %s", self.url, brief(e))
                         self._limits_at = time.monotonic() + LIMITS_RETRY_S
         return self._limits or Limits()
 
@@ -306,35 +407,6 @@ class SGLangEngine:
         return True
 
 
-class _Digits(dict[int, str]):
-    """Decimal digits by id, made once: a long prompt is written four times as fast as by json."""
-
-    def __missing__(self, id: int) -> str:
-        self[id] = digits = str(id)
-        return digits
-
-
-_DIGITS = _Digits()
-
-
-def _session(concurrency: int, api_key: str | None) -> requests.Session:
-    session = requests.Session()
-    session.trust_env = False  # no proxy and no .netrc between a worker and its engine, and no look-up for each request
-    session.headers["Content-Type"] = "application/json"
-    if api_key:
-        session.headers["Authorization"] = f"Bearer {api_key}"
-    adapter = _Adapter(pool_connections=4, pool_maxsize=concurrency + 4, max_retries=0)
-    session.mount("http://", adapter)
-    session.mount("https://", adapter)
-    return session
-
-
-class _Adapter(HTTPAdapter):
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["socket_options"] = [*HTTPConnection.default_socket_options, *KEEPALIVE]
-        super().init_poolmanager(*args, **kwargs)
-
-
 def _failure(answer: requests.Response, key: str) -> Exception:
     """What a status other than 200 means."""
     message = f"the engine answered {answer.status_code}: {read_error(answer.content)}"
@@ -346,20 +418,9 @@ def _failure(answer: requests.Response, key: str) -> Exception:
     return JobFailure(f"{key}: {message}") if limit is None else _TooLong(message, limit)
 
 
-def _refused(error: requests.RequestException) -> bool:
-    """Nothing was sent: refused, unreachable, unresolved, or no answer to the connection in time."""
-    reason = getattr(error.args[0] if error.args else None, "reason", None)
-    return isinstance(error, requests.ConnectTimeout) or isinstance(reason, NewConnectionError)
-
-
-def _brief(error: requests.RequestException) -> str:
-    reason = getattr(error.args[0] if error.args else None, "reason", None) or error
-    return f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"
-
-
-def _backoff(tries: int) -> float:
+def _backoff(tries: int, bounds: tuple[float, float] | None = None) -> float:
     """Seconds to wait after that many tries, with jitter so that hundreds of episodes do not come back at once."""
-    first, longest = BACKOFF_S
+    first, longest = bounds or BACKOFF_S
     return min(longest, first * 2.0 ** min(tries, 10)) * random.uniform(0.5, 1.0)
 
 

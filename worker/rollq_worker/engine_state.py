@@ -13,14 +13,42 @@ SILENT_S = 2.0
 """Shorter outages are not worth a line."""
 
 
+class Standstill:
+    """Seconds in which nothing could go on, whatever stood in the way; what overlaps counts once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """So far, the present one included."""
+        with self._lock:
+            return self._total + (time.monotonic() - self._since if self._depth else 0.0)
+
+    def begin(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                self._since = time.monotonic()
+
+    def end(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                self._total += time.monotonic() - self._since
+
+
 class Availability:
     """Up until a request is refused; up again once one is answered."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, standstill: Standstill | None = None) -> None:
         self._name = name
+        self._standstill = standstill or Standstill()
         self._lock = threading.Lock()
         self._since: float | None = None  # monotonic time at which the present outage began
-        self._total = 0.0
         self._gone = False
         self._told = False
 
@@ -31,8 +59,7 @@ class Availability:
     @property
     def outage_s(self) -> float:
         """Seconds of all outages so far, the present one included."""
-        with self._lock:
-            return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
+        return self._standstill.seconds
 
     def lost(self, reason: str, *, gone: bool = False) -> None:
         """A request was refused. `gone`: there was nobody there at all, so whoever comes back may be another engine."""
@@ -40,6 +67,7 @@ class Availability:
             self._gone |= gone
             if self._since is None:
                 self._since = time.monotonic()
+                self._standstill.begin()
             if self._told or time.monotonic() - self._since < SILENT_S:
                 return
             self._told = True
@@ -53,8 +81,8 @@ class Availability:
             since, self._since = self._since, None
             if since is None:
                 return False
+            self._standstill.end()
             seconds = time.monotonic() - since
-            self._total += seconds
             gone, told = self._gone, self._told
             self._gone = self._told = False
         if told:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from rollq.connection import connect
 from rollq.ledger import Ledger
 

@@ -7,6 +7,7 @@ import sys
 import zlib
 from array import array
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -97,7 +98,7 @@ def sampled_events(draw: st.DrawFn, turn: int) -> Sampled:
     tokens = draw(token_ids)
     cuts = sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=3)))
     edges = [0, *cuts, len(tokens)]
-    spans = [VersionSpan(draw(st.text(max_size=4)), a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    spans = [VersionSpan(draw(st.text(max_size=4)), a, b) for a, b in pairwise(edges)]
     logprob = st.floats(-100, 0, width=32)
     return Sampled(
         turn=turn,

@@ -63,7 +63,7 @@ class TestSubmit:
         assert ledger.stats()["submitted"] == 2
 
     def test_a_new_group_must_be_whole(self, ledger: Ledger) -> None:
-        with pytest.raises(ContractError, match="r/g.*1 of 2"):
+        with pytest.raises(ContractError, match=r"r/g.*1 of 2"):
             ledger.submit(group()[:1])
         with pytest.raises(ContractError, match="twice"):
             ledger.submit([job(0), job(0)])

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+
 from rollq.errors import ContractError, FailureClass, LedgerError, RollqError
 from rollq.job import Purpose
 from rollq.keys import RUNS
 from rollq.ledger import Ledger
 from rollq.view import runs
-
 from tests.rollq.samples import claim, events, group, journal, play
 
 RUN_KEYS: list[Callable[[Ledger], str]] = [

@@ -12,7 +12,21 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rollq import __version__
-from rollq.commands import audit, demo, engine, pull, redis_server, show, stats, submit, worker
+from rollq.commands import (
+    audit,
+    cancel,
+    dead,
+    demo,
+    drop,
+    engine,
+    pull,
+    redis_server,
+    requeue,
+    show,
+    stats,
+    submit,
+    worker,
+)
 from rollq.errors import RollqError, SettingsError
 
 DESCRIPTION = "Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue on Redis."
@@ -41,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (demo, redis_server, engine, worker, submit, pull, stats, show, audit):
+    for command in (demo, redis_server, engine, worker, submit, pull, stats, show, dead, requeue, drop, cancel, audit):
         command.add(commands)
     return top
 

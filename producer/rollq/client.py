@@ -139,12 +139,13 @@ class Client:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
         return self._batches(groups, timeout)
 
-    def trajectory(self, job_id: str) -> Trajectory:
+    def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """What there is of a job's episode, finished or not; a dead one ends in what killed it.
 
-        Raises LedgerError when the job is unknown or was acknowledged.
+        With `attempt`, the journal that was set aside under that number. Raises LedgerError when the job is unknown or
+        was acknowledged.
         """
-        return self.ledger.trajectory(job_id)
+        return self.ledger.trajectory(job_id, attempt)
 
     def job(self, job_id: str) -> JobState:
         """Where a job is. Raises LedgerError when it is unknown."""
@@ -153,9 +154,9 @@ class Client:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state
 
-    def dead(self) -> list[DeadLetter]:
+    def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
-        return self.ledger.dead()
+        return self.ledger.dead(limit)
 
     def requeue(self, job_ids: Iterable[str]) -> None:
         """Give dead jobs a fresh start; their groups come back if they were dropped.

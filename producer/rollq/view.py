@@ -100,10 +100,11 @@ class LedgerView:
         blob = self._guard(f"journal of {job_id}", lambda: self.redis.lindex(self.keys.journal(job_id), 0))
         return None if blob is None else decode_header(blob, job_id)
 
-    def trajectory(self, job_id: str) -> Trajectory:
+    def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """What there is of a job's episode, finished or not; a dead one is closed with what killed it.
 
-        Raises LedgerError for an unknown or acknowledged job, ContractError for blobs that cannot be read.
+        With `attempt`, what was set aside under that number. Raises LedgerError for an unknown or acknowledged job or a
+        journal that is not there, ContractError for blobs that cannot be read.
         """
         state = self.job(job_id)
         if state is None:
@@ -111,6 +112,14 @@ class LedgerView:
         if state.job is None:
             why = "dropped" if state.state is State.DEAD else "acknowledged (or dropped)"
             raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
+        if attempt is not None and attempt != state.attempt:
+            if attempt not in state.set_aside:
+                there = ", ".join(map(str, state.set_aside)) or "none"
+                raise LedgerError(f"job {job_id}: no journal was set aside by attempt {attempt} (there are: {there})")
+            journal = self.journal(job_id, attempt)
+            if not journal:
+                raise LedgerError(f"job {job_id}: the journal that attempt {attempt} left is gone")
+            return _ended_by(read_trajectory(state.job, journal[0], journal[1:]), attempt)
         header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
         trajectory = read_trajectory(state.job, header, state.journal[1:])
         trajectory = _ended_by(trajectory, state.attempt)
@@ -175,9 +184,10 @@ class LedgerView:
             journal=journal,
         )
 
-    def dead(self, limit: int = 1000) -> list[DeadLetter]:
+    def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
-        rows = self._guard("dead", lambda: self.redis.zrevrange(self.keys.dead, 0, limit - 1, withscores=True))
+        last = -1 if limit is None else limit - 1
+        rows = self._guard("dead", lambda: self.redis.zrevrange(self.keys.dead, 0, last, withscores=True))
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
             pipe.hmget(self.keys.job(_text(job_id)), "class", "reason", "attempt", "worker", "turned")

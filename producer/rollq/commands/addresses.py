@@ -2,7 +2,8 @@
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import redis
@@ -10,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from rollq.client import Client
-from rollq.connection import check_url, connect, mask_url
-from rollq.errors import RollqError, SettingsError
+from rollq.connection import check_redis, check_url, connect, mask_url
+from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.settings import Settings
 
 OPTIONAL = frozenset(
@@ -65,11 +66,15 @@ def extra(wanted: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def client(args: argparse.Namespace, run: str) -> Iterator[Client]:
-    """A client of the run, on a Redis that answers."""
+def client(
+    args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
+) -> Iterator[Client]:
+    """A client of the run, on a Redis that answers; `warn`: says in one line why that cannot be trusted with data."""
     found = settings(args)
     reach(found.redis_url)
-    with Client(found.redis_url, run=run, broker_url=found.broker_url) as connected:
+    with Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected:
+        if warn and (wrong := check_redis(connected.ledger.redis)):
+            print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         yield connected
 
 

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     pull = Pull(args)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
-        connected = stack.enter_context(client(args, args.run_name))
+        connected = stack.enter_context(client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
         try:
             _pull(pull, connected, out, progress)

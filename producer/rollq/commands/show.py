@@ -11,13 +11,14 @@ from typing import Any
 
 from rollq import jsonl
 from rollq.commands.addresses import client
-from rollq.commands.arguments import Commands, add_json, add_redis
+from rollq.commands.arguments import Commands, add_json, add_redis, whole
+from rollq.commands.dead import first_line
 from rollq.errors import ContractError, SettingsError
 from rollq.export import record
 from rollq.job import parse_id
 from rollq.replies import JobState
 from rollq.trajectory import Observed, Sampled, Trajectory
-from rollq.transcript import Transcript
+from rollq.transcript import Transcript, clean
 
 
 def add(commands: Commands) -> None:
@@ -28,6 +29,12 @@ def add(commands: Commands) -> None:
         " line, or FILE.jsonl:N). The ledger drops what a trainer has acknowledged.",
     )
     parser.add_argument("what", metavar="JOB|FILE[:N]")
+    parser.add_argument(
+        "--attempt",
+        type=whole(1),
+        metavar="N",
+        help="of a job: the journal that attempt N left and a later one set aside",
+    )
     add_redis(parser)
     add_json(parser, "print it as one JSON object: the line that an export would hold")
     parser.set_defaults(run=run)
@@ -35,15 +42,20 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     place = line_of_a_file(args.what)
-    found, facts = (jsonl.read(*place), ()) if place else from_ledger(args)
+    found, facts, reason = (jsonl.read(*place), (), "") if place else from_ledger(args)
     if args.json:
         print(json.dumps(found))
         return 0
+    if reason:  # shown in full, below
+        found["info"] = {key: value for key, value in (found.get("info") or {}).items() if key != "reason"}
     try:
         for line in Transcript(found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")).lines(facts):
             print(line)
     except (KeyError, TypeError, ValueError) as e:
         raise ContractError(f"{args.what} is not an exported trajectory: {type(e).__name__} {e}") from e
+    if reason:
+        print(f"\nthe last failure of {args.what}:")
+        print(clean(reason))
     return 0
 
 
@@ -59,12 +71,16 @@ def line_of_a_file(what: str) -> tuple[Path, int] | None:
     return None
 
 
-def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tuple[str, str]]]:
-    """What the ledger has of a job, in the exported form, and where the job stands. Raises RollqError."""
+def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tuple[str, str]], str]:
+    """What the ledger has of a job, in the exported form; where the job stands; its last failure, with traceback.
+
+    Raises RollqError.
+    """
     run_name, _, _ = parse_id(args.what)
     with client(args, run_name) as connected:
-        state, trajectory = connected.job(args.what), connected.trajectory(args.what)
-    return record(trajectory), standing(state, trajectory)
+        state, trajectory = connected.job(args.what), connected.trajectory(args.what, args.attempt)
+    reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
+    return record(trajectory), standing(state, trajectory), reason
 
 
 def standing(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
@@ -74,7 +90,9 @@ def standing(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
     ]
     if state.failures:
         counts = ", ".join(f"{count} {failure}" for failure, count in state.failures.items())
-        lines.append(("failures", f"{counts}; the last one: {state.reason}"))
+        lines.append(("failures", f"{counts}; the last one: {first_line(state.reason)}"))
+    if state.set_aside:
+        lines.append(("journals", f"set aside: {', '.join(map(str, state.set_aside))}; see one with --attempt N"))
     at = [event.at for event in trajectory.events if event.at]
     if at:
         sampling = sum(event.seconds for event in trajectory.events if isinstance(event, Sampled))

@@ -1,10 +1,12 @@
 """`rollq submit`: puts the jobs of a list of tasks on a run. Repeating it changes nothing."""
 
 import argparse
+import hashlib
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rollq.commands.addresses import client
@@ -18,9 +20,10 @@ from rollq.commands.arguments import (
     tasks,
     whole,
 )
-from rollq.errors import SettingsError
+from rollq.errors import FailureClass, SettingsError
 from rollq.job import Budget, Job, Purpose
 from rollq.progress import Progress, open_progress
+from rollq.replies import Submission
 
 
 def add(commands: Commands) -> None:
@@ -66,6 +69,21 @@ def add(commands: Commands) -> None:
         help="wait while this many groups are not acknowledged (%(default)s)",
     )
     parser.add_argument(
+        "--budget",
+        type=budgets,
+        default={},
+        metavar="CLASS=N,...",
+        help="failures of a class that make a job dead, for the whole run"
+        " (engine=5,user=5,worker=5,env=2,job=2); fixed by its first submission",
+    )
+    parser.add_argument(
+        "--refill",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="wait until these groups are settled, and replace each dropped one, up to N times (%(default)s)",
+    )
+    parser.add_argument(
         "--seal",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -74,7 +92,7 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_broker(parser)
-    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed")
+    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, refilled, sealed")
     parser.set_defaults(run=run)
 
 
@@ -130,6 +148,27 @@ def user(text: str) -> dict[str, Any]:
     raise argparse.ArgumentTypeError(f"expected scripted, openai:ENDPOINT:MODEL or a JSON object, not {text!r}")
 
 
+def budgets(text: str) -> dict[FailureClass, int]:
+    """`class=number,...`, as `Ledger.fix_budgets` takes them."""
+    found: dict[FailureClass, int] = {}
+    settable = [failure for failure in FailureClass if failure is not FailureClass.CANCELLED]
+    for part in text.split(","):
+        failure, _, count = (word.strip() for word in part.partition("="))
+        if failure not in settable or failure in found or not re.fullmatch(r"[1-9][0-9]{0,8}", count):
+            raise argparse.ArgumentTypeError(
+                f"expected CLASS=N,... (each of {', '.join(settable)} at most once, N at least 1), not {part!r}"
+            )
+        found[FailureClass(failure)] = int(count)
+    return found
+
+
+def source(args: argparse.Namespace) -> str:
+    """A name for exactly these jobs: the same line goes on where it was, another one is another source."""
+    jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
+    said = [*jobs, asdict(budget(args)), dict(sampling(args)), args.purpose, args.min_viable]
+    return "line-" + hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
+
+
 def budget(args: argparse.Namespace) -> Budget:
     return Budget(
         max_turns=args.max_turns,
@@ -176,13 +215,20 @@ def run(args: argparse.Namespace) -> int:
     next(jobs(args))  # a job that cannot be is refused before anything is submitted
     warn_of_a_strange_name(args.env)
     groups = len(args.tasks) * args.epochs
-    with client(args, args.run_name) as connected, open_progress(sys.stderr) as progress:
+    refilled: Sequence[str] = ()
+    with (
+        client(args, args.run_name, budgets=args.budget, warn=True) as connected,
+        open_progress(sys.stderr) as progress,
+    ):
         if groups > args.ahead:
             progress.say(f"waits whenever {args.ahead} groups are not acknowledged: have `rollq pull` running")
-        done = connected.submit(watched(jobs(args), groups, progress), ahead=args.ahead)
+        done = connected.submit(watched(jobs(args), groups, progress), ahead=args.ahead, source=source(args))
+        if args.refill:
+            progress.say("waits until its groups are settled, to replace dropped ones: have `rollq worker` running")
+            refilled = connected.refill(jobs(args), times=args.refill, ahead=args.ahead).new
         if args.seal:
             connected.seal()
-    report(args, groups, done.new, done.known)
+    report(args, groups, done, len(refilled))
     return 0
 
 
@@ -203,13 +249,16 @@ def watched(jobs: Iterable[Job], groups: int, progress: Progress) -> Iterator[Jo
         yield job
 
 
-def report(args: argparse.Namespace, groups: int, new: Sequence[str], known: Sequence[str]) -> None:
+def report(args: argparse.Namespace, groups: int, done: Submission, refilled: int) -> None:
     """What was done, and what to do next."""
+    new, known = len(done.new), len(done.known)
     if args.json:
-        said = {"run": args.run_name, "groups": groups, "size": args.size, "new": len(new), "known": len(known)}
-        print(json.dumps({**said, "sealed": args.seal}))
+        said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known}
+        print(json.dumps({**said, "refilled": refilled, "sealed": args.seal}))
         return
-    print(f"run {args.run_name}: {groups} groups of {args.size}: {len(new)} jobs submitted, {len(known)} known already")
+    print(f"run {args.run_name}: {groups} groups of {args.size}: {new} jobs submitted, {known} known already")
+    if refilled:
+        print(f"      {refilled} jobs in place of dropped groups")
     print("next: rollq worker                       plays them; as many as you like, anywhere")
     print(f"      rollq stats --run {args.run_name}")
     print(f"      rollq pull --run {args.run_name} --groups {groups} --out {args.run_name}.jsonl")

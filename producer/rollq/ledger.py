@@ -190,10 +190,13 @@ class Ledger(Scripts):
         args = [job_id, attempt, index, closed.stop.value, closed.reward, turns, sampled_tokens, total_tokens, blob]
         self._written(self._call("complete", args), job_id, attempt, index)
 
-    def fail(self, job_id: str, attempt: int, failure: FailureClass, reason: str) -> Outcome:
-        """End the attempt: the job is queued again, or dead when the class's budget is spent. Raises Fenced."""
+    def fail(self, job_id: str, attempt: int, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
+        """End the attempt: the job is queued again, or dead when the class's budget is spent. Raises Fenced.
+
+        `final`: it is dead whatever its budget, because playing it again would harm others.
+        """
         text = reason[:REASON].encode("utf-8", "replace")
-        status, *rest = self._call("fail", [job_id, attempt, failure.value, text, random.random()])
+        status, *rest = self._call("fail", [job_id, attempt, failure.value, text, random.random(), int(final)])
         if status == b"fenced":
             self._fenced(job_id, attempt)
         return Outcome(State(status.decode()), float(rest[0]))

@@ -95,12 +95,12 @@ local function settle(group, outcome)
 end
 
 -- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
--- no backoff. Returns 'queued' or 'dead', and not_before.
-local function fail_attempt(id, attempt, group, class, reason, by, roll, time)
+-- no backoff; `final`: dead, whatever its budget. Returns 'queued' or 'dead', and not_before.
+local function fail_attempt(id, attempt, group, class, reason, by, roll, time, final)
   local job = typed('job:' .. id, 'hash')
   local failures = (tonumber(redis.call('HGET', job, 'fail:' .. class)) or 0) + 1
   local outcome, not_before = 'queued', 0
-  if failures >= budget(class) then
+  if final or failures >= budget(class) then
     outcome = 'dead'
   elseif roll and INFRASTRUCTURE[class] then
     not_before = time + 1 + roll * (math.min(30, 2 ^ failures) - 1)

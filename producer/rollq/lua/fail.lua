@@ -1,6 +1,6 @@
 -- The attempt has failed. A repeat gets the same answer.
 -- reads and writes  leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
--- ARGV   id attempt class reason roll (in [0, 1))
+-- ARGV   id attempt class reason roll (in [0, 1)) final (1: dead at once)
 -- reply  queued not_before | dead 0 | fenced
 sound('leased', 'queued', 'dead')
 local id, attempt, class = ARGV[1], ARGV[2], ARGV[3]
@@ -13,5 +13,6 @@ if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
 end
 local group = read_group(group_name(id))
 sound('open:' .. group.purpose, 'ready:' .. group.purpose)
-local outcome, not_before = fail_attempt(id, attempt, group, class, ARGV[4], 'fail', tonumber(ARGV[5]), now())
+local outcome, not_before =
+  fail_attempt(id, attempt, group, class, ARGV[4], 'fail', tonumber(ARGV[5]), now(), ARGV[6] == '1')
 return { outcome, seconds(not_before) }

@@ -162,7 +162,9 @@ def compare(worker: dict[str, Any], seed: dict[str, Any]) -> dict[str, Any]:
         "seed_style": _figures(seed, count, turns[0]),
         "parts_ms_a_turn": {name: seconds / turns[0] * 1000 for name, (seconds, _) in parts.items()},
         "parts_ms_a_call": {name: seconds / calls * 1000 for name, (seconds, calls) in parts.items()},
-        "alone_ms_a_call": {name: seconds * 1000 for name, seconds in seed["alone"].items()},
+        "apart_ms_a_call": {
+            when: {name: seconds * 1000 for name, seconds in parts.items()} for when, parts in seed["apart"].items()
+        },
         "collector_ms_a_turn": seed["parts"]["collector"][0] / turns[0] * 1000,
     }
 
@@ -192,25 +194,27 @@ def report(result: dict[str, Any], tokenizer: str | None) -> None:
     print(
         "\nWhere the seed-style loop's CPU goes, beside what was recorded on tau-bench retail with the seed's loop:\n"
     )
-    print(table(["part", "ms a turn", "recorded", "times", "ms a call", "alone", "recorded alone"], part_rows(result)))
-    print(f"\nof it in the garbage collector: {ms(result['collector_ms_a_turn'] / 1000)} ms a turn")
-    load, digest = (ms(result["alone_ms_a_call"][f"{name} as dicts"] / 1000) for name in ("load", "hash"))
-    print(f"the same database as dicts, alone: load {load} ms, hash {digest} ms a call")
+    head = ["part", "ms a turn", "recorded", "times", "ms a call", "alone", "recorded alone", "collector off"]
+    print(table(head, part_rows(result)))
+    quiet = {name: ms(value / 1000) for name, value in result["apart_ms_a_call"]["collector off"].items()}
+    print(f"\nin the garbage collector: {ms(result['collector_ms_a_turn'] / 1000)} ms a turn; without it, of a reload")
+    print(f"{quiet['JSON']} ms are reading JSON, of a hash {quiet['hash of dicts']} ms hashing what are dicts by then")
     print(f"without hash and reload the loop would cost {result['ratio_without_data']:.2f} times the worker")
     verdict = "ok" if result["ratio"] >= LEAST else f"BELOW {LEAST:g}"
     print(f"ratio: the worker is {result['ratio']:.1f} times cheaper a rollout ({verdict})")
 
 
 def part_rows(result: dict[str, Any]) -> list[list[str]]:
-    rows = []
+    rows, apart = [], result["apart_ms_a_call"]
     for name, title in NAMES.items():
-        now, alone = result["parts_ms_a_turn"][name], result["alone_ms_a_call"].get(name)
+        now = result["parts_ms_a_turn"][name]
         row = [title, ms(now / 1000), _span(RECORDED.get(name)), _times(now, RECORDED.get(name))]
-        row += [ms(result["parts_ms_a_call"][name] / 1000), ms(alone / 1000) if alone else ""]
-        rows.append([*row, _span(RECORDED_ALONE.get(name))])
+        row += [ms(result["parts_ms_a_call"][name] / 1000)]
+        alone, quiet = (ms(apart[when][name] / 1000) if name in apart[when] else "" for when in apart)
+        rows.append([*row, alone, _span(RECORDED_ALONE.get(name)), quiet])
     total = result["seed_style"]["ms_a_turn"]
     recorded = tuple(sum(span[end] for span in RECORDED.values()) for end in (0, 1))
-    return [*rows, ["together", ms(total / 1000), _span(recorded), _times(total, recorded), "", "", ""]]
+    return [*rows, ["together", ms(total / 1000), _span(recorded), _times(total, recorded), "", "", "", ""]]
 
 
 def _span(span: tuple[float, ...] | None) -> str:

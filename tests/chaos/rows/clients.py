@@ -1,0 +1,92 @@
+"""Trainers killed with a batch in hand, frozen, acknowledging twice; producers killed in the middle of a submission."""
+
+import os
+import signal
+import time
+
+from rollq.children import Child
+from tests.chaos.rows import row
+from tests.chaos.scene import RUN, Scene
+
+HOLD_S = 60.0
+
+
+def trainer(scene: Scene, *flags: str) -> Child:
+    """A consumer that takes one batch of two groups, and then does as told; what it acknowledges, it writes down."""
+    return scene.start("trainer", "--run", RUN, "--out", str(scene.out), *flags, module="tests.chaos.trainer")
+
+
+def says(scene: Scene, child: Child, word: str, within_s: float = 40.0) -> None:
+    scene.wait(lambda: word in child.log.read_text(), f"a trainer that is {word}", within_s)
+
+
+@row("trainer-kill", deadline_s=160.0)
+def kill(scene: Scene) -> None:
+    """One is killed with a batch in hand and one frozen beyond its hold: both batches come again, and once.
+
+    The frozen one wakes up and acknowledges what is another's by then: refused.
+    """
+    scene.open(latency=0.1, workers=(8,))
+    scene.submit(8)
+    dead, frozen = trainer(scene, "--then", "hold"), trainer(scene, "--then", "ack-late")
+    for child in (dead, frozen):
+        says(scene, child, "holding")
+    scene.kill(dead)
+    scene.kill(frozen, signal.SIGSTOP)
+    start = time.monotonic()
+    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    scene.consume()
+    scene.wait(lambda: scene.stats()["delivered"] >= len(scene.expected), "both batches again", HOLD_S + 20)
+    scene.recovered_s.append(time.monotonic() - start)
+    os.kill(frozen.pid, signal.SIGCONT)
+    says(scene, frozen, "refused")
+    scene.check(scene.stats()["redelivered"] == 4, f"{scene.stats()['redelivered']} groups were handed out again")
+
+
+@row("trainer-acks-twice")
+def twice(scene: Scene) -> None:
+    """Every batch acknowledged three times, by three trainers that share the run; each group is had by one of them."""
+    scene.open(latency=0.1, workers=(8,))
+    scene.submit(9)
+    for _ in range(3):
+        says(scene, trainer(scene, "--then", "ack-thrice"), "acknowledged")
+        scene.faults += 1
+
+
+@row("pull-kill", deadline_s=200.0)
+def pull(scene: Scene) -> None:
+    """`rollq pull` killed again and again, at any moment, and started again with the same file."""
+    scene.open(latency=0.1, workers=(8,))
+    scene.submit(12, 2)
+    for _ in range(5):
+        puller = scene.consume()
+        scene.wait(lambda puller=puller: "Traceback" in puller.tail() or scene.out.exists(), "a pull", 20)  # type: ignore[misc]
+        time.sleep(scene.rng.uniform(0.0, 0.8))
+        if puller.exit_code is None:
+            scene.kill(puller)
+        time.sleep(0.1)
+
+
+@row("producer-kill")
+def producer(scene: Scene) -> None:
+    """`rollq submit` killed in mid-submission, and the same line again, until it is through."""
+    scene.open(latency=0.05, workers=(8,))
+    scene.consume()
+    scene.expect("shop", range(16), 2)
+    line = scene.line(0, 15, 2, "--ahead", "2", "--seal", "--json")
+    for _ in range(4):
+        submit = scene.start("submit", *line)
+        before = scene.stats()["submitted"]
+        scene.wait(
+            lambda b=before, s=submit: s.exit_code is not None or scene.stats()["submitted"] > b,  # type: ignore[misc]
+            "a submission",
+            30,
+        )
+        time.sleep(scene.rng.uniform(0.0, 0.4))
+        if submit.exit_code is None:
+            scene.kill(submit)
+    start = time.monotonic()
+    last = scene.start("submit", *line)
+    scene.wait(lambda: last.exit_code is not None, "the last submission", 60)
+    scene.check(last.exit_code == 0, f"the last submission failed: {last.tail()}")
+    scene.recovered_s.append(time.monotonic() - start)

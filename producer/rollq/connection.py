@@ -17,6 +17,8 @@ RETRIES = 30
 """With waits of up to 2 s each: between 26 and 50 s until a call gives up."""
 SOCKET_TIMEOUT_S = 5.0
 """A third of a lease, so that a lost reply does not cost the lease."""
+AWAY = (redis.ConnectionError, redis.TimeoutError)
+"""What a call raises when Redis has been away for longer than that."""
 SCHEMES = ("redis", "rediss", "unix")
 
 

@@ -8,6 +8,7 @@ engine nearly all the time.
 import logging
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollq.publish import TASK, Publisher
 from rollq.settings import Settings
 from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
+from rollq_worker.engine_watch import EngineWatch
 from rollq_worker.lease import release_all
 from rollq_worker.reaper import Reaper
 from rollq_worker.renderer import ChatRenderer
@@ -29,6 +31,11 @@ from rollq_worker.tasks import Player
 from rollq_worker.tokenizer import load_tokenizer
 
 log = logging.getLogger("rollq.worker")
+
+ABORT_S = 1.5
+"""For so long a worker that drains waits for the engine to hand out what it has."""
+CRIPPLED = 75
+"""Exit code (EX_TEMPFAIL) of a worker that has lost most of its slots to code that does not end: start it again."""
 
 CONFIG = {
     "task_default_queue": QUEUE,
@@ -55,6 +62,8 @@ def main(settings: Settings) -> int:
     Raises SettingsError when Redis' address or the tokenizer cannot be used.
     """
     name = f"rollq@{socket.gethostname()}-{os.getpid()}"
+    drain = Drain(threading.Event())
+    drain.install()
     tokenizer = load_tokenizer(settings.tokenizer)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
     for warning in check_redis(connection):
@@ -65,27 +74,27 @@ def main(settings: Settings) -> int:
         stop_ids=ChatRenderer(tokenizer).stop_ids,
         vocab_size=tokenizer.vocab_size,
     )
-    player = Player(settings, connection, engine, tokenizer, name)
+    player = Player(settings, connection, engine, tokenizer, name, drain.draining)
+    player.crippled = lambda: drain.begin(CRIPPLED)
     reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
     worker = make_worker(make_app(settings, player), settings, name)
-    drain = Drain(
-        player.draining,
-        stop_consuming=stop_consuming,
-        abort_generations=lambda: abort_all(engine),
-        release=lambda: leave(player, reaper),
-    )
 
     def on_ready(**_: object) -> None:
-        drain.install()
-        player.leases.start()
-        reaper.start()
+        signals.worker_ready.disconnect(on_ready)  # Celery says so again after every lost connection
+        drain.ready(
+            stop_consuming=stop_consuming,
+            interrupt=lambda: interrupt(engine),
+            release=lambda: leave(player, reaper),
+        )
+        for thread in (player.leases, reaper, EngineWatch(engine)):
+            thread.start()
         where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
         print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
 
     signals.worker_ready.connect(on_ready, weak=False)
     worker.start()
     leave(player, reaper)
-    return int(worker.exitcode or 0)
+    return drain.exit_code or int(worker.exitcode or 0)
 
 
 def make_app(settings: Settings, player: Player) -> celery.Celery:
@@ -103,7 +112,7 @@ def make_app(settings: Settings, player: Player) -> celery.Celery:
 
 
 def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
-    return app.Worker(
+    worker = app.Worker(
         hostname=name,
         pool="threads",
         concurrency=settings.concurrency,
@@ -114,6 +123,8 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
         task_events=True,
         quiet=True,
     )
+    worker.install_platform_tweaks = lambda worker: None  # its signal handlers; ours are there already
+    return worker
 
 
 def stop_consuming() -> None:
@@ -121,9 +132,13 @@ def stop_consuming() -> None:
     state.should_stop = os.EX_OK
 
 
-def abort_all(engine: SGLangEngine) -> None:
-    """Abort what runs on the engine until nothing does: a request that was just being sent is missed the first time."""
-    while engine.abort_running():
+def interrupt(engine: SGLangEngine) -> None:
+    """End what the episodes wait for on the engine, with their partial tokens if it lets us have them."""
+    until = time.monotonic() + ABORT_S
+    # Again and again: a request that was just being sent is missed the first time.
+    while engine.abort_running() and time.monotonic() < until:
+        time.sleep(0.1)
+    while engine.cut():  # behind a router without aborts the turn in flight is dropped
         time.sleep(0.1)
 
 

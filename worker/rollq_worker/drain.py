@@ -1,9 +1,9 @@
-"""Drain: SIGTERM, SIGINT or SIGQUIT stops the worker within 5 seconds and gives its jobs to the others.
+"""Drain: a signal stops the worker within 5 seconds and gives its jobs to the others.
 
-The handler only sets flags and starts the watchdog: it runs inside whatever the main thread was doing, so it takes no
-lock and logs nothing. Episodes stop at their next turn boundary; running generations are aborted on the engine, so that
-their partial tokens are journaled. What still runs after RELEASE_AFTER_S is released under it, and the process leaves
-whatever its threads do.
+A handler runs inside whatever the main thread was doing, so it only writes a byte to a pipe: everything else is the
+watchdog's, a thread that reads it. Episodes stop at their next turn boundary; running generations are aborted on the
+engine, so that their partial tokens are journaled. What still runs after RELEASE_AFTER_S is released under it, and the
+process leaves whatever its threads do.
 """
 
 import os
@@ -23,42 +23,55 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 class Drain:
     """The signal handlers of a worker process and the watchdog that bounds its exit."""
 
-    def __init__(
-        self,
-        draining: threading.Event,
-        *,
-        stop_consuming: Callable[[], None],
-        abort_generations: Callable[[], None],
-        release: Callable[[], None],
-    ) -> None:
+    def __init__(self, draining: threading.Event) -> None:
         self.draining = draining
-        self._stop_consuming = stop_consuming
-        self._abort_generations = abort_generations
-        self._release = release
+        self.exit_code = 0
+        self._signals = 0
+        self._reader, self._writer = os.pipe()
+        self._stop_consuming: Callable[[], None] | None = None
+        self._interrupt: Callable[[], None]
+        self._release: Callable[[], None]
 
     def install(self) -> None:
-        """Replace the handlers; Celery's own lose a second SIGINT and any SIGQUIT on the threads pool."""
+        """Handle signals from now on. Until `ready` is called nothing is held, and a signal ends the process."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        threading.Thread(target=self._watch, name="rollq-watchdog", daemon=True).start()
+
+    def ready(
+        self, *, stop_consuming: Callable[[], None], interrupt: Callable[[], None], release: Callable[[], None]
+    ) -> None:
+        """From now on there may be jobs. `interrupt` ends what the episodes wait for; `release` gives up the rest."""
+        self._interrupt, self._release = interrupt, release
+        self._stop_consuming = stop_consuming
+
+    def begin(self, exit_code: int) -> None:
+        """Stop for a reason of our own."""
+        self.exit_code = exit_code
+        os.write(self._writer, b"!")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.draining.is_set():
+        self._signals += 1
+        if self._signals > 1:
             os.write(2, b"rollq worker: second signal, leaving at once; leases expire by themselves\n")
             os._exit(1)
         os.write(2, b"rollq worker: stopping; running jobs go back to the queue\n")
-        self.draining.set()
-        self._stop_consuming()
-        threading.Thread(target=self._watch, name="rollq-watchdog", daemon=True).start()
+        os.write(self._writer, b"!")
 
     def _watch(self) -> None:
+        os.read(self._reader, 1)
         start = time.monotonic()
-        threading.Thread(target=self._abort_generations, name="rollq-abort", daemon=True).start()
+        self.draining.set()
+        if self._stop_consuming is None:
+            os._exit(self.exit_code)
+        self._stop_consuming()
+        # Each in a thread of its own: the engine may not answer, and with Redis down a release retries for a minute.
+        threading.Thread(target=self._interrupt, name="rollq-interrupt", daemon=True).start()
         time.sleep(RELEASE_AFTER_S)
-        # In a thread of its own: with Redis down a release retries for a minute.
         threading.Thread(target=self._leave, name="rollq-release", daemon=True).start()
         time.sleep(max(0.0, EXIT_AFTER_S - (time.monotonic() - start)))
-        os._exit(0)
+        os._exit(self.exit_code)
 
     def _leave(self) -> None:
         self._release()
-        os._exit(0)
+        os._exit(self.exit_code)

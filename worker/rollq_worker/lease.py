@@ -1,26 +1,40 @@
-"""Leases: what a worker holds, kept alive by one heartbeat thread for all of them.
+"""Leases: what a worker holds, kept alive and watched over by one heartbeat thread for all of them.
 
 An `Attempt` is the journal of one claimed job: every append renews the lease, and `check` raises as soon as the attempt
-must stop. Membership in the ledger's lease set is the fence, so an attempt that lost its lease can write nothing.
+must stop. Membership in the ledger's lease set is the fence, so an attempt that lost its lease can write nothing. An
+attempt that cannot look up, because it waits for the engine or sits in foreign code, is ended from outside.
 """
 
 import logging
+import random
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from rollq.codec import decode_event, decode_header, encode_event, encode_header
+from rollq.connection import AWAY
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, RollqError
 from rollq.ledger import Claim, Ledger
+from rollq.patience import patiently
 from rollq.trajectory import Event, Header, Trajectory
 from rollq_worker.boundary import DeadlineExceeded, Drained
+from rollq_worker.steps import Steps, blame
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LEASE_S = 15.0
 BEAT_S = LEASE_S / 3
+TICK_S = 1.0
+"""Between two looks at what the attempts are doing."""
+REPORT_S = 5.0
+"""For so long the lease outlives the deadline, so that the attempt itself says what it was waiting for."""
+STUCK_S = 10.0
+"""A thread that has not left a step for so long after it was interrupted is lost."""
 
 
 class Attempt:
@@ -30,16 +44,30 @@ class Attempt:
         self.ledger = ledger
         self.job = claim.job
         self.number = claim.attempt
-        self._blobs: list[bytes] = []
+        self.steps = Steps()
         self.lost = threading.Event()
+        self.abandoned_at: float | None = None
+        """Monotonic time at which it was failed under its thread."""
+        self._blobs: list[bytes] = []
         self._draining = draining
         self._outage_s = outage_s
-        self._started = self._clock()
+        self._outage_before = outage_s()
+        self._away_s = 0.0  # seconds that its thread waited for Redis
+        self._started = time.monotonic()
+
+    @property
+    def stopped_s(self) -> float:
+        """Seconds in which the deadline's clock stood still: the engine or Redis was away, which is nobody's fault."""
+        return self._outage_s() - self._outage_before + self._away_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the job's deadline."""
+        return self.job.budget.deadline_s + self.stopped_s - (time.monotonic() - self._started)
 
     @property
     def overdue(self) -> bool:
-        """Past the job's deadline. An outage of the engine does not count: it is nobody's fault here."""
-        return self._clock() - self._started > self.job.budget.deadline_s
+        return self.left_s < 0
 
     def open(self, header: Header) -> None:
         """Write the header, the first blob of every journal."""
@@ -59,19 +87,31 @@ class Attempt:
         closed = trajectory.closed
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
-        self.ledger.complete(
-            self.job.id,
-            self.number,
-            len(self._blobs),
-            encode_event(closed, self.job.id),
-            turns=trajectory.turns,
-            sampled_tokens=trajectory.sampled_tokens,
-            total_tokens=len(trajectory.tokens),
+        blob = encode_event(closed, self.job.id)
+        self._patiently(
+            lambda: self.ledger.complete(
+                self.job.id,
+                self.number,
+                len(self._blobs),
+                blob,
+                turns=trajectory.turns,
+                sampled_tokens=trajectory.sampled_tokens,
+                total_tokens=len(trajectory.tokens),
+            )
         )
 
-    def fail(self, failure: FailureClass, reason: str) -> str:
+    def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
         """Give the attempt up. Returns what became of the job: `queued` or `dead`."""
-        return self.ledger.fail(self.job.id, self.number, failure, reason).status
+        outcome = self._patiently(lambda: self.ledger.fail(self.job.id, self.number, failure, reason, final=final))
+        return outcome.status
+
+    def abandon(self, failure: FailureClass, reason: str) -> None:
+        """Fail the attempt under its thread, whose later writes are fenced."""
+        with suppress(Fenced):  # the lease may be gone already
+            self.ledger.fail(self.job.id, self.number, failure, reason)
+        self.lost.set()
+        self.abandoned_at = time.monotonic()
+        log.warning("%s: attempt %d: %s: %s; its thread is abandoned", self.job.id, self.number, failure, reason)
 
     def release(self) -> None:
         """Give the job back at no cost."""
@@ -85,32 +125,67 @@ class Attempt:
         if self.overdue:
             raise DeadlineExceeded(f"past the deadline of {self.job.budget.deadline_s:g} s")
 
-    def _clock(self) -> float:
-        return time.monotonic() - self._outage_s()
-
     def _append(self, blob: bytes) -> None:
         self._blobs.append(blob)
         self._write(len(self._blobs) - 1)
 
     def _write(self, index: int) -> None:
         try:
-            self.ledger.append(self.job.id, self.number, index, self._blobs[index], LEASE_S)
+            self._patiently(lambda: self.ledger.append(self.job.id, self.number, index, self._blobs[index], LEASE_S))
         except JournalConflict as e:
             if e.length >= index:
                 raise ContractError(f"{self.job.id}: Redis holds another journal than was written ({e})") from e
             for missing in range(e.length, index + 1):  # Redis came back without its tail
                 self._write(missing)
 
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Call until Redis takes it: it may be away or full for as long as it likes, at no cost to the attempt.
+
+        Raises Drained or Fenced when the attempt must stop meanwhile.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return patiently(call, wait=self._pause)
+            except AWAY as e:
+                log.info("%s: Redis is away (%s); trying again", self.job.id, type(e).__name__)
+                self._pause(random.uniform(0.5, 1.5))
+            finally:
+                if (waited := time.monotonic() - began) > TICK_S:
+                    self._away_s, began = self._away_s + waited, time.monotonic()
+
+    def _pause(self, seconds: float) -> None:
+        self._draining.wait(seconds)
+        if self.lost.is_set() or self._draining.is_set():
+            self.check()
+
 
 class Leases:
-    """All attempts of this worker, and the thread that renews them."""
+    """All attempts of this worker, and the thread that renews and watches them.
 
-    def __init__(self, draining: threading.Event, outage_s: Callable[[], float] = lambda: 0.0) -> None:
+    `cut` ends the wait for the engine of a job's attempt; `crippled` is called once, when more than half of the `slots`
+    are lost to threads that do not come back.
+    """
+
+    def __init__(
+        self,
+        draining: threading.Event,
+        outage_s: Callable[[], float] = lambda: 0.0,
+        *,
+        cut: Callable[[str], object] = lambda job_id: None,
+        slots: int = 1,
+        crippled: Callable[[], None] = lambda: None,
+    ) -> None:
         self.draining = draining
         self._outage_s = outage_s
+        self._cut = cut
+        self._slots = slots
+        self._crippled: Callable[[], None] | None = crippled
         self._held: set[Attempt] = set()
+        self._stuck: set[Attempt] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._beaten = float("-inf")
         self._thread = threading.Thread(target=self._beat, name="rollq-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -130,38 +205,88 @@ class Leases:
         finally:
             with self._lock:
                 self._held.discard(attempt)
+                was_stuck = attempt in self._stuck
+                self._stuck.discard(attempt)
+            if was_stuck:
+                log.warning("%s: the thread of attempt %d came back", attempt.job.id, attempt.number)
 
     def held(self) -> list[Attempt]:
         with self._lock:
             return list(self._held)
 
+    def stuck(self) -> list[str]:
+        """The jobs in whose foreign code threads are lost."""
+        with self._lock:
+            return sorted(attempt.job.id for attempt in self._stuck)
+
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT_S):
+        while not self._stop.wait(TICK_S):
             try:
-                self.renew()
-            except RollqError as e:
+                self.tick()
+            except (RollqError, *AWAY) as e:
                 log.warning("heartbeat: %s: %s", type(e).__name__, e)
             except Exception:
                 # The one thread that keeps every lease alive must outlive whatever Redis throws at it.
-                log.exception("heartbeat failed; trying again in %g s", BEAT_S)
+                log.exception("heartbeat failed; trying again in %g s", TICK_S)
 
-    def renew(self) -> None:
-        """Renew every lease, one call a run. Attempts past their deadline are left to expire."""
-        by_run: defaultdict[Ledger, list[Attempt]] = defaultdict(list)
+    def tick(self) -> None:
+        """Look at every attempt, and renew what is due."""
         for attempt in self.held():
-            if not attempt.overdue:
+            self._watch(attempt)
+        self._count_stuck()
+        beat = time.monotonic() - self._beaten >= BEAT_S - TICK_S / 2
+        # A lease ends with its job's deadline, so that of a short one has to be moved on sooner.
+        self.renew([a for a in self.held() if beat or a.left_s < LEASE_S])
+        if beat:
+            self._beaten = time.monotonic()
+
+    def renew(self, attempts: list[Attempt]) -> None:
+        """Renew these leases, one call a run. Attempts past their deadline are left to expire."""
+        by_run: defaultdict[Ledger, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            if not attempt.overdue and not attempt.lost.is_set():
                 by_run[attempt.ledger].append(attempt)
-        for ledger, attempts in by_run.items():
-            lost = set(ledger.renew([(a.job.id, a.number) for a in attempts], LEASE_S))
-            for attempt in attempts:
+        for ledger, members in by_run.items():
+            stopped = [a.stopped_s + REPORT_S for a in members]
+            lost = set(ledger.renew([(a.job.id, a.number) for a in members], LEASE_S, stopped))
+            for attempt in members:
                 if (attempt.job.id, attempt.number) in lost:
                     attempt.lost.set()
+
+    def _watch(self, attempt: Attempt) -> None:
+        """End what overruns, and what has lost its lease, if it cannot look up itself."""
+        step = attempt.steps.current
+        if attempt.abandoned_at is not None:
+            attempt.steps.interrupt()  # again: foreign code may have swallowed it
+        elif step is not None and step.overrun:
+            attempt.abandon(*blame(step, f"nothing in {step.limit_s:g} s"))
+        elif step is not None and attempt.overdue:
+            attempt.abandon(*blame(step, f"past the deadline of {attempt.job.budget.deadline_s:g} s"))
+        elif attempt.overdue or attempt.lost.is_set():
+            self._cut(attempt.job.id)
+
+    def _count_stuck(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            stuck = {a for a in self._held if a.abandoned_at is not None and now - a.abandoned_at > STUCK_S}
+            new = stuck - self._stuck
+            self._stuck = stuck
+        if new:
+            names = ", ".join(self.stuck())
+            log.error("%d of %d slots are lost to steps that do not end: %s", len(stuck), self._slots, names)
+        if len(stuck) * 2 > self._slots and self._crippled is not None:
+            crippled, self._crippled = self._crippled, None
+            crippled()
 
 
 def release_all(leases: Leases) -> int:
     """Release whatever is still held, so that other workers go on with it at once. Returns how many."""
-    held = leases.held()
-    for attempt in held:
+    released = 0
+    for attempt in leases.held():
         attempt.lost.set()
-        attempt.release()
-    return len(held)
+        try:
+            attempt.release()
+            released += 1
+        except RollqError as e:
+            log.info("%s: not released: %s", attempt.job.id, e)  # it ended, or was abandoned before
+    return released

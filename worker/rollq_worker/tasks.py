@@ -11,12 +11,24 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import rollq
-from rollq.errors import ContractError, Fenced, JobFailure, LedgerError, RolloutFailure, SettingsError, WorkerFailure
+from rollq.connection import AWAY
+from rollq.errors import (
+    ContractError,
+    EnvironmentFailure,
+    Fenced,
+    JobFailure,
+    LedgerError,
+    RolloutFailure,
+    SettingsError,
+    WorkerFailure,
+)
 from rollq.job import parse_id
 from rollq.ledger import Claim, Ledger, Refusal
+from rollq.patience import patiently
 from rollq.settings import Settings
 from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq_worker import episode
@@ -28,8 +40,10 @@ from rollq_worker.protocols import Environment
 from rollq_worker.renderer import ChatRenderer
 from rollq_worker.replayed import Diverged
 from rollq_worker.selfcheck import checked_renderer
+from rollq_worker.steps import OPEN_S, Abandoned, WatchedEnvironment
+from rollq_worker.suspects import Poison
 from rollq_worker.tokenizer import Tokenizer
-from rollq_worker.users import user_factory
+from rollq_worker.users import longest_reply_s, user_factory
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +60,30 @@ Summary = dict[str, Any]
 class Player:
     """Plays jobs, one a thread; everything it holds is shared by all of them."""
 
-    def __init__(self, settings: Settings, connection: Any, engine: SGLangEngine, tokenizer: Tokenizer, name: str):
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Any,
+        engine: SGLangEngine,
+        tokenizer: Tokenizer,
+        name: str,
+        draining: threading.Event,
+    ) -> None:
         self.settings = settings
         self.connection = connection
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
-        self.draining = threading.Event()
-        self.leases = Leases(self.draining, lambda: engine.outage_s)
+        self.draining = draining
+        self.leases = Leases(
+            self.draining,
+            lambda: engine.outage_s,
+            cut=engine.cut,
+            slots=settings.concurrency,
+            crippled=lambda: self.crippled(),
+        )
+        self.crippled: Callable[[], None] = lambda: None
+        """Called when most slots are lost to code that does not end."""
         self._ledgers: dict[str, Ledger] = {}
         self._renderers: dict[str, ChatRenderer] = {}
         self._admitted: set[str] = set()
@@ -67,22 +97,46 @@ class Player:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
         ledger = self.ledger(run)
-        if not self.admits(ledger):
-            return {"stop": "refused: another tokenizer"}
-        if not self.wait_for_engine():
-            ledger.bounce(job_id)
-            return {"stop": "bounced"}
         try:
-            claim = ledger.claim(job_id, worker=self.name, token=uuid.uuid4().hex, lease_s=LEASE_S)
+            claim = self._claim(ledger, job_id)
+        except Drained:
+            self._bounce(ledger, job_id)
+            return {"stop": "bounced"}
         except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
+        if claim is None:
+            return {"stop": "refused: another tokenizer"}
         if isinstance(claim, Refusal):
             if claim.reason == "unreadable":
                 log.error("%s: the job cannot be read: %s", job_id, claim.detail)
             return {"stop": f"refused: {claim.reason}"}
         with self.leases.hold(ledger, claim) as attempt:
             return self._attempt(attempt, claim)
+
+    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
+        """None when this worker may not play the run. Waits while engine or Redis are away or full. Raises Drained."""
+        token = uuid.uuid4().hex
+        while True:
+            try:
+                if not patiently(lambda: self.admits(ledger), wait=self._pause):
+                    return None
+                self.wait_for_engine()
+                return patiently(
+                    lambda: ledger.claim(job_id, worker=self.name, token=token, lease_s=LEASE_S), wait=self._pause
+                )
+            except AWAY:
+                self._pause(random.uniform(0.5, 1.5))
+
+    def _pause(self, seconds: float) -> None:
+        if self.draining.wait(seconds):
+            raise Drained("the worker is stopping")
+
+    def _bounce(self, ledger: Ledger, job_id: str) -> None:
+        try:
+            ledger.bounce(job_id)
+        except (LedgerError, *AWAY) as e:
+            log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
 
     def admits(self, ledger: Ledger) -> bool:
         """Whether this worker may play the run: the first claim fixes its tokenizer and template for all workers.
@@ -98,13 +152,11 @@ class Player:
             self._admitted.add(ledger.run)
         return True
 
-    def wait_for_engine(self) -> bool:
-        """Claim nothing while the engine is away: its outage costs no job anything. False when draining."""
-        while not self.draining.is_set():
-            if self.engine.available or self.engine.ready():
-                return True
-            self.draining.wait(random.uniform(0.5, 1.5))  # all idle threads ask
-        return False
+    def wait_for_engine(self) -> None:
+        """Claim nothing while the engine is away: its outage costs no job anything. Raises Drained."""
+        self._pause(0.0)
+        while not (self.engine.available or self.engine.ready()):
+            self._pause(random.uniform(0.5, 1.5))  # all idle threads ask
 
     def _attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
@@ -114,9 +166,10 @@ class Player:
         except Fenced as e:
             log.warning("%s", e)
             return {"job": job.id, "stop": "fenced"}
+        except Abandoned:
+            return {"job": job.id, "stop": "abandoned"}
         except Drained:
-            attempt.release()
-            return {"job": job.id, "stop": "released"}
+            return self._release(attempt)
         except RolloutFailure as e:
             return self._fail(attempt, e)
         except ContractError as e:
@@ -136,9 +189,10 @@ class Player:
 
     def _play(self, attempt: Attempt, claim: Claim) -> Trajectory:
         job = claim.job
-        world = domain(job.env)
-        task = world.task(job.split, job.task)
-        environment = world.open(job.split, job.task, job.env_args)
+        with attempt.steps.inside(EnvironmentFailure, f"opening {job.env}", OPEN_S):
+            world = domain(job.env)
+            task = world.task(job.split, job.task)
+            environment = world.open(job.split, job.task, job.env_args)
         renderer = self.renderer(environment)
         user = user_factory(job.user, task, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check)
         header = Header(
@@ -157,7 +211,7 @@ class Player:
             job,
             engine=self.engine,
             renderer=renderer,
-            environment=environment,
+            environment=WatchedEnvironment(environment, attempt.steps, longest_reply_s(user)),
             user=user,
             journal=attempt,
             header=header,
@@ -180,13 +234,24 @@ class Player:
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         reason = f"{failure}\n{trace or _trace(failure)}".strip()
+        reason = reason[:200] + reason[200:][-MAX_REASON:]
         try:
-            outcome = attempt.fail(failure.failure, reason[:200] + reason[200:][-MAX_REASON:])
+            outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, Poison))
+        except Drained:
+            return self._release(attempt)
         except LedgerError as e:
             log.warning("%s: its failure (%s) was not taken: %s", attempt.job.id, failure, e)
             return {"job": attempt.job.id, "stop": "fenced"}
         log.warning("%s: attempt %d: %s: %s (%s)", attempt.job.id, attempt.number, failure.failure, failure, outcome)
         return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome}
+
+    def _release(self, attempt: Attempt) -> Summary:
+        try:
+            attempt.release()
+        except (LedgerError, *AWAY) as e:
+            log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
+            return {"job": attempt.job.id, "stop": "fenced"}
+        return {"job": attempt.job.id, "stop": "released"}
 
     def ledger(self, run: str) -> Ledger:
         with self._lock:

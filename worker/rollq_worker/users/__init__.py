@@ -16,6 +16,10 @@ from rollq_worker.users.scripted import ScriptedUser
 KINDS = ("scripted", "oracle", "openai")
 
 
+REPLY_S = 60.0
+"""Longest reply of a user that does not say how long it may take."""
+
+
 class Endpoint(Protocol):
     """Where an OpenAI-compatible server listens; `rollq.settings` makes them."""
 
@@ -64,3 +68,8 @@ def user_factory(
     if kind == "oracle":
         return OracleUser(task)
     return ScriptedUser(task.opening, task.replies)
+
+
+def longest_reply_s(user: User) -> float:
+    """Seconds after which a user that has not replied never will."""
+    return float(getattr(user, "longest_reply_s", REPLY_S))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BACKOFF_S = 0.5
 """Before the first repeat; doubles up to BACKOFF_MAX_S, with jitter."""
 BACKOFF_MAX_S = 8.0
+SPARE_S = 10.0
 LARGEST = 1 << 20
 """Bytes of an answer; more is not a chat message."""
 AGAIN = frozenset({408, 425, 429})
@@ -115,6 +116,11 @@ class OpenAIUser:
         self._messages: list[dict[str, str]] = [
             {"role": "system", "content": PROMPT.format(instruction=instruction.strip())}
         ]
+
+    @property
+    def longest_reply_s(self) -> float:
+        """All requests for one reply, with some seconds to spare."""
+        return self._options.timeout_s * (self._options.retries + 1) + SPARE_S
 
     def open(self) -> str:
         return self._say(GREETING)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ class Server:
 
     url: str
     tokenizer: Tokenizer
+    crash: Callable[[], None] | None = None
+    """Kill it and start it again at the same address; None for a server that somebody else started."""
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         return requests.post(self.url + path, json=body, timeout=60, **kwargs)
@@ -57,18 +59,31 @@ class Server:
 
 
 @contextmanager
-def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[None]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
+def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[Callable[[], None]]:
+    """The server, ready; what is yielded kills it and starts it again."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        processes.append(process)
         until = time.monotonic() + seconds
         while not _ready(url):
             if process.poll() is not None or time.monotonic() > until:
                 pytest.fail(f"{command[:3]} did not come up; its log ends with:\n{log.read_text()[-2000:]}")
             time.sleep(0.2)
-        yield
+
+    def crash() -> None:
+        os.killpg(processes[-1].pid, signal.SIGKILL)  # its own group, made above
+        processes[-1].wait(10)
+        start()
+
+    try:
+        start()
+        yield crash
     finally:
-        _stop(process)
+        if processes:
+            _stop(processes[-1])
 
 
 def _ready(url: str) -> bool:
@@ -91,8 +106,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def replay(log: Path, **options: Any) -> Iterator[Server]:
     port = free_port()
     code = f"from rollq_worker.replay.server import serve; serve(**{options | {'port': port}!r})"
-    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, log):
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer())
+    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, log) as crash:
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), crash)
 
 
 @pytest.fixture(scope="session")
@@ -122,8 +137,8 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     command = [str(scripts / "serve.sh"), str(venv), str(model), str(port)]
     command += ["--max-running-requests", "4", "--max-queued-requests", "4"]
-    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log"):
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)))
+    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log") as crash:
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)), crash)
 
 
 def installed(scripts: Path) -> tuple[Path, Path]:

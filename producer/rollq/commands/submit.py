@@ -21,7 +21,7 @@ from rollq.commands.arguments import (
     whole,
 )
 from rollq.errors import FailureClass, SettingsError
-from rollq.job import Budget, Job, Purpose
+from rollq.job import Budget, History, Job, Purpose
 from rollq.progress import Progress, open_progress
 from rollq.replies import Submission
 
@@ -40,6 +40,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
     add_budget(parser)
     add_sampling(parser)
+    add_strategy(parser)
     parser.add_argument("--seed", type=whole(0), default=0, help="for environment and user (%(default)s)")
     parser.add_argument(
         "--user",
@@ -123,6 +124,32 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_strategy(parser: argparse.ArgumentParser) -> None:
+    """The flags of how turns are read and history is kept."""
+    parser.add_argument(
+        "--calls",
+        choices=("first", "all", "refuse"),
+        default="first",
+        help="several tool calls in one turn: carry out the first, all of them, or none (%(default)s)",
+    )
+    parser.add_argument(
+        "--single-tool", action="store_true", help="tell the policy to make one call a turn, as tau-bench does"
+    )
+    parser.add_argument(
+        "--history",
+        type=History,
+        choices=list(History),
+        default=History.KEEP,
+        help="earlier turns stay as sampled, or as the template rewrites them, in a new trace (%(default)s)",
+    )
+
+
+def strategy(args: argparse.Namespace) -> dict[str, Any]:
+    """agent_args, without what is the default."""
+    chosen: dict[str, Any] = {} if args.calls == "first" else {"calls": args.calls}
+    return chosen | ({"single_tool": True} if args.single_tool else {})
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The flags of the sampling parameters."""
     parser.add_argument("--temperature", type=number(0), default=1.0, help="(%(default)s)")
@@ -165,8 +192,16 @@ def budgets(text: str) -> dict[FailureClass, int]:
 def source(args: argparse.Namespace) -> str:
     """A name for exactly these jobs: the same line goes on where it was, another one is another source."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
-    said = [*jobs, asdict(budget(args)), dict(sampling(args)), args.purpose, args.min_viable]
-    return "line-" + hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
+    said = [
+        *jobs,
+        asdict(budget(args)),
+        dict(sampling(args)),
+        args.purpose,
+        args.min_viable,
+        strategy(args),
+        args.history,
+    ]
+    return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 
 def budget(args: argparse.Namespace) -> Budget:
@@ -199,6 +234,8 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
                 env=args.env,
                 split=args.split,
                 task=task,
+                agent_args=strategy(args),
+                history=args.history,
                 user=args.user,
                 sampling=sampling(args),
                 budget=budget(args),

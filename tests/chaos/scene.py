@@ -255,13 +255,11 @@ class Scene:
         answered, ended = self.gateway.answered, self.ended()
         return lambda: self.gateway.answered > answered + 2 or self.ended() > ended or ended >= len(self.expected)
 
-    def recover(self, done: Callable[[], bool], what: str, within_s: float = 60.0) -> float:
-        """Waits for it and notes how long it took."""
-        start = time.monotonic()
+    def recover(self, done: Callable[[], bool], what: str, within_s: float = 60.0, since: float = 0.0) -> None:
+        """Waits for it and notes how long it took, since then (monotonic) or now."""
+        start = since or time.monotonic()
         self.wait(done, what, within_s)
-        took = time.monotonic() - start
-        self.recovered_s.append(took)
-        return took
+        self.recovered_s.append(time.monotonic() - start)
 
     def wait(self, done: Callable[[], bool], what: str, within_s: float = 1e9) -> None:
         until = min(self.until, time.monotonic() + within_s)

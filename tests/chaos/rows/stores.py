@@ -18,8 +18,9 @@ def restart(scene: Scene) -> None:
         scene.kill(scene.redis, number)
         scene.wait(lambda: scene.redis.exit_code is not None, "the end of Redis", 15)
         time.sleep(scene.rng.uniform(0.5, 4.0))
+        back = time.monotonic()
         scene.start_redis()
-        scene.recover(scene.progress(), "turns after Redis came back", 40)
+        scene.recover(scene.progress(), "turns after Redis came back", 40, back)
 
 
 @row("redis-cut")
@@ -62,5 +63,6 @@ def stop(scene: Scene) -> None:
     scene.wait(scene.progress(), "a run that goes", 30)
     scene.kill(scene.redis, signal.SIGSTOP)
     time.sleep(17)
+    awake = time.monotonic()
     os.kill(scene.redis.pid, signal.SIGCONT)
-    scene.recover(scene.progress(), "turns after Redis woke up", 40)
+    scene.recover(scene.progress(), "turns after Redis woke up", 40, awake)

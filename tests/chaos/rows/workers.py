@@ -31,12 +31,10 @@ def kill(scene: Scene) -> None:
 @row("worker-sigterm")
 def sigterm(scene: Scene) -> None:
     """Scaled in, three times, with jobs in hand: out in five seconds, and no sampled token is sampled again."""
-    workers = scene.open(latency=0.5, workers=(8,))
+    *victims, _ = scene.open(latency=1.0, workers=(4, 4, 4, 8))
     scene.submit(10)
     scene.regenerable = 0
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-        victim = workers.pop()
-        workers.append(scene.worker(8))
+    for victim, number in zip(victims, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
         held = scene.await_some(victim, 2)
         scene.kill(victim, number)
         start = time.monotonic()
@@ -97,7 +95,9 @@ def clock(scene: Scene) -> None:
     (victim,) = scene.open(workers=(4,))
     scene.worker(8, env=skewed)
     scene.submit(10)
-    held = scene.await_some(victim, 2)
+    scene.await_some(victim, 2)
+    time.sleep(scene.rng.uniform(0.5, 1.5))
+    held = scene.held_by(victim)
     scene.kill(victim)
     scene.faults += 1
     start = time.monotonic()

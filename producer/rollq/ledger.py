@@ -25,8 +25,9 @@ from rollq.errors import (
 from rollq.job import Job, Purpose
 from rollq.keys import RUNS
 from rollq.replies import Claim, Cursor, DeadLetter, JobState, Outcome, Refusal, State, Submission, TakenGroup
-from rollq.scripts import REASON, SCRIPTS, Scripts, sources
+from rollq.scripts import SCRIPTS, sources
 from rollq.trajectory import GRADED, Closed
+from rollq.view import LedgerView
 
 __all__ = [
     "SCRIPTS",
@@ -52,9 +53,11 @@ CONFIRMED_S = 600.0
 """A published job that nobody has claimed by then is published again."""
 OUTAGE_S = 5.0
 """Without a reap for so long, Redis or every worker was away."""
+REASON = 8000
+"""Characters of a failure's reason that are kept."""
 
 
-class Ledger(Scripts):
+class Ledger(LedgerView):
     """One run's ledger. Every method may be called by many threads and processes at once.
 
     Raises LedgerError, naming run and key, when Redis refuses a write or a key was tampered with; redis.ConnectionError

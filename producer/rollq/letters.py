@@ -11,13 +11,15 @@ from functools import partial
 from rollq.errors import FailureClass, LedgerError
 from rollq.keys import RUNS
 from rollq.replies import State
-from rollq.scripts import REASON, Scripts
+from rollq.view import LedgerView
 
+LONGEST = 8000
+"""Characters of a reason."""
 PAGE = 500
 """Jobs that are looked at in one round trip."""
 
 
-class DeadLetters(Scripts):
+class DeadLetters(LedgerView):
     """The dead of one run. Every method may be repeated: what has happened already is well."""
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
@@ -62,7 +64,7 @@ class DeadLetters(Scripts):
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
         """A job that is queued or being played is dead, of class cancelled. Raises LedgerError when it has ended."""
         self._check(job_id)
-        status, *rest = self._call("cancel", [job_id, reason[:REASON].encode("utf-8", "replace")])
+        status, *rest = self._call("cancel", [job_id, reason[:LONGEST].encode("utf-8", "replace")])
         if status != b"ok":
             self._refused(job_id, "cancelled", status, rest)
 

@@ -1,17 +1,11 @@
-"""The ledger's Lua scripts (lua/*.lua), and how one is called.
+"""The text of the ledger's Lua scripts (lua/*.lua).
 
-Each is atomic, and safe to repeat with the same arguments: a lost reply is indistinguishable from a lost request. It
-knows nothing of what they do.
+Each is atomic, and safe to repeat with the same arguments: a lost reply is indistinguishable from a lost request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
-
-import redis
-
-from rollq.view import LedgerView
 
 SCRIPTS = (
     "submit",
@@ -34,10 +28,8 @@ SCRIPTS = (
     "discard",
     "cancel",
     "fix",
+    "look",
 )
-
-REASON = 8000
-"""Characters of a failure's reason that are kept."""
 
 
 @cache
@@ -46,14 +38,3 @@ def sources() -> Mapping[str, str]:
     lua = resources.files("rollq") / "lua"
     common = (lua / "common.lua").read_text()
     return {name: common + (lua / f"{name}.lua").read_text() for name in SCRIPTS}
-
-
-class Scripts(LedgerView):
-    """One run's ledger, as something that scripts are run on."""
-
-    def __init__(self, client: "redis.Redis", run: str) -> None:
-        super().__init__(client, run)
-        self._scripts = {name: client.register_script(source) for name, source in sources().items()}
-
-    def _call(self, name: str, args: Sequence[Any]) -> Any:
-        return self._guard(name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))

@@ -16,6 +16,7 @@ from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
 from rollq.job import NAME, Job, Purpose, parse_id
 from rollq.keys import RUNS, Keys
 from rollq.replies import DeadLetter, JobState, Standing, State
+from rollq.scripts import sources
 from rollq.trajectory import Closed, Header, Stop, Trajectory
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class LedgerView:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
+        self._scripts = {name: client.register_script(source) for name, source in sources().items()}
 
     @property
     def sealed(self) -> bool:
@@ -64,11 +66,8 @@ class LedgerView:
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """How many groups of that purpose are where, all at one instant."""
-        pipe = self.redis.pipeline(transaction=True)
-        for key in (self.keys.open, self.keys.ready, self.keys.held):
-            pipe.zcard(key(purpose.value))
-        pipe.hexists(self.keys.meta, "sealed")
-        groups_open, ready, held, sealed = self._guard("standing", pipe.execute)
+        sealed, _, _, _, *groups = self._call("look", [0], "standing")
+        groups_open, ready, held = groups[:3] if purpose is Purpose.TRAIN else groups[3:]
         return Standing(groups_open, ready, held, bool(sealed))
 
     def finished(self, purpose: Purpose = Purpose.TRAIN) -> bool:
@@ -149,11 +148,10 @@ class LedgerView:
     def job(self, job_id: str) -> JobState | None:
         """All there is to know of a job; None when it is unknown."""
         _, name, _ = self._check(job_id)
-        pipe = self.redis.pipeline(transaction=True)
-        pipe.hgetall(self.keys.job(job_id))
-        pipe.lrange(self.keys.journal(job_id), 0, -1)
-        pipe.hmget(self.keys.group(name), "seq", "purpose", "state")
-        raw, journal, (seq, purpose, group_state) = self._guard(f"job {job_id}", pipe.execute)
+        try:
+            raw, journal, (seq, purpose, group_state) = self._read_job(job_id, name, transaction=True)
+        except Unwritable:  # a Redis that is out of memory refuses even to read in MULTI
+            raw, journal, (seq, purpose, group_state) = self._read_job(job_id, name, transaction=False)
         if not raw:
             return None
         got = {key.decode(): value for key, value in raw.items()}
@@ -161,6 +159,13 @@ class LedgerView:
             return self._job_state(job_id, got, journal, seq, Purpose(_text(purpose)), _text(group_state))
         except (KeyError, ValueError) as e:
             raise LedgerError(f"job {job_id}: its record in Redis is damaged: {type(e).__name__}: {e}") from e
+
+    def _read_job(self, job_id: str, group: str, *, transaction: bool) -> Any:
+        pipe = self.redis.pipeline(transaction=transaction)
+        pipe.hgetall(self.keys.job(job_id))
+        pipe.lrange(self.keys.journal(job_id), 0, -1)
+        pipe.hmget(self.keys.group(group), "seq", "purpose", "state")
+        return self._guard(f"job {job_id}", pipe.execute)
 
     def _job_state(
         self, job_id: str, got: Mapping[str, bytes], journal: list[bytes], seq: bytes, purpose: Purpose, group: str
@@ -199,30 +204,23 @@ class LedgerView:
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are where, and the totals since the run began (keys: docs/ledger.md)."""
-        keys = self.keys
-        pipe = self.redis.pipeline(transaction=True)
-        pipe.hgetall(keys.count)
-        for key in (keys.queued, keys.leased, keys.dead):
-            pipe.zcard(key)
-        for key_of in (keys.open, keys.ready, keys.held):
-            for purpose in Purpose:
-                pipe.zcard(key_of(purpose.value))
-        pipe.hget(keys.meta, "sealed")
-        raw, queued, leased, dead, *groups, sealed = self._guard("stats", pipe.execute)
-        counts = {key.decode(): float(value) for key, value in raw.items() if _is_number(value)}
+        sealed, queued, leased, dead, *groups, raw = self._call("look", [1], "stats")
+        pairs = zip(raw[::2], raw[1::2], strict=True)
+        counts = {_text(key): float(value) for key, value in pairs if _is_number(value)}
         stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
-        stats |= {
-            "groups_open": groups[0] + groups[1],
-            "groups_ready": groups[2] + groups[3],
-            "groups_held": groups[4] + groups[5],
-        }
+        for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:], strict=True):
+            stats[f"groups_{place}"] = train + evaluation
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats
+
+    def _call(self, name: str, args: Sequence[Any], what: str = "") -> Any:
+        """Run one of the scripts."""
+        return self._guard(what or name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))
 
     def _guard(self, what: str, call: Callable[[], T]) -> T:
         """Redis's refusals (a key of the wrong type, out of memory, read-only) as errors that name the run."""

@@ -129,6 +129,8 @@ CASES = [
     Case("discard", dropped, lambda ledger: letters(ledger).discard("r/g/0")),
     Case("cancel", two_groups, lambda ledger: letters(ledger).cancel("r/g/0")),
     Case("cancel", half_played, lambda ledger: letters(ledger).cancel("r/g/0")),
+    Case("look", dropped, lambda ledger: ledger.stats()),
+    Case("look", held, lambda ledger: ledger.standing()),
     Case("fix", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
 ]
 
@@ -163,9 +165,9 @@ def record_calls(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     calls: list[tuple[str, Any]] = []
     call = ledger._call
 
-    def recorded(name: str, args: Any) -> Any:
+    def recorded(name: str, args: Any, what: str = "") -> Any:
         calls.append((name, args))
-        return call(name, args)
+        return call(name, args, what)
 
     monkeypatch.setattr(ledger, "_call", recorded)
     return calls
@@ -184,7 +186,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
     assert snapshot(ledger) == once
     if name != "reap":  # what it has handed out is being published
         assert again == ledger._call(name, args)
-    if name not in ("renew", "extend", "confirm"):  # they move times only
+    if name not in ("renew", "extend", "confirm", "look"):  # they move times only, or nothing
         assert once != before
 
 

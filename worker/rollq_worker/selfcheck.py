@@ -1,7 +1,8 @@
-"""Checks on a golden conversation that bridges are what the chat template itself would have written.
+"""Checks on golden conversations that bridges are what the chat template itself would have written.
 
 For every edge of an episode the sampled history plus the bridge is compared, id for id, with the full render of the
-same conversation. Runs once per tokenizer, template and tools. It does not know environments or jobs.
+same conversation. Where the template writes the history differently once more follows, the bridge must still be what it
+puts at the end. Runs once per tokenizer, template and tools. It does not know environments or jobs.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -16,24 +17,10 @@ from functools import cached_property
 
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq.trajectory import Message
-from rollq_worker.family import probe_call
-from rollq_worker.renderer import ChatRenderer
+from rollq_worker.conversation import for_template
+from rollq_worker.golden import Edge, Golden, Play
+from rollq_worker.renderer import STAGES, ChatRenderer, Extension, Stage
 from rollq_worker.tokenizer import Tokenizer
-
-
-class Edge(StrEnum):
-    """What may follow a sampled turn."""
-
-    CALL = "call -> tool"
-    AGAIN = "second call -> tool"
-    CALLS = "calls -> tools"
-    USER = "reply -> user"
-    EMPTY = "call -> empty tool output"
-    LINES = "call -> tool output of several lines"
-    MALFORMED = "malformed call -> tool"
-    THOUGHT_CALL = "reasoning, call -> tool"
-    THOUGHT_USER = "reasoning, reply -> user"
 
 
 class Match(StrEnum):
@@ -47,8 +34,11 @@ class Match(StrEnum):
     """There is no bridge, or it is not what the template puts there."""
 
 
-NEEDED = (Edge.CALL, Edge.AGAIN, Edge.USER, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
+NEEDED = (Edge.OPEN, Edge.CALL, Edge.AGAIN, Edge.USER, Edge.SERVED, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
 """The edges any tool-calling episode may take."""
+MOVED = "the template moves the tools or the system prompt behind earlier turns; the bridge leaves them where they are"
+SILENT = "the template leaves the reasoning of a turn out"
+WRONG = "the bridge differs from what the template writes after this history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +47,8 @@ class Finding:
 
     match: Match
     why: str = ""
+    renders: bool = True
+    """The template renders this conversation in full, so it can be written anew where no bridge is to be had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +57,27 @@ class SelfCheck:
 
     tokenizer: str
     family: str
+    parser: str
+    stage: Stage
     edges: Mapping[Edge, Finding]
 
-    def require(self, *edges: Edge) -> None:
-        """Raise JobFailure naming the first of these edges that is unsupported."""
+    def require(self, *edges: Edge, anew: bool = False) -> None:
+        """Raise JobFailure naming the first of these edges that is unsupported.
+
+        `anew`: the episode renders the conversation anew where the template rewrites it, so that will do.
+        """
         for edge in edges:
-            if self.edges[edge].match is Match.UNSUPPORTED:
+            finding = self.edges[edge]
+            if finding.match is Match.UNSUPPORTED and not (anew and finding.renders):
                 raise JobFailure(
                     f"{self.tokenizer}: the chat template does not support the edge {edge.value!r}: "
-                    f"{self.edges[edge].why}; use another template or model"
+                    f"{finding.why}; use another template or model"
                 )
+
+    @property
+    def missing(self) -> Sequence[Edge]:
+        """The edges which any episode may take that are unsupported."""
+        return [edge for edge in NEEDED if self.edges[edge].match is Match.UNSUPPORTED]
 
     @cached_property
     def table(self) -> str:
@@ -92,108 +95,133 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json]) -> SelfCheck:
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
     key = (tokenizer.hash, tokenizer.template_hash, digest)
     if key not in _checked:
-        renderer = ChatRenderer(tokenizer, tools)
-        probe = _Probe(renderer, tools)
-        edges = {edge: probe.find(edge) for edge in Edge}
-        _checked[key] = SelfCheck(tokenizer=tokenizer.name, family=renderer.family.name, edges=edges)
+        _checked[key] = _best(tokenizer, tools)
     return replace(_checked[key], tokenizer=tokenizer.name)
 
 
-def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json]) -> ChatRenderer:
-    """A renderer for these tools. Raises JobFailure when an edge that any episode may take is unsupported."""
-    check(tokenizer, tools).require(*NEEDED)
-    return ChatRenderer(tokenizer, tools)
+def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, anew: bool = False) -> ChatRenderer:
+    """A renderer for these tools.
+
+    Raises JobFailure when an edge that any episode may take, or one of `edges`, is unsupported; `anew`: see
+    `SelfCheck.require`.
+    """
+    found = check(tokenizer, tools)
+    found.require(*NEEDED, *edges, anew=anew)
+    return ChatRenderer(tokenizer, tools, stage=found.stage)
+
+
+def _best(tokenizer: Tokenizer, tools: Sequence[Json]) -> SelfCheck:
+    """The findings on the first stage with nothing unsupported, else on the one with the least."""
+    first = ChatRenderer(tokenizer, tools)
+    found: list[SelfCheck] = []
+    for stage in STAGES:
+        try:
+            renderer = ChatRenderer(tokenizer, tools, first.family, stage)
+        except JobFailure:
+            continue
+        probe = _Probe(renderer, Golden(tools))
+        edges = {edge: probe.find(edge) for edge in Edge}
+        found.append(
+            SelfCheck(
+                tokenizer=tokenizer.name,
+                family=renderer.family.name,
+                parser=renderer.family.parser,
+                stage=stage,
+                edges=edges,
+            )
+        )
+        if _unsupported(found[-1]) == 0:
+            break
+    return min(found, key=_unsupported)
+
+
+def _unsupported(found: SelfCheck) -> int:
+    return sum(finding.match is Match.UNSUPPORTED for finding in found.edges.values())
 
 
 class _Probe:
-    """The golden conversation, rendered in full and by bridges."""
+    """Golden conversations rendered in full and by bridges."""
 
-    def __init__(self, renderer: ChatRenderer, tools: Sequence[Json]) -> None:
+    def __init__(self, renderer: ChatRenderer, golden: Golden) -> None:
         self.renderer = renderer
         self.tokenizer = renderer.tokenizer
-        self.tools = list(tools)
-        self.name = str(tools[0]["function"]["name"]) if tools else "probe"
-        self.opening: list[Message] = [
-            {"role": "system", "content": "You are an agent.\n\nBe brief."},
-            {"role": "user", "content": "Hello, where is my order #W123?"},
-        ]
+        self.golden = golden
 
     def find(self, edge: Edge) -> Finding:
-        history, turn, replies = self.conversation(edge)
+        if edge is Edge.OPEN:
+            return self.open()
+        first: Finding | None = None
+        for play in self.golden.plays(edge):
+            # Twice: a template may show the time, and it has just become another one.
+            finding = self.compare(play)
+            if finding.match is Match.UNSUPPORTED:
+                finding = self.compare(play)
+            if finding.match is not Match.UNSUPPORTED and finding.why != SILENT:
+                return finding
+            first = first or finding
+        assert first is not None  # every edge has a play
+        return first
+
+    def compare(self, play: Play) -> Finding:
         try:
-            bridge = self.renderer.bridge(turn, replies)
+            extension = self.renderer.extend([*play.history, play.turn], play.replies, self.golden.tools)
+        except JobFailure as e:
+            return Finding(Match.UNSUPPORTED, str(e), renders=False)
+        try:
+            bridge = self.bridge(play)
         except JobFailure as e:
             return Finding(Match.UNSUPPORTED, str(e))
-        # A template may refuse a tool message without a call before it: then there is nothing to compare with but
-        # the same with a call.
-        turns = [turn, self.call()] if edge is Edge.MALFORMED else [turn]
-        refusal = ""
-        for turn in turns:
-            try:
-                return self.compare(history, turn, replies, bridge)
-            except JobFailure as e:
-                refusal = str(e)
-        return Finding(Match.UNSUPPORTED, refusal)
+        unseen = [word for word in play.words if word not in self.tokenizer.decode(bridge)]
+        if unseen:
+            return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
+        if play.thought and play.thought not in extension.said:
+            right = self.ends_with(extension, bridge)
+            return Finding(Match.REWRITE, SILENT) if right else Finding(Match.UNSUPPORTED, WRONG)
+        if not extension.rewritten:
+            if self.tokenizer.encode(extension.said) + bridge == self.tokenizer.encode(extension.full):
+                return Finding(Match.EXACT)
+            return Finding(Match.UNSUPPORTED, WRONG)
+        if self.ends_with(extension, bridge):
+            return Finding(Match.REWRITE, extension.rewritten)
+        return self.moved(play, bridge)
 
-    def conversation(self, edge: Edge) -> tuple[list[Message], Message, list[Message]]:
-        """History, the sampled turn, and what answers it."""
-        result: Message = {
-            "role": "tool",
-            "tool_call_id": "call00000",
-            "content": '{"status": "pending", "total": 19.5}',
-        }
-        user: Message = {"role": "user", "content": "Thank you. And the other one?"}
-        thought = "<think>\nThey want the order.\n</think>\n\n"
-        reply: Message = {"role": "assistant", "content": "It is on its way."}
-        match edge:
-            case Edge.AGAIN:
-                return (
-                    [*self.opening, self.call(), result],
-                    self.call("call00001"),
-                    [result | {"tool_call_id": "call00001"}],
-                )
-            case Edge.CALLS:
-                return (
-                    self.opening,
-                    self.call("call00000", "call00001"),
-                    [result, result | {"tool_call_id": "call00001"}],
-                )
-            case Edge.USER:
-                return self.opening, reply, [user]
-            case Edge.EMPTY:
-                return self.opening, self.call(), [result | {"content": ""}]
-            case Edge.LINES:
-                return self.opening, self.call(), [result | {"content": "\n\n one\n\ttwo \r\nthree\n\n"}]
-            case Edge.MALFORMED:
-                return self.opening, reply | {"content": '<tool_call>\n{"name": \n</tool_call>'}, [result]
-            case Edge.THOUGHT_CALL:
-                return self.opening, self.call() | {"content": thought}, [result]
-            case Edge.THOUGHT_USER:
-                return self.opening, reply | {"content": thought + "It is on its way."}, [user]
-            case _:
-                return self.opening, self.call(), [result]
+    def bridge(self, play: Play) -> array[int]:
+        """The bridge, told of the calls under the ids that the model gives them."""
+        conversation = for_template([*play.history, play.message, *play.replies], self.renderer.family)
+        message, *replies = conversation[len(play.history) :]
+        stop = self.renderer.close(message, replies) if play.cut else None
+        return self.renderer.bridge(message, replies, stop)
 
-    def call(self, *ids: str) -> Message:
-        calls = [probe_call(self.name, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
+    def ends_with(self, extension: Extension, bridge: array[int]) -> bool:
+        """The template's own writing ends with a turn's end and the bridge."""
+        full = self.tokenizer.encode(extension.full)
+        before = len(full) - len(bridge)
+        return before > 0 and full[before:] == bridge and self.renderer.is_end(full[before - 1])
 
-    def compare(self, history: list[Message], turn: Message, replies: list[Message], bridge: array[int]) -> Finding:
-        """Raises JobFailure when the template refuses one of the full renders."""
-        prompt = self.render(history, add_generation_prompt=True)
-        if self.tokenizer.encode(prompt) != self.renderer.open(history, self.tools):
-            return Finding(Match.UNSUPPORTED, "control tokens cannot be told from text in this vocabulary")
-        said = self.render([*history, turn], add_generation_prompt=False)
-        cut = max(said.rfind(stop) + len(stop) if stop in said else 0 for stop in self.renderer.family.stops)
-        if not said.startswith(prompt) or cut <= len(prompt):
-            return Finding(Match.REWRITE, "the template writes the prompt of a turn differently once the turn follows")
-        full = self.render([*history, turn, *replies], add_generation_prompt=True)
-        if not full.startswith(said[:cut]):
-            return Finding(Match.REWRITE, "the template rewrites earlier turns when this follows")
-        if self.tokenizer.encode(said[:cut]) + bridge != self.tokenizer.encode(full):
-            return Finding(Match.UNSUPPORTED, "the bridge differs from what the template writes after this history")
+    def moved(self, play: Play, bridge: array[int]) -> Finding:
+        """The same without tools and system prompt, for templates that move those to the last message."""
+        history = [message for message in play.history if message["role"] != "system"]
+        try:
+            extension = self.renderer.extend([*history, play.turn], play.replies, ())
+        except JobFailure:
+            extension = None
+        if extension is not None and self.ends_with(extension, bridge):
+            return Finding(Match.REWRITE, MOVED)
+        return Finding(Match.UNSUPPORTED, WRONG)
+
+    def open(self) -> Finding:
+        """The first prompt is what the template writes, and the template leaves nothing out of it."""
+        opening, tools = self.golden.opening, self.golden.tools
+        try:
+            prompt = self.renderer.prompt(opening, tools)
+            ids = self.renderer.open(opening, tools)
+        except JobFailure as e:
+            return Finding(Match.UNSUPPORTED, str(e), renders=False)
+        if self.tokenizer.encode(prompt) != ids:
+            return Finding(
+                Match.UNSUPPORTED, "control tokens cannot be told from text in this vocabulary", renders=False
+            )
+        for what, words in self.golden.words.items():
+            if any(word not in prompt for word in words):
+                return Finding(Match.UNSUPPORTED, f"the template leaves out {what}", renders=False)
         return Finding(Match.EXACT)
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        return self.tokenizer.render(
-            messages, self.tools or None, add_generation_prompt=add_generation_prompt, **self.renderer.family.kwargs
-        )

@@ -8,6 +8,7 @@ that a format writes without any.
 from collections.abc import Mapping
 
 from rollq_worker.toolcalls.deepseek_v31 import read_deepseek_v31
+from rollq_worker.toolcalls.gemma4 import THINK as GEMMA_THINK
 from rollq_worker.toolcalls.gemma4 import read_gemma4
 from rollq_worker.toolcalls.glm45 import read_glm45
 from rollq_worker.toolcalls.gpt_oss import read_gpt_oss
@@ -15,9 +16,10 @@ from rollq_worker.toolcalls.hermes import FORM, hermes_pieces, read_hermes
 from rollq_worker.toolcalls.kimi_k2 import read_kimi_k2
 from rollq_worker.toolcalls.llama3 import read_llama3
 from rollq_worker.toolcalls.minimax_m2 import read_minimax_m2
+from rollq_worker.toolcalls.mistral import THINK as MISTRAL_THINK
 from rollq_worker.toolcalls.mistral import read_mistral
-from rollq_worker.toolcalls.qwen3_coder import read_qwen3_coder, read_seed
-from rollq_worker.toolcalls.turn import Kind, Piece, Reader
+from rollq_worker.toolcalls.qwen3_coder import SEED_THINK, read_qwen3_coder, read_seed
+from rollq_worker.toolcalls.turn import THINK, Kind, Piece, Reader
 from rollq_worker.toolcalls.values import MAX_DEPTH
 
 PARSERS: Mapping[str, Reader] = {
@@ -34,5 +36,7 @@ PARSERS: Mapping[str, Reader] = {
     "gemma4": read_gemma4,
 }
 """Readers by the name that a family's record gives."""
+THINKS = (THINK[0], SEED_THINK[0], MISTRAL_THINK[0], GEMMA_THINK[0])
+"""What opens reasoning, in all formats."""
 
-__all__ = ["FORM", "MAX_DEPTH", "PARSERS", "Kind", "Piece", "Reader", "hermes_pieces", "read_hermes"]
+__all__ = ["FORM", "MAX_DEPTH", "PARSERS", "THINKS", "Kind", "Piece", "Reader", "hermes_pieces", "read_hermes"]

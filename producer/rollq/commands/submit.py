@@ -192,15 +192,7 @@ def budgets(text: str) -> dict[FailureClass, int]:
 def source(args: argparse.Namespace) -> str:
     """A name for exactly these jobs: the same line goes on where it was, another one is another source."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
-    said = [
-        *jobs,
-        asdict(budget(args)),
-        dict(sampling(args)),
-        args.purpose,
-        args.min_viable,
-        strategy(args),
-        args.history,
-    ]
+    shape = [asdict(budget(args)), dict(sampling(args)), strategy(args), args.history, args.purpose, args.min_viable]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 

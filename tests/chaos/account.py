@@ -81,7 +81,7 @@ def _dropped(scene: Scene, delivered: Counter[str]) -> set[str]:
     """Done members of groups that were dropped."""
     found = set()
     for job in scene.expected - set(delivered):
-        state = scene.client.ledger.job(job)
+        state = scene.state(job)
         if state and state.state is State.DONE and state.group_state == "dropped":
             found.add(job)
     return found

@@ -22,9 +22,10 @@ from typing import Any
 from rollq import Client
 from rollq.children import Child
 from rollq.embedded import command as redis_command
+from rollq.errors import RollqError
 from rollq.export import record
 from rollq.keys import QUEUE
-from rollq.replies import State
+from rollq.replies import JobState, State
 from tests.chaos.cable import Cable
 from tests.chaos.gateway import Gateway
 
@@ -83,7 +84,8 @@ class Scene:
         self.gateway = Gateway(port(), f"http://127.0.0.1:{self.engine_port}")
         self.env = self._environment()
         self._engine_flags: Sequence[str] = ()
-        self._consumer: Child | None = None
+        self.consumer: Child | None = None
+        self._groups = 0
 
     # -- the parts
 
@@ -179,36 +181,41 @@ class Scene:
     def stats(self) -> dict[str, Any]:
         return self.client.stats()
 
-    def consume(self) -> Child:
-        """`rollq pull` in the background, into the file; the last one is the one that settles."""
-        self._consumer = self.start(
-            "pull", "pull", "--run", RUN, "--groups", "100000", "--out", str(self.out), "--json"
-        )
-        return self._consumer
+    def consume(self, groups: int = 100_000) -> Child:
+        """`rollq pull` in the background, into the file, for so many groups; started again whenever it has them."""
+        self._groups = groups
+        line = ["pull", "--run", RUN, "--groups", str(groups), "--out", str(self.out), "--json"]
+        self.consumer = self.start("pull", *line)
+        return self.consumer
 
     def settle(self) -> None:
         """Waits until everything has ended and is delivered."""
         self.wait(lambda: self.ended() >= len(self.expected), "the end of all jobs")
-        if self._consumer is None:
+        if self.consumer is None:
             self.journals = {job: found for job in sorted(self.expected) if (found := self._journal(job))}
-        if self._consumer is None or self._consumer.exit_code is not None:
+        if self.consumer is None or self.consumer.exit_code is not None:
             self.consume()
         self.wait(self._delivered, "the delivery of all groups")
+
+    def state(self, job: str) -> JobState | None:
+        """None for an unknown job, and for one whose record cannot be read."""
+        try:
+            return self.client.ledger.job(job)
+        except RollqError:
+            return None
 
     def ended(self) -> int:
         stats = self.stats()
         return int(stats["done"] + stats["dead"])
 
     def _journal(self, job: str) -> dict[str, Any] | None:
-        state = self.client.job(job)
-        return record(self.client.trajectory(job)) if state.state is State.DONE and state.journal else None
+        state = self.state(job)
+        return record(self.client.trajectory(job)) if state and state.state is State.DONE and state.journal else None
 
     def _delivered(self) -> bool:
-        """The consumer of a sealed run comes to an end by itself; it was asked for more groups than there are."""
-        consumer = self._consumer
-        if consumer is not None and consumer.exit_code not in (None, 1):
-            self.consume()
-        return consumer is not None and consumer.exit_code == 1
+        stats = self.stats()
+        left = stats["groups_open"] + stats["groups_ready"] + stats["groups_held"]
+        return not left and self.consumer is not None and self.consumer.exit_code is not None
 
     # -- faults
 
@@ -220,7 +227,7 @@ class Scene:
         """What this worker is playing."""
         held = []
         for job in self.expected:
-            state = self.client.ledger.job(job)
+            state = self.state(job)
             if state and state.state is State.LEASED and state.worker.endswith(f"-{worker.pid}"):
                 held.append((job, state.attempt))
         return held
@@ -264,6 +271,8 @@ class Scene:
     def wait(self, done: Callable[[], bool], what: str, within_s: float = 1e9) -> None:
         until = min(self.until, time.monotonic() + within_s)
         while not done():
+            if self.consumer is not None and self.consumer.exit_code == 0:
+                self.consume(self._groups)
             if time.monotonic() > until:
                 raise Stuck(f"{what}: not in time")
             time.sleep(0.1)

@@ -25,7 +25,7 @@ class Storm:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.workers = scene.open(latency=0.2, cable=True, workers=(8,) * WORKERS)
-        self.consumer = scene.consume()
+        scene.consume(LOT)
         self.producer: Child | None = None
         self.tasks = 0
         self.done: dict[str, int] = {}
@@ -50,13 +50,17 @@ class Storm:
         fault()
         self.done[fault.__name__] = self.done.get(fault.__name__, 0) + 1
 
-    def keep_going(self) -> None:
-        """What an orchestrator does: start again what has ended; and the producer's next lot."""
+    def tend(self) -> None:
+        """What an orchestrator does: start again what has ended."""
         for n, worker in enumerate(self.workers):
             if worker.exit_code is not None:
                 self.workers[n] = self.scene.worker(8, wait=False)
-        if self.consumer.exit_code is not None:
-            self.consumer = self.scene.consume()
+        if self.scene.consumer is None or self.scene.consumer.exit_code is not None:
+            self.scene.consume(LOT)
+
+    def keep_going(self) -> None:
+        """Also the producer: its lot again when it was killed, the next one when it is through."""
+        self.tend()
         if self.producer is None or self.producer.exit_code is not None:
             if self.producer is None or self.producer.exit_code == 0:
                 self.tasks += LOT
@@ -66,6 +70,23 @@ class Storm:
     def submit(self, *flags: str) -> Child:
         line = self.scene.line(max(0, self.tasks - LOT), self.tasks - 1, SIZE, "--ahead", "12", *flags, "--json")
         return self.scene.start("submit", *line)
+
+    def seal(self) -> None:
+        """The last lot once more, and no more after it."""
+        sealed = False
+        while not sealed:
+            self.scene.wait(self._submitted, "a submission")
+            self.producer = self.submit("--seal")
+            self.scene.wait(self._submitted, "the last submission")
+            sealed = self.producer.exit_code == 0
+
+    def _submitted(self) -> bool:
+        self.tend()
+        return self.producer is not None and self.producer.exit_code is not None
+
+    def settled(self) -> bool:
+        self.tend()
+        return self.scene.ended() >= len(self.scene.expected)
 
     # -- faults
 
@@ -107,7 +128,8 @@ class Storm:
         self.scene.later(self.scene.rng.uniform(0.5, 7.0), self.scene.cable.thaw)
 
     def kill_consumer(self) -> None:
-        self._signal(self.consumer, signal.SIGKILL)
+        if self.scene.consumer is not None:
+            self._signal(self.scene.consumer, signal.SIGKILL)
 
     def kill_producer(self) -> None:
         if self.producer is not None:
@@ -147,16 +169,6 @@ def storm(scene: Scene, seconds: float) -> None:
         _wake(child)
     assert scene.cable
     scene.cable.thaw()
-    sealed: Child | None = None
-    while sealed is None or sealed.exit_code != 0:
-        scene.wait(lambda: weather.producer is None or weather.producer.exit_code is not None, "the producer")
-        sealed = weather.producer = weather.submit("--seal")
-        scene.wait(lambda: sealed.exit_code is not None, "the last submission")  # noqa: B023
-    while scene.ended() < len(scene.expected):
-        for n, worker in enumerate(weather.workers):
-            if worker.exit_code is not None:
-                weather.workers[n] = scene.worker(8)
-        scene.wait(lambda: True, "the end of all jobs")
-        time.sleep(0.3)
-    scene.recovered_s.append(time.monotonic() - start)
+    weather.seal()
+    scene.recover(weather.settled, "the end of all jobs", 1e9, start)
     print(f"the storm: {scene.faults} faults; {weather.done}", flush=True)

@@ -58,20 +58,22 @@ def pull(scene: Scene) -> None:
     """`rollq pull` killed again and again, at any moment, and started again with the same file."""
     scene.open(latency=0.1, workers=(8,))
     scene.submit(12, 2)
-    for _ in range(5):
-        puller = scene.consume()
-        scene.wait(lambda puller=puller: "Traceback" in puller.tail() or scene.out.exists(), "a pull", 20)  # type: ignore[misc]
-        time.sleep(scene.rng.uniform(0.0, 0.8))
+    for _ in range(8):
+        puller = scene.consume(2)
+        scene.wait(lambda: bool(scene.client.ledger.standing().unacknowledged), "a group", 20)
+        time.sleep(scene.rng.uniform(0.4, 1.2))
         if puller.exit_code is None:
             scene.kill(puller)
-        time.sleep(0.1)
+        start = time.monotonic()
+    scene.consume()
+    scene.recover(lambda: scene.stats()["delivered"] >= len(scene.expected), "all groups", HOLD_S + 30, start)
 
 
 @row("producer-kill")
 def producer(scene: Scene) -> None:
-    """`rollq submit` killed in mid-submission, and the same line again, until it is through."""
+    """`rollq submit --ahead 2` killed in mid-submission, and the same line again until it is through."""
     scene.open(latency=0.05, workers=(8,))
-    scene.consume()
+    scene.consume(2)
     scene.expect("shop", range(16), 2)
     line = scene.line(0, 15, 2, "--ahead", "2", "--seal", "--json")
     for _ in range(4):

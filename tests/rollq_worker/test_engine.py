@@ -56,6 +56,12 @@ def generate(
 
 
 class TestRequest:
+    @pytest.mark.parametrize(("least", "sent"), [(3, 3), (20, 10)])
+    def test_it_never_asks_for_more_tokens_than_it_allows(self, connect: Connect, least: int, sent: int) -> None:
+        with scripted() as script:
+            generate(connect(script), min_new_tokens=least)  # of at most 10
+        assert script.bodies()[0]["sampling_params"]["min_new_tokens"] == sent
+
     def test_it_carries_ids_and_everything_that_shapes_the_sampling(self, connect: Connect) -> None:
         with scripted() as script:
             got = generate(connect(script, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11])

@@ -32,5 +32,7 @@ def write_request(
         "stop_token_ids": stops,
         "skip_special_tokens": False,  # so that the text, which is for people, is whole
     }
+    if sampling.get("min_new_tokens"):  # the rest of an interrupted turn may be shorter, which a server refuses
+        params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
     rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
     return f'{{"input_ids":[{",".join(map(_DIGITS.__getitem__, ids))}],{rest[1:]}'.encode()

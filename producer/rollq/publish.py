@@ -86,7 +86,7 @@ class Publisher:
 def _app(broker_url: str) -> Any:
     import celery
 
-    app = celery.Celery("rollq-publisher", broker=broker_url, set_as_current=False)
+    app = celery.Celery("rollq-publisher", broker=verified(broker_url), set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -97,6 +97,14 @@ def _app(broker_url: str) -> Any:
         broker_transport_options={"socket_timeout": 5.0, "socket_connect_timeout": 3.0, "max_retries": 1},
     )
     return app
+
+
+def verified(broker_url: str) -> str:
+    """The same address; for TLS the server's certificate is checked unless it says otherwise, which kombu would not."""
+    scheme, _, rest = broker_url.partition("://")
+    if scheme != "rediss" or "ssl_cert_reqs=" in rest:
+        return broker_url
+    return f"{broker_url}{'&' if '?' in rest else '?'}ssl_cert_reqs=required"
 
 
 def _missing(error: Exception) -> bool:

@@ -321,6 +321,10 @@ def refuses_writes(error: Exception) -> bool:
 
 
 def _explain(error: str) -> str:
-    """A script's own complaint without Redis's wrapping."""
+    """A script's own complaint, or why there are no writes, without Redis's wrapping."""
+    if "not allowed when used memory" in error:
+        return "Redis is out of memory (used memory > 'maxmemory')"
+    if "DAMAGED" not in error and (why := REFUSING.search(error)):
+        return error[why.start() :].lstrip(" -")
     found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
     return f"{found[1]} {found[2]}. Restore or delete that key." if found else error

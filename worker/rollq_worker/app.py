@@ -19,7 +19,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from rollq.connection import check_redis, connect, mask_url
 from rollq.keys import QUEUE
-from rollq.publish import TASK, Publisher
+from rollq.publish import TASK, Publisher, verified
 from rollq.settings import Settings
 from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
@@ -101,7 +101,7 @@ def make_app(settings: Settings, player: Player) -> celery.Celery:
     """The Celery app with its one task."""
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = "rollq_worker.transport:Transport"
-    app = celery.Celery("rollq", broker=settings.broker_url, set_as_current=False)
+    app = celery.Celery("rollq", broker=verified(settings.broker_url), set_as_current=False)
     app.conf.update(CONFIG)
 
     def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:

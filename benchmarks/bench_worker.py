@@ -42,7 +42,7 @@ MESSAGES = 400
 
 PARTS = (
     ("engine: HTTP", SGLangEngine, "generate"),
-    ("engine: write the request", SGLangEngine, "_body"),
+    ("engine: write the request", engines, "write_request"),
     ("engine: check the ids", SGLangEngine, "_validate"),
     ("engine: read the reply", engines, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
@@ -143,7 +143,7 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
     connection, loaded = connect(redis_url), tokenizer.load_tokenizer(where)
     settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_url=engine_url, tokenizer=where)
     engine = SGLangEngine(engine_url, stop_ids=ChatRenderer(loaded).stop_ids, vocab_size=loaded.vocab_size)
-    player = Player(settings, connection, engine, loaded, "bench")
+    player = Player(settings, connection, engine, loaded, "bench", threading.Event())
     for id in submit(Ledger(connection, "warm-up"), range(TASKS, TASKS + WARM_UP)):
         player.play(id)
     clock = Clock()
@@ -213,6 +213,8 @@ def report(result: dict[str, Any]) -> None:
     print(f"{TASKS} rollouts of {ENV}, one after the other, {result['turns']:.1f} turns each\n")
     print(table(["part", "CPU ms a turn", "share", "calls a turn"], [*rows, together]))
     print(f"\nof it in the garbage collector: {ms(result['collector_ms_a_turn'] / 1000)} ms a turn")
+    if result["gone"]:
+        print(f"counted in their callers: {', '.join(result['gone'])}")
     print(
         f"together {ms(result['ms_a_rollout'] / 1000)} ms a rollout, and Celery's message with a claim that is refused:"
     )

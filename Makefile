@@ -1,11 +1,11 @@
-# make demo | test | test-sglang | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | test | test-sglang | chaos | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo test test-sglang lint bench clean
+.PHONY: demo test test-sglang chaos lint bench clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -17,6 +17,10 @@ test: $(VENV)/.test  ## all tests but those on the real SGLang server
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m sglang $(ARGS)
+
+# The fault suite. ARGS="--seeds 3", "--row NAME", "--storm 120"; see docs/chaos.md.
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -68,7 +68,7 @@ class Scene:
         self.recovered_s: list[float] = []
         self.expected: set[str] = set()
         self.journals: dict[str, dict[str, Any]] = {}
-        """Done jobs as the ledger had them before anybody took them; only of those rows whose consumer comes last."""
+        """Done jobs as the ledger had them before anybody took them; empty unless the consumer came last."""
         self.wrong: list[str] = []
         """What a row itself found wrong."""
         self.doomed: set[str] = set()
@@ -193,6 +193,9 @@ class Scene:
         self.wait(lambda: self.ended() >= len(self.expected), "the end of all jobs")
         if self.consumer is None:
             self.journals = {job: found for job in sorted(self.expected) if (found := self._journal(job))}
+            stats = self.stats()
+            readable = stats["done"] - stats["delivered"]
+            self.check(len(self.journals) == readable, f"{len(self.journals)} journals of {readable} jobs can be read")
         if self.consumer is None or self.consumer.exit_code is not None:
             self.consume()
         self.wait(self._delivered, "the delivery of all groups")
@@ -276,6 +279,12 @@ class Scene:
             if time.monotonic() > until:
                 raise Stuck(f"{what}: not in time")
             time.sleep(0.1)
+
+    def cost_nothing(self) -> None:
+        """Waits for the end of all jobs, and finds it wrong if one of them has paid for an outage."""
+        self.wait(lambda: self.ended() >= len(self.expected), "the end of all jobs")
+        failures = self.stats()["failures"]
+        self.check(not failures, f"an outage cost budget: {failures}")
 
     def check(self, good: bool, otherwise: str) -> None:
         if not good:

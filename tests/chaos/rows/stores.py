@@ -66,3 +66,19 @@ def stop(scene: Scene) -> None:
     awake = time.monotonic()
     os.kill(scene.redis.pid, signal.SIGCONT)
     scene.recover(scene.progress(), "turns after Redis woke up", 40, awake)
+
+
+@row("redis-full")
+def full(scene: Scene) -> None:
+    """Out of memory for some seconds: Redis refuses every write that needs any, and keeps what it has."""
+    scene.open(workers=(8, 4))
+    scene.submit(10)
+    redis = scene.client.ledger.redis
+    for _ in range(2):
+        scene.wait(scene.progress(), "a run that goes", 40)
+        redis.config_set("maxmemory", 1)
+        scene.faults += 1
+        time.sleep(scene.rng.uniform(2.0, 6.0))
+        redis.config_set("maxmemory", 0)
+        scene.recover(scene.progress(), "turns with memory again", 40)
+    scene.cost_nothing()

@@ -23,6 +23,7 @@ from rollq.codec import encode_event
 from rollq.connection import connect
 from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, LedgerError, NotHeld
 from rollq.ledger import Claim, Ledger
+from rollq.letters import DeadLetters
 from tests.rollq.samples import closed, group, job, observed
 
 NAMES = ["a", "b", "c"]
@@ -42,6 +43,7 @@ class ModelJob:
     failures: dict[str, int] = field(default_factory=dict)
     reach: int = 0
     ended: tuple[int, str] = (0, "")
+    discarded: bool = False
 
 
 @dataclass
@@ -58,6 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
     def start(self, names: list[str]) -> None:
         self.ledger = Ledger(connect(self.url), "r")
+        self.letters = DeadLetters(self.ledger.redis, "r")
         self.ledger.redis.flushdb()
         self.jobs: dict[str, ModelJob] = {}
         self.groups: dict[str, ModelGroup] = {}
@@ -315,6 +318,52 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(NotHeld):
                 self.ledger.extend(token)
+
+    @precondition(lambda self: self.of_jobs("queued") or self.of_jobs("leased"))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, data.draw(st.sampled_from(["queued", "leased"])))
+        found = self.jobs.get(job_id)
+        if found and found.state in ("queued", "leased"):
+            self.fails(job_id, "cancelled", "cancel")
+            for _ in range(2):
+                self.letters.cancel(job_id)
+        elif found is None or found.state == "done":
+            with pytest.raises(LedgerError):
+                self.letters.cancel(job_id)
+
+    @precondition(lambda self: self.of_jobs("dead"))
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, "dead")
+        found, of = self.jobs.get(job_id), self.groups.get(job_id.split("/")[1])
+        if found and of and found.state == "dead" and not found.discarded and of.state in ("open", "dropped"):
+            self.letters.requeue(job_id)
+            found.state, found.backoff, found.restart, found.failures, found.reach = "queued", False, True, {}, 0
+            if of.state == "dropped":
+                of.state = "open"
+                self.counts["dropped"] -= sum(self.jobs[m].state == "done" for m in self.members(job_id.split("/")[1]))
+            assert job_id in self.ledger.reap()
+        else:
+            with pytest.raises(LedgerError):
+                self.letters.requeue(job_id)
+
+    @precondition(lambda self: self.of_jobs("dead"))
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        job_id = self.pick(data, "dead")
+        found = self.jobs.get(job_id)
+        if found is None or found.state != "dead":
+            with pytest.raises(LedgerError):
+                self.letters.discard(job_id)
+            return
+        self.letters.discard(job_id)
+        first, name = not found.discarded, job_id.split("/")[1]
+        found.discarded, found.journal = True, []
+        members = [self.jobs[member] for member in self.members(name)]
+        if first and self.groups[name].state == "dropped" and all(m.discarded for m in members if m.state == "dead"):
+            for member in members:
+                member.journal = []
 
     @precondition(lambda self: len(self.groups) > 2)
     @rule()

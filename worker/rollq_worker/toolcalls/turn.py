@@ -7,6 +7,7 @@ said in words for the policy. It knows no format of calls, and not which tools e
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
@@ -45,8 +46,14 @@ class Piece:
 
 Open = Callable[[str, int], Sequence[Piece]]
 """Reads what opens at a place of the turn: at least one piece, the first one starting there."""
-Reader = Callable[[str, bool | None, Sequence[Json]], ReadTurn]
-"""Reads a turn: its text, whether it starts inside reasoning (None: if it ends some), and the tools' schemas."""
+
+
+class Reader(Protocol):
+    """Reads a turn. Never raises."""
+
+    def __call__(self, text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
+        """`thinking`: the turn starts inside reasoning; None: if it ends some. `tools`: schemas, for types."""
+        ...
 
 
 def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:

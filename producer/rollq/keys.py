@@ -4,6 +4,7 @@ A run's keys share the hash tag `{run}`, so that they lie in one cluster slot an
 get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
 
     rollq:runs                   zset  run -> when it was first submitted to (the only key outside a run's slot)
+    rollq:turn:<hash>            str   token: a worker sends a request alone that an engine may die of (turn.py)
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, reaped (time of the last reap),
@@ -39,6 +40,8 @@ QUEUE = "rollq"
 """The Celery queue's name."""
 RUNS = "rollq:runs"
 """All runs."""
+TURN = "rollq:turn:"
+"""Locks, by a hash of what they are for."""
 
 
 @dataclass(frozen=True, slots=True)

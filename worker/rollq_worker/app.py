@@ -21,6 +21,7 @@ from rollq.connection import check_redis, connect, mask_url
 from rollq.keys import QUEUE
 from rollq.publish import TASK, Publisher, verified
 from rollq.settings import Settings
+from rollq.turn import Turn
 from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.engine_watch import EngineWatch
@@ -73,6 +74,7 @@ def main(settings: Settings) -> int:
         concurrency=settings.concurrency,
         stop_ids=ChatRenderer(tokenizer).stop_ids,
         vocab_size=tokenizer.vocab_size,
+        turn=Turn(connection, settings.engine_url),
     )
     player = Player(settings, connection, engine, tokenizer, name, drain.draining)
     player.crippled = lambda: drain.begin(CRIPPLED)
@@ -91,6 +93,7 @@ def main(settings: Settings) -> int:
         where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
         print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
 
+    engine.ready()  # nothing is claimed before it is there
     signals.worker_ready.connect(on_ready, weak=False)
     worker.start()
     leave(player, reaper)

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rollq.connection import AWAY
 from rollq.errors import RollqError
 from rollq.ledger import Ledger
 from rollq.publish import Publisher
@@ -50,7 +51,7 @@ class Reaper:
                 self.tick()
                 if self.alive_file is not None:
                     self.alive_file.touch()
-            except RollqError as e:
+            except (RollqError, *AWAY) as e:
                 log.warning("reaper: %s: %s", type(e).__name__, e)
             except Exception:
                 # Lost jobs come back through this thread alone: it must outlive whatever Redis or the broker throws.

@@ -1,0 +1,25 @@
+"""A replay engine that kills itself when a prompt holds a text: `python poisonous_engine.py PORT TEXT LATENCY`."""
+
+import asyncio
+import os
+import signal
+import sys
+
+from aiohttp import web
+
+from rollq_worker.replay import server
+
+PORT, TEXT, LATENCY = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+
+class Poisonous(server.Server):
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if TEXT in self.tokenizer.decode(body["input_ids"]):
+            await asyncio.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().generate(request)
+
+
+server.Server = Poisonous  # type: ignore[misc]
+server.serve(port=PORT, env="shop", latency=LATENCY)

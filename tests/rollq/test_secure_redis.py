@@ -1,8 +1,10 @@
 """A Redis behind TLS and a user of its own: the ledger, the broker and the commands reach it by its address alone."""
 
+import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -138,6 +140,30 @@ def test_a_wrong_user_is_told_at_once(server: int, user: str) -> None:
 def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
     options = f"ssl_ca_certs={certificate / 'cert.pem'}" if verified == "by the authority" else "ssl_cert_reqs=none"
     use(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{options}")
+
+
+def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
+    address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
+    port = free_port()
+    environment = {**os.environ, "ROLLQ_REDIS_URL": address, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
+    log = tmp_path / "log"
+    line = [sys.executable, "-m", "rollq"]
+    parts = []
+    try:
+        with log.open("wb") as out:
+            for part in (["engine", "--port", str(port)], ["worker", "-c", "2"]):
+                parts.append(subprocess.Popen([*line, *part], env=environment, stdout=out, stderr=out))
+        submit = [*line, "submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
+        pull = [*line, "pull", "--run", "w", "--groups", "2", "--timeout", "90"]
+        for command in (submit, pull):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr + log.read_text()
+        assert "p@ss" not in log.read_text()
+        assert PASSWORD not in log.read_text()
+    finally:
+        for process in reversed(parts):
+            process.terminate()
+            process.wait(15)
 
 
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:

@@ -153,7 +153,7 @@ def test_a_crash_costs_the_request_and_not_the_episode(slow_stage: Stage) -> Non
 
 
 def jobs(count: int, **changes: Any) -> list[Job]:
-    budget = Budget(max_turns=5, max_new_tokens=128)
+    budget = Budget(max_turns=4, max_new_tokens=128)
     return [
         Job(run="r", group=f"g{i}", env="shop", task=i % 50, sampling={"temperature": 1.0}, budget=budget, **changes)
         for i in range(count)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollq.errors import ContractError, SettingsError
-from rollq_worker.audit import COMPARED, CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor, Report, read
+from rollq_worker.audit import COMPARED, CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor, Report
+from rollq_worker.exported import read
 from rollq_worker.scorer import Refused, Scored
 
 
@@ -74,6 +75,31 @@ def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
     assert found["verdict"] == "ok" and found["problems"] == []
     assert [each["job"] for each in found["each"]] == ["r/g/0", "r/g/1"]
     assert scorer.asked[0] == (line()["tokens"], 4, 0)
+
+
+def test_rounding_in_a_long_prefill_is_no_difference(tmp_path: Path) -> None:
+    class Rounds(FakeScorer):
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
+            scored = super().score(ids, start, likeliest=likeliest)
+            if len(scored.logprobs) > 1:
+                scored.logprobs[2] += 0.06
+            return scored
+
+    scorer = Rounds()
+    found = audited(tmp_path, line(), scorer=scorer)
+    assert found["max_abs"] < 1e-9
+    assert scorer.asked[1:] == [(line()["tokens"][:8], 6, 0)]  # the one token that was off, by itself
+    wrong = line()
+    wrong["logprobs"][7] -= 0.5
+    assert audited(tmp_path, wrong, scorer=Rounds())["max_abs"] == pytest.approx(0.5)
+
+
+def test_what_is_all_wrong_is_not_asked_for_again(tmp_path: Path) -> None:
+    tokens = [1] * 40
+    wrong = line(tokens=tokens, mask=[0] + [1] * 39, logprobs=[-9.0] * 40, versions=["v1"] * 40, traces=[40])
+    scorer = FakeScorer()
+    assert audited(tmp_path, wrong, scorer=scorer)["verdict"] == "bad"
+    assert len(scorer.asked) == 1
 
 
 def test_a_bad_mean_and_a_bad_percentile(tmp_path: Path) -> None:

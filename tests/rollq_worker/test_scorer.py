@@ -143,7 +143,7 @@ class TestCommand:
         assert (found["tokens"], found["mean_abs"], found["verdict"]) == (2, 0.0, "ok")
 
     def test_a_bad_one(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        engine.answers = [scores]
+        engine.answers = [scores, scores]
         self.write(file, logprobs=[0.0, 0.0, -0.9, -0.5])
         assert cli.main(["audit", str(file), "--engine", engine.url]) == 1
         shown = capsys.readouterr().out

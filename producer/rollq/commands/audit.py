@@ -15,7 +15,8 @@ from rollq.errors import ContractError, SettingsError
 from rollq.progress import Progress, open_progress
 
 if TYPE_CHECKING:
-    from rollq_worker.audit import Auditor, Line, Report, Result
+    from rollq_worker.audit import Auditor, Report, Result
+    from rollq_worker.exported import Line
     from rollq_worker.scorer import Scorer
 
 
@@ -54,7 +55,8 @@ def names(text: str) -> frozenset[str]:
 
 def run(args: argparse.Namespace) -> int:
     with extra("worker"):
-        from rollq_worker.audit import Auditor, Report, read
+        from rollq_worker.audit import Auditor, Report
+        from rollq_worker.exported import read
         from rollq_worker.scorer import Scorer
     ids: set[int] = set()
     given: set[int] = set()

@@ -1,7 +1,7 @@
 """An exported file read back, strictly: what `rollq.export` wrote, as much of it as concerns tokens.
 
-The invariant: the lists of a line have equal lengths, its traces make up its tokens, and every sampled token has a finite
-logprob and a version. It knows nothing of engines.
+The invariant: the lists of a line have equal lengths, its traces make up its tokens, and every sampled token has a
+finite logprob and a version. It knows nothing of engines.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on

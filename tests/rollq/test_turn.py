@@ -1,0 +1,77 @@
+"""One at a time among processes, as long as the holder lives."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from rollq import turn as turn_module
+from rollq.connection import connect
+from rollq.keys import TURN
+from rollq.turn import Turn
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator["redis.Redis"]:
+    client = connect(redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_module, "POLL_S", 0.01)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop() -> None:
+    raise Stop
+
+
+def test_there_is_one_holder_and_the_next_one_follows(client: "redis.Redis") -> None:
+    first, second, other = Turn(client, "http://a"), Turn(client, "http://a"), Turn(client, "http://b")
+    with first(stop):
+        with pytest.raises(Stop), second(stop):
+            pytest.fail("two at a time")
+        with other(stop):
+            pass
+    with second(stop):
+        pass
+    assert client.keys(TURN + "*") == []
+
+
+def test_it_is_kept_for_as_long_as_it_takes(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_module, "TURN_S", 0.3)
+    with Turn(client, "x")(stop):
+        time.sleep(0.6)
+        with pytest.raises(Stop), Turn(client, "x")(stop):
+            pytest.fail("it was lost")
+
+
+def test_a_holder_that_died_lets_go(client: "redis.Redis") -> None:
+    turn = Turn(client, "x")
+    client.set(turn._key, "of the dead", px=100)
+    checks: list[float] = []
+    with turn(lambda: checks.append(time.monotonic())):
+        assert checks
+
+
+def test_one_that_was_lost_meanwhile_is_not_taken_from_the_next(client: "redis.Redis") -> None:
+    turn = Turn(client, "x")
+    with turn(stop):
+        client.set(turn._key, "another's")
+    assert client.get(turn._key) == b"another's"
+
+
+def test_redis_may_be_full_for_a_while(client: "redis.Redis") -> None:
+    client.config_set("maxmemory", 1)
+    timer = threading.Timer(0.2, lambda: client.config_set("maxmemory", 0))
+    timer.start()
+    with Turn(client, "x")(lambda: None):
+        assert client.config_get("maxmemory") == {"maxmemory": "0"}
+    timer.join()

@@ -253,7 +253,7 @@ def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.Capt
     line = [*SUBMIT, "--size", "2", "--redis", redis_url, "--json"]
     assert cli.main(line) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "refilled": 0, "sealed": False}
+    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "sealed": False}
     assert cli.main(line) == 0
     assert json.loads(capsys.readouterr().out) == {**first, "new": 0, "known": 8}
     assert cli.main(["stats", "--run", "r", "--redis", redis_url, "--json"]) == 0

@@ -122,7 +122,7 @@ def _missing(pull: Pull, run: Client) -> str:
     if not now["submitted"]:
         hint = "; nothing was submitted to this run: see rollq submit"
     elif now["groups_dropped"]:
-        hint = f"; {now['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq stats"
+        hint = f"; {now['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq dead"
     elif now["queued"] and not now["leased"]:
         hint = "; nobody is playing: is a rollq worker running, and its engine up?"
     return (

@@ -93,7 +93,7 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_broker(parser)
-    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, refilled, sealed")
+    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed, with --refill: refilled")
     parser.set_defaults(run=run)
 
 
@@ -283,7 +283,7 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
     new, known = len(done.new), len(done.known)
     if args.json:
         said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known}
-        print(json.dumps({**said, "refilled": refilled, "sealed": args.seal}))
+        print(json.dumps({**said, **({"refilled": refilled} if args.refill else {}), "sealed": args.seal}))
         return
     print(f"run {args.run_name}: {groups} groups of {args.size}: {new} jobs submitted, {known} known already")
     if refilled:

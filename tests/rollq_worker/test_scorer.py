@@ -68,7 +68,7 @@ def test_the_likeliest_tokens(engine: Scripted) -> None:
         ((200, {"meta_info": {}}), "not a scoring reply"),
         (lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}), "are not those of the 3 ids sent"),
         (lambda body: scores({**body, "logprob_start_len": 2}), "the 2 logprobs are not those of the 3"),
-        (lambda body: scores(body, weight_version="v2"), "the weights changed from 'v1' to 'v2'"),
+        (lambda body: scores(body, weight_version="v2"), "by weights 'v1', another by 'v2'"),
         (lambda body: scores(body, input_top_logprobs=[None]), "1 lists of likeliest tokens for 3"),
         ("reset", "or it broke"),
     ],
@@ -99,6 +99,11 @@ def test_a_full_queue_is_waited_for_and_not_for_ever(engine: Scripted) -> None:
 def test_nobody_there() -> None:
     with pytest.raises(EngineFailure, match="no engine at http"):
         Scorer(f"http://127.0.0.1:{free_port()}", 1)
+
+
+def test_a_router_says_what_one_of_its_servers_has(engine: Scripted) -> None:
+    engine.paths["/get_model_info"] = engine.paths.pop("/model_info")
+    assert connected(engine).version == "v1"
 
 
 def test_which_ids_the_engine_knows(engine: Scripted) -> None:

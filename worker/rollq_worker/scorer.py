@@ -101,8 +101,8 @@ class Scorer:
     def _read(self, meta: dict[str, Any], ids: array[int], wanted: bool) -> Scored:
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
-                f"{self.url}: the weights changed from {self.version!r} to {meta['weight_version']!r} in the middle of"
-                " the audit; run it again"
+                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: they were"
+                " changed in the middle of the audit, or the servers behind a router differ"
             )
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():
@@ -116,14 +116,17 @@ class Scorer:
         return Scored(logprobs, [[entry[0] for entry in top] for top in tops[1:]])
 
     def _version(self) -> str | None:
-        answer = self._send("GET", "/model_info")
-        if answer.status_code in (401, 403):
-            raise EngineFailure(f"{self.url} answered {answer.status_code}: {read_error(answer.content)}")
-        try:
-            version = answer.json().get("weight_version") if answer.ok else None
-        except (ValueError, AttributeError):
-            return None
-        return version if isinstance(version, str) else None
+        for path in ("/model_info", "/get_model_info"):  # the second one is all that routers know
+            answer = self._send("GET", path)
+            if answer.status_code in (401, 403):
+                raise EngineFailure(f"{self.url} answered {answer.status_code}: {read_error(answer.content)}")
+            try:
+                version = answer.json().get("weight_version") if answer.ok else None
+            except (ValueError, AttributeError):
+                continue
+            if isinstance(version, str):
+                return version
+        return None
 
     def _longest(self) -> int:
         limits = read_limits(self._json)

@@ -100,7 +100,7 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
         found: frozenset[str] = args.versions
         return found
     if scorer.version is None:
-        raise SettingsError(f"{scorer.url} does not say which weights it has (a router?): name them with --versions")
+        raise SettingsError(f"{scorer.url} does not say which weights it has: name them with --versions")
     return frozenset([scorer.version])
 
 

@@ -17,7 +17,7 @@ from tests.contract.conftest import Server
 from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
 from tests.contract.test_engine_contract import LONG, Running
 
-TURN = {"replay": 240, "sglang": 1500}
+TURN = {"replay": 240, "sglang": 600}
 """Tokens of a turn that lasts some seconds."""
 
 
@@ -93,7 +93,7 @@ def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(slow_stage: Sta
             playing.wait_for(1)
             getattr(operator, order)()
             wait_until(lambda times=times: reply.done() or len(slow_stage.proxy.calls()) >= times)
-        trajectory = reply.result(60)
+        trajectory = reply.result(150)
     whole(slow_stage, trajectory)
     assert len(pieces(trajectory)) >= 2
     used = list(dict.fromkeys(version for version in trajectory.versions if version))
@@ -110,7 +110,7 @@ def test_a_turn_over_a_pause_is_one_reply_with_both_versions(slow_stage: Stage, 
         playing.wait_for(1)
         time.sleep(0.3)
         getattr(operator, order)()
-        trajectory = reply.result(60)
+        trajectory = reply.result(150)
     whole(slow_stage, trajectory)
     (piece,) = pieces(trajectory)
     assert [span.version for span in piece.versions][-1] == operator.versions[-1]
@@ -126,7 +126,7 @@ def test_queued_and_aborted_costs_nothing(slow_stage: Stage) -> None:
         Operator(slow_stage).abort_by_id()
         wait_until(lambda: len(slow_stage.proxy.calls()) == 2)
         slow_stage.server.post("/abort_request", {"abort_all": True})
-        trajectories = [reply.result(60) for reply in replies]
+        trajectories = [reply.result(150) for reply in replies]
     for trajectory in trajectories:
         whole(slow_stage, trajectory)
         body = slow_stage.replies(trajectory.job)[0][1]

@@ -101,8 +101,8 @@ class Scorer:
     def _read(self, meta: dict[str, Any], ids: array[int], wanted: bool) -> Scored:
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
-                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: they were"
-                " changed in the middle of the audit, or the servers behind a router differ"
+                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: they"
+                " were changed in the middle of the audit, or the servers behind a router differ"
             )
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():

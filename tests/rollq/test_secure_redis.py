@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import trustme
 
 from rollq import cli
 from rollq.client import Client
@@ -53,12 +54,11 @@ def wait_for(port: int) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificate and key of `localhost`, signed by itself."""
+    """Key and certificate of `localhost`, and the authority that signed it."""
     folder = tmp_path_factory.mktemp("tls")
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
-    subprocess.run(command, check=True, capture_output=True)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "key.pem"))
     return folder
 
 
@@ -66,7 +66,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tls_port(server: int, certificate: Path) -> Iterator[int]:
     """TLS in front of that Redis: few builds of redis-server speak it themselves."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    context.load_cert_chain(certificate / "key.pem")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener, context, server), daemon=True).start()
         yield listener.getsockname()[1]
@@ -138,12 +138,12 @@ def test_a_wrong_user_is_told_at_once(server: int, user: str) -> None:
 
 @pytest.mark.parametrize("verified", ["by the authority", "not at all"])
 def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
-    options = f"ssl_ca_certs={certificate / 'cert.pem'}" if verified == "by the authority" else "ssl_cert_reqs=none"
+    options = f"ssl_ca_certs={certificate / 'ca.pem'}" if verified == "by the authority" else "ssl_cert_reqs=none"
     use(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{options}")
 
 
 def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
-    address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
+    address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
     port = free_port()
     environment = {**os.environ, "ROLLQ_REDIS_URL": address, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
     log = tmp_path / "log"

@@ -83,7 +83,8 @@ class Scene:
         self.cable: Cable | None = None
         self.gateway = Gateway(port(), f"http://127.0.0.1:{self.engine_port}")
         self.env = self._environment()
-        self._engine_flags: Sequence[str] = ()
+        self.latency = 0.2
+        """Mean seconds of a generation; of the engine that is started next."""
         self.consumer: Child | None = None
         self._groups = 0
 
@@ -100,7 +101,7 @@ class Scene:
         if cable:
             self.cable = Cable(port(), self.redis_port)
             self.env["ROLLQ_REDIS_URL"] = self.cable.url
-        self._engine_flags = ("--latency", str(latency))
+        self.latency = latency
         self.start_engine(wait=False)
         children = [self.worker(concurrency, wait=False) for concurrency in workers]
         self.await_engine()
@@ -139,7 +140,7 @@ class Scene:
         self.client = Client(self.redis_url, run=RUN)
 
     def start_engine(self, wait: bool = True) -> None:
-        self.engine = self.start("engine", "engine", "--port", str(self.engine_port), *self._engine_flags)
+        self.engine = self.start("engine", "engine", "--port", str(self.engine_port), "--latency", str(self.latency))
         if wait:
             self.await_engine()
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from rollq.children import Child
-from tests.chaos.rows.junk import flood
+from tests.chaos.flood import flood
 from tests.chaos.scene import Scene
 
 SIZE = 4

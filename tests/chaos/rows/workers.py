@@ -110,7 +110,10 @@ def every(scene: Scene) -> None:
     """All workers at once: one is stopped, one killed, one told twice to leave."""
     workers = scene.open(workers=(4, 4, 4))
     scene.submit(10)
-    held = [scene.await_some(worker, 2) for worker in workers]
+    for worker in workers:
+        scene.await_some(worker, 2)
+    time.sleep(scene.rng.uniform(0.3, 1.2))
+    held = [scene.held_by(worker) for worker in workers]
     scene.kill(workers[0])
     scene.kill(workers[1], signal.SIGSTOP)
     scene.kill(workers[2], signal.SIGTERM)
@@ -123,3 +126,29 @@ def every(scene: Scene) -> None:
     scene.wait(lambda: scene.taken_over(everything), "a new worker to take everything over", LEASE_S + 30)
     scene.recovered_s.append(time.monotonic() - start)
     scene.kill(workers[1], signal.SIGCONT)
+
+
+@row("worker-big", deadline_s=180.0)
+def big(scene: Scene) -> None:
+    """128 jobs in one worker while a reply takes half a minute: told to leave, then its successor killed."""
+    (first,) = scene.open(latency=30.0, workers=(128,))
+    scene.submit(32, 4)
+    scene.wait(lambda: scene.stats()["leased"] == 128, "128 leases", 60)
+    time.sleep(2)
+    second = scene.worker(128)
+    held = scene.held_by(first)
+    scene.kill(first, signal.SIGTERM)
+    leave(scene, first)
+    scene.check(scene.given_back(held), "a worker left and still holds jobs")
+    scene.wait(lambda: len(scene.held_by(second)) >= 100, "another worker to play them", 30)
+    held = scene.held_by(second)
+    scene.kill(second)
+    start = time.monotonic()
+    scene.kill_engine()
+    scene.latency = 0.05
+    scene.restart_engine()
+    scene.worker(128)
+    scene.wait(lambda: scene.given_back(held), "the expiry of a dead worker's leases", LEASE_S + 10)
+    expired = time.monotonic() - start
+    scene.check(expired <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs came back only after {expired:.1f} s")
+    scene.recover(lambda: scene.taken_over(held), "a third worker to play them", 30, start)

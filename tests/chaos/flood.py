@@ -1,0 +1,30 @@
+"""A flood of messages that the broker should not hold, among some that it may well hold twice."""
+
+import json
+
+import celery
+
+from tests.chaos.scene import RUN, Scene
+
+JUNK = (b"x", b"{", b"[]", b"null", b'{"body": "!!!"}', b"\xff\xfe", b"[" * 100_000, b"1", b'"rollq"')
+ENVELOPE = {
+    "body": "W10=",
+    "headers": {"id": "x", "task": "rollq.play"},
+    "content-type": "application/json",
+    "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
+}
+WRONG = ([], [None], ["no/such"], ["junk/shop.train.0/99"], [{"a": 1}], ["r/g/0", 1], ["\x00"], [f"{RUN}/x/0"])
+
+
+def flood(scene: Scene) -> int:
+    """Puts every kind of junk on the queue, and every job of the run again. Returns how many messages."""
+    redis, queue = scene.broker()
+    for junk in (*JUNK, json.dumps(ENVELOPE).encode()):
+        redis.rpush(queue, junk)
+    jobs = [[job] for job in scene.rng.sample(sorted(scene.expected), min(20, len(scene.expected)))]
+    with celery.Celery(broker=scene.redis_url, set_as_current=False) as app:
+        app.conf.broker_pool_limit = None
+        for args in (*WRONG, *jobs):
+            app.send_task("rollq.play", args=args, queue=queue)
+        app.send_task("no.such.task", args=[1], queue=queue)
+    return len(JUNK) + 2 + len(WRONG) + len(jobs)

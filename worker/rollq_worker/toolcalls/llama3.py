@@ -13,7 +13,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
 from rollq_worker.toolcalls.hermes import action
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH, strict_json
+from rollq_worker.toolcalls.values import MAX_DEPTH, not_json, strict_json
 
 _TAG = "<|python_tag|>"
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
@@ -64,8 +64,7 @@ def _call(text: str, at: int) -> tuple[Action | str, int]:
     except RecursionError:
         return f"The tool call is nested deeper than {MAX_DEPTH} levels.", at
     except json.JSONDecodeError as e:
-        cut_off = " It is cut off." if e.pos >= len(text.rstrip()) else ""
-        return f"The tool call is not valid JSON: {e.msg} at character {e.pos - at}.{cut_off} {_FORM}", at
+        return f"The tool call is {not_json(text, at, e)} {_FORM}", at
     if problems:
         return problems[0], end
     if isinstance(value, dict) and "parameters" not in value and "arguments" in value:

@@ -14,7 +14,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
 from rollq_worker.toolcalls.hermes import action
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut
-from rollq_worker.toolcalls.values import MAX_DEPTH, json_object, strict_json
+from rollq_worker.toolcalls.values import MAX_DEPTH, json_object, not_json, strict_json
 
 THINK = ("[THINK]", "[/THINK]")
 _TAG = "[TOOL_CALLS]"
@@ -54,8 +54,7 @@ def _list(text: str, start: int, inside: int) -> Piece:
     except RecursionError:
         return _rest(text, start, f"The tool call is nested deeper than {MAX_DEPTH} levels.")
     except json.JSONDecodeError as e:
-        tail = f"{' It is cut off.' if e.pos >= len(text.rstrip()) else ''} {_FORM}"
-        return _rest(text, start, f"The tool call is not valid JSON: {e.msg} at character {e.pos - inside}.{tail}")
+        return _rest(text, start, f"The tool call is {not_json(text, inside, e)} {_FORM}")
     if problems:
         return _rest(text, start, problems[0])
     items = value if isinstance(value, list) else [value]

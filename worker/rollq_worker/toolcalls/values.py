@@ -61,6 +61,12 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, list[str], int]:
     return value, problems, end
 
 
+def not_json(text: str, at: int, e: json.JSONDecodeError) -> str:
+    """What is wrong with the JSON that starts at `at`."""
+    cut_off = "Unterminated" in e.msg or e.pos >= len(text.rstrip())
+    return f"not valid JSON: {e.msg} at character {e.pos - at}.{' It is cut off.' if cut_off else ''}"
+
+
 def json_object(text: str, at: int, name: str) -> tuple[dict[str, Json], str, int]:
     """The arguments of a call of `name`: a JSON object at `at`, what is wrong ("": nothing), and where it ends."""
     try:
@@ -68,7 +74,7 @@ def json_object(text: str, at: int, name: str) -> tuple[dict[str, Json], str, in
     except RecursionError:
         return {}, f"The tool call is nested deeper than {MAX_DEPTH} levels.", at
     except json.JSONDecodeError as e:
-        return {}, f"The arguments of the call of {name!r} are not valid JSON: {e.msg} at character {e.pos - at}.", at
+        return {}, f"The arguments of the call of {name!r} are {not_json(text, at, e)}", at
     if problems:
         return {}, problems[0], end
     if not isinstance(value, dict):

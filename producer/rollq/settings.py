@@ -43,6 +43,8 @@ class Settings:
     """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
     alive_file: Path | None = None
     """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is well (for health checks)."""
+    isolate: tuple[str, ...] = ()
+    """ROLLQ_ISOLATE: environments, as `name,name,...` or `tau2:*`, whose episodes get a process of their own each."""
 
     def __post_init__(self) -> None:
         check_url(self.redis_url)
@@ -65,6 +67,7 @@ class Settings:
             concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
+            isolate=tuple(name.strip() for name in env.get("ROLLQ_ISOLATE", "").split(",") if name.strip()),
         )
 
 

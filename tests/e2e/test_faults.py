@@ -205,7 +205,7 @@ class TestDrain:
         assert (stats["leased"], stats["released"]) == (4, 4) or stats["leased"] == 8  # or the second took them over
         submit(stack, "stall", 4, user={"kind": "openai", "endpoint": "slow", "model": "m"})
         third = stack.start(
-            "worker", "-c", "4", "--engine", stack.engine_url, env={"ROLLQ_USER_ENDPOINTS": f"slow={hung.url}"}
+            "worker", "-c", "12", "--engine", stack.engine_url, env={"ROLLQ_USER_ENDPOINTS": f"slow={hung.url}"}
         )
         stack.wait(lambda: hung.asked, 60, "a stalled user")
         third.send_signal(signal.SIGTERM)
@@ -282,7 +282,8 @@ class TestEngine:
         stats = check_whole(stack, "outage", 8)
         assert not stats["failures"], stack.logs()
 
-    def test_a_job_that_kills_engines_is_found(self, stack: Stack):
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_a_job_that_kills_engines_is_found(self, stack: Stack, workers: int):
         port = free_port()
         stack.engine_url = f"http://127.0.0.1:{port}"
         task = 7
@@ -307,7 +308,8 @@ class TestEngine:
         supervisor.start()
         try:
             submit(stack, "poison", 21)
-            stack.worker(21)
+            for _ in range(workers):
+                stack.worker(21 // workers + 1)
             stack.wait(lambda: stack.stats("poison")["done"] == 20, 120, "the innocent jobs")
             stack.wait(lambda: stack.stats("poison")["dead"] == 1, 60, "the poison to be found")
         finally:
@@ -345,6 +347,17 @@ class TestSteps:
         stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=site)
         stats = check_whole(stack, "step", 12)
         assert stats["failures"] == {"env": 1}, stack.logs()
+
+    def test_a_step_that_holds_the_interpreters_lock_for_ever(self, stack: Stack, site: dict[str, str], tmp_path: Path):
+        stack.engine("--latency", "0.2")
+        once = str(tmp_path / "once")
+        args = {"fault": "freeze", "once": once}
+        submit(stack, "freeze", 1, env="faulty", env_args=args, budget=Budget(deadline_s=10.0))
+        submit(stack, "freeze", 11, first=1)
+        worker = stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=site | {"ROLLQ_ISOLATE": "faulty"})
+        stats = check_whole(stack, "freeze", 12)
+        assert stats["failures"] == {"env": 1}, stack.logs()
+        stop(worker)
 
     def test_a_worker_with_most_slots_lost_starts_afresh(self, stack: Stack, site: dict[str, str]):
         stack.engine()

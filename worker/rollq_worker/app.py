@@ -77,6 +77,7 @@ def main(settings: Settings) -> int:
         turn=Turn(connection, settings.engine_url),
     )
     player = Player(settings, connection, engine, tokenizer, name, drain.draining)
+    player.isolation.start()
     player.crippled = lambda: drain.begin(CRIPPLED)
     reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
     worker = make_worker(make_app(settings, player), settings, name)

@@ -12,6 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import rollq
@@ -35,8 +36,9 @@ from rollq_worker import episode
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.environments import domain
+from rollq_worker.isolation import Isolation
 from rollq_worker.lease import LEASE_S, Attempt, Leases
-from rollq_worker.protocols import Environment
+from rollq_worker.protocols import Domain, Environment, Task
 from rollq_worker.renderer import ChatRenderer
 from rollq_worker.replayed import Diverged
 from rollq_worker.selfcheck import checked_renderer
@@ -75,6 +77,7 @@ class Player:
         self.tokenizer = tokenizer
         self.name = name
         self.draining = draining
+        self.isolation = Isolation(settings.isolate)
         self.leases = Leases(
             self.draining,
             lambda: engine.outage_s,
@@ -189,10 +192,23 @@ class Player:
 
     def _play(self, attempt: Attempt, claim: Claim) -> Trajectory:
         job = claim.job
-        with attempt.steps.inside(EnvironmentFailure, f"opening {job.env}", OPEN_S):
+        with attempt.steps.inside(EnvironmentFailure, f"opening {job.env}", OPEN_S), ExitStack() as stack:
             world = domain(job.env)
             task = world.task(job.split, job.task)
-            environment = world.open(job.split, job.task, job.env_args)
+            if self.isolation.applies(job.env):
+                opened: Environment = stack.enter_context(
+                    self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)
+                )
+            else:
+                opened = world.open(job.split, job.task, job.env_args)
+            ended = stack.pop_all()
+        with ended:
+            return self._episode(attempt, claim, world, task, opened)
+
+    def _episode(
+        self, attempt: Attempt, claim: Claim, world: Domain, task: Task, environment: Environment
+    ) -> Trajectory:
+        job = claim.job
         renderer = self.renderer(environment)
         user = user_factory(job.user, task, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check)
         header = Header(

@@ -67,3 +67,7 @@ class FaultyEpisode:
     def loop(self):
         while True:
             pass
+
+    def freeze(self):
+        """Holds the interpreter's lock: one operation of very long integers."""
+        9**9**9

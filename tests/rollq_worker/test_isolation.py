@@ -1,0 +1,161 @@
+"""Environments in processes of their own: the same episodes, and nothing that they do harms the worker."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
+from rollq_worker import isolation as isolation_module
+from rollq_worker.boundary import Drained
+from rollq_worker.environments import domain
+from rollq_worker.isolation import Isolation
+from rollq_worker.protocols import Action
+from rollq_worker.users.scripted import ScriptedUser
+
+SITE = Path(__file__).parent.parent / "e2e" / "site"
+
+
+@pytest.fixture(scope="module")
+def isolation() -> Iterator[Isolation]:
+    from multiprocessing import forkserver, resource_tracker
+
+    was = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), was or ""])
+    isolation = Isolation(["shop", "faulty"])
+    isolation.start()
+    yield isolation
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    if was is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = was
+
+
+def nothing() -> None:
+    pass
+
+
+def test_names_and_patterns() -> None:
+    isolation = Isolation(["tau2:*", "mine"])
+    assert [isolation.applies(name) for name in ("tau2:retail", "mine", "shop", "mine2")] == [True, True, False, False]
+    assert not Isolation([]).applies("shop")
+
+
+def play(environment: Any, task: Any) -> tuple[list[str], float]:
+    user = ScriptedUser(task.opening, task.replies)
+    seen = [environment.reset(user)]
+    for move in task.moves:
+        observation = environment.step(move)
+        seen.append(observation.text)
+    assert observation.done
+    return seen, environment.grade().reward
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_an_episode_is_the_same(isolation: Isolation, index: int) -> None:
+    shop = domain("shop")
+    task = shop.task("train", index)
+    with isolation.open("shop", "train", index, {}, nothing) as environment:
+        here = shop.open("train", index, {})
+        assert list(environment.tools) == list(here.tools)
+        assert play(environment, task) == play(here, task) and environment.system_prompt == here.system_prompt
+
+
+def test_its_failures_are_what_they_were(isolation: Isolation) -> None:
+    with (
+        pytest.raises(JobFailure, match="split 'train' has tasks"),
+        isolation.open("shop", "train", 10**9, {}, nothing),
+    ):
+        pass
+    with isolation.open("shop", "train", 0, {}, nothing) as environment:
+        with pytest.raises(EnvironmentFailure, match="grade") as caught:
+            environment.grade()
+        assert "Traceback" in str(caught.value.__cause__)
+
+
+@pytest.fixture
+def faulty(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Opens a faulty episode and takes it to its second step."""
+    monkeypatch.setattr(isolation_module, "CHECK_S", 0.05)
+    task = domain("shop").task("train", 0)
+
+    def fail(fault: str, check: Any = nothing) -> None:
+        with isolation.open("faulty", "train", 0, {"fault": fault}, check) as environment:
+            environment.reset(ScriptedUser(task.opening, task.replies))
+            for move in task.moves[:2]:
+                environment.step(move)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("error", "ZeroDivisionError: the environment broke"),
+        ("memory", "MemoryError"),
+        ("quit", "SystemExit: 3"),
+        ("killed", "its process ended with exit code 137"),
+    ],
+)
+def test_what_would_have_ended_the_worker_ends_one_attempt(faulty: Any, fault: str, reason: str) -> None:
+    with pytest.raises(EnvironmentFailure, match=reason):
+        faulty(fault)
+
+
+@pytest.mark.parametrize("fault", ["sleep", "loop", "freeze"])
+def test_what_does_not_return_is_killed(faulty: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation_module, "STEP_S", 0.5)
+    with pytest.raises(EnvironmentFailure, match=r"environment\.step\(.*\): nothing in 0.5 s; its process is killed"):
+        faulty(fault)
+
+
+def test_waiting_for_it_ends_when_the_attempt_must(faulty: Any) -> None:
+    began: list[float] = []
+
+    def check() -> None:
+        began.append(time.monotonic())
+        if began[-1] - began[0] > 0.3:
+            raise Drained("stopping")
+
+    with pytest.raises(Drained):
+        faulty("freeze", check)
+
+
+def test_the_users_time_does_not_count_and_its_failure_is_its_own(
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation_module, "STEP_S", 0.4)
+
+    class Slow:
+        def open(self) -> str:
+            time.sleep(0.6)
+            return "hello"
+
+        def reply(self, message: str) -> str:
+            raise UserFailure("the endpoint is gone")
+
+        def recall(self, heard: str | None, said: str) -> None:
+            pass
+
+    with isolation.open("shop", "train", 0, {}, nothing) as environment:
+        assert environment.reset(Slow()) == "hello"
+        with pytest.raises(UserFailure, match="the endpoint is gone"):
+            environment.step(Action("respond", {"content": "hi"}))
+
+
+def test_its_process_ends_with_the_block(isolation: Isolation) -> None:
+    with isolation.open("shop", "train", 0, {}, nothing) as environment:
+        pid = environment._process.pid
+        os.kill(pid, 0)
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    pytest.fail("it is still there")

@@ -1,0 +1,11 @@
+"""Imported by the fork server: loads the environments once, so that the processes forked from it share their data."""
+
+import os
+from contextlib import suppress
+
+from rollq_worker.environments import domain
+from rollq_worker.isolation import PRELOAD
+
+for _name in os.environ.get(PRELOAD, "").split():
+    with suppress(Exception):  # whoever opens it meets the same, and can say so
+        domain(_name)

@@ -17,6 +17,7 @@ from rollq.commands import (
     cancel,
     dead,
     demo,
+    doctor,
     drop,
     engine,
     pull,
@@ -35,6 +36,7 @@ Try everything on this machine:  rollq demo
 The parts, in the foreground:    rollq redis, rollq engine, rollq worker
 Produce and consume:             rollq submit, rollq pull
 Look, and prove the tokens:      rollq stats, rollq show, rollq audit
+Check what a run stands on:       rollq doctor
 """
 
 
@@ -55,7 +57,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (demo, redis_server, engine, worker, submit, pull, stats, show, dead, requeue, drop, cancel, audit):
+    produce, look = (submit, pull, requeue, drop, cancel), (stats, show, dead, audit, doctor)
+    for command in (demo, redis_server, engine, worker, *produce, *look):
         command.add(commands)
     return top
 

@@ -141,13 +141,13 @@ def big(scene: Scene) -> None:
     leave(scene, first)
     scene.check(scene.given_back(held), "a worker left and still holds jobs")
     scene.wait(lambda: len(scene.held_by(second)) >= 100, "another worker to play them", 30)
+    scene.worker(128)
     held = scene.held_by(second)
     scene.kill(second)
     start = time.monotonic()
     scene.kill_engine()
     scene.latency = 0.05
     scene.restart_engine()
-    scene.worker(128)
     scene.wait(lambda: scene.given_back(held), "the expiry of a dead worker's leases", LEASE_S + 10)
     expired = time.monotonic() - start
     scene.check(expired <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs came back only after {expired:.1f} s")

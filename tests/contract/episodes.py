@@ -26,6 +26,9 @@ from tests.conftest import free_port
 from tests.contract.conftest import Server
 from tests.recorder import Recorder, recording
 
+UNFLUSHED = "Weights were updated, but the cache was not flushed"
+"""SGLang's word for new weights that are in use although it answers 400: a turn went on before it could flush."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -117,7 +120,7 @@ class Operator:
 
     def order(self, path: str, **body: Any) -> None:
         answer = self.server.post(path, body)
-        assert answer.status_code == 200, f"{path}: {answer.text}"
+        assert answer.status_code == 200 or UNFLUSHED in answer.text, f"{path}: {answer.text}"
 
     def abort_by_id(self) -> None:
         self.stage.engine.abort_running()

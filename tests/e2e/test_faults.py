@@ -148,9 +148,8 @@ def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, code: i
 class TestDrain:
     def test_many_running_generations_and_a_stalled_user(self, stack: Stack, hung: Hung):
         stack.engine("--latency", "30")
+        submit(stack, "stalled", 8, user={"kind": "openai", "endpoint": "slow", "model": "m"})
         submit(stack, "many", 264, budget=Budget(deadline_s=600.0))
-        stalled = {"kind": "openai", "endpoint": "slow", "model": "m"}
-        submit(stack, "stalled", 8, user=stalled)
         worker = stack.start(
             "worker", "-c", "256", "--engine", stack.engine_url, env={"ROLLQ_USER_ENDPOINTS": f"slow={hung.url}"}
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 RELEASE_AFTER_S = 3.0
-EXIT_AFTER_S = 4.5
+EXIT_AFTER_S = 4.2
 """Even with Redis down, when nothing can be released: the leases expire then."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)

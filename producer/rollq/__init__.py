@@ -18,11 +18,12 @@ from rollq.errors import (
     RolloutFailure,
     RollqError,
     SettingsError,
+    Unwritable,
     UserFailure,
     WorkerFailure,
 )
 from rollq.group import Group
-from rollq.job import Budget, Job, Purpose
+from rollq.job import Budget, History, Job, Purpose
 from rollq.trajectory import (
     Closed,
     Finish,
@@ -53,6 +54,7 @@ __all__ = [
     "Finish",
     "Group",
     "Header",
+    "History",
     "Job",
     "JobConflict",
     "JobFailure",
@@ -69,6 +71,7 @@ __all__ = [
     "SettingsError",
     "Stop",
     "Trajectory",
+    "Unwritable",
     "UserFailure",
     "VersionSpan",
     "WorkerFailure",

@@ -39,7 +39,7 @@ def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
             max_connections=max_connections,
         )
     except (ValueError, TypeError) as e:
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (wrong options: {type(e).__name__})") from e
     if client.connection_pool.connection_kwargs.get("decode_responses"):
         raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")
     return client  # type: ignore[no-any-return]
@@ -66,7 +66,8 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as e:
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+        # What is wrong is not quoted: it may be the password.
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from e
     if parts.scheme not in SCHEMES:
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://, rediss:// or unix://)")
     if parts.scheme == "unix":
@@ -79,4 +80,4 @@ def check_url(url: str) -> None:
 def mask_url(url: str) -> str:
     """The address with every password replaced by `***`, for messages and logs."""
     masked = re.sub(r"(?<=://)([^/?#@:]*):(.*)@", r"\1:***@", url)
-    return re.sub(r"(?i)([?&;](?:password|api_?key|key|token|secret)=)[^&;]*", r"\1***", masked)
+    return re.sub(r"(?i)([?&;,](?:password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)

@@ -147,10 +147,10 @@ class Job:
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         if not isinstance(self.budget, Budget):
             raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
-        if not isinstance(self.history, History):
-            raise ContractError(f"{where}: history must be keep or template, not {self.history!r}")
-        if not isinstance(self.purpose, Purpose):
-            raise ContractError(f"{where}: purpose must be train or eval, not {self.purpose!r}")
+        for name, kind in (("history", History), ("purpose", Purpose)):
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in set(kind):
+                raise ContractError(f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}")
+            object.__setattr__(self, name, kind(getattr(self, name)))
         if unknown := set(self.sampling) - SAMPLING_KEYS:
             raise ContractError(f"{where}: sampling does not know {', '.join(sorted(map(str, unknown)))}")
         temperature = self.sampling.get("temperature", 1.0)

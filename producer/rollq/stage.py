@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rollq.children import Child
+from rollq.connection import mask_url
 from rollq.embedded import EmbeddedRedis
 from rollq.errors import RollqError
 
@@ -47,8 +48,8 @@ class Stage:
         try:
             socket.create_connection((parts.hostname or "", port), timeout=5.0).close()
         except OSError as e:
-            raise RollqError(f"no engine listens at {url}: {e} (without --engine, a demo replays)") from e
-        self._say(f"engine   {url}")
+            raise RollqError(f"no engine listens at {mask_url(url)}: {e} (without --engine, a demo replays)") from e
+        self._say(f"engine   {mask_url(url)}")
 
     def start_engine(self, flags: Sequence[str]) -> None:
         """The replay engine, on a port of its own choice; it is not up yet: `await_engine`."""

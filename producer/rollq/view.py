@@ -6,8 +6,9 @@ Reads only, so it may be slow and it may be stale; whatever decides something is
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import redis
 
@@ -140,6 +141,9 @@ class LedgerView:
             pipe.hmget(self.keys.job(job_id), "body", "attempt")
             pipe.lrange(self.keys.journal(job_id), 0, -1)
         replies = self._guard("reading trajectories", lambda: pipe.execute(raise_on_error=False))
+        for reply in replies:  # a Redis that is busy or failing over says nothing of the jobs
+            if isinstance(reply, Exception) and not str(reply).startswith("WRONGTYPE"):
+                self._guard("reading trajectories", partial(_throw, reply))
         return [
             _read(job_id, record, journal)
             for job_id, record, journal in zip(job_ids, replies[::2], replies[1::2], strict=True)
@@ -255,11 +259,17 @@ def _read(job_id: str, record: Any, journal: Any) -> Trajectory | ContractError:
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:
         trajectory = read_trajectory(decode_job(body, job_id), journal[0], journal[1:])
+        if not trajectory.graded:
+            return ContractError(f"job {job_id}: its journal has no graded end")
+        return _ended_by(trajectory, int(attempt))
     except ContractError as e:
         return e
-    if not trajectory.graded:
-        return ContractError(f"job {job_id}: its journal has no graded end")
-    return _ended_by(trajectory, int(attempt))
+    except (TypeError, ValueError) as e:
+        return ContractError(f"job {job_id}: its record is damaged: attempt {attempt!r}: {e}")
+
+
+def _throw(error: Exception) -> NoReturn:
+    raise error
 
 
 def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:

@@ -7,6 +7,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rollq.connection import mask_url
 from rollq.job import NAME
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def http_url(text: str) -> str:
         url = urllib.parse.urlsplit(text)
         if url.scheme in ("http", "https") and url.hostname and url.port != 0:
             return text.rstrip("/")
-    raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {text!r}")
+    raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
 
 
 def add_redis(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,9 @@ end
 for i = 9, #ARGV, 4 do
   local digest = redis.call('HGET', typed('job:' .. ARGV[i], 'hash'), 'digest')
   if digest and digest ~= ARGV[i + 1] then return { 'conflict', ARGV[i] } end
+  -- One without the other: a key was lost. A job that is there is never begun anew under its old attempts.
   if known and not digest then return { 'conflict', ARGV[i] } end
+  if digest and not known then return { 'conflict', ARGV[i] } end
 end
 if got[2] == token then return { 'new', known } end
 if known then

@@ -14,7 +14,9 @@ local function reply()
   for i, group in ipairs(groups) do
     local row = { group.name, tostring(group.seq), group.size }
     for sample = 0, group.size - 1 do
-      row[#row + 1] = redis.call('HGET', prefix .. 'job:' .. run .. '/' .. group.name .. '/' .. sample, 'state') or 'lost'
+      local state = redis.pcall('HGET', prefix .. 'job:' .. run .. '/' .. group.name .. '/' .. sample, 'state')
+      -- A damaged member reads as done: reading its journal fails, and then the consumer condemns it.
+      row[#row + 1] = type(state) == 'table' and 'done' or state or 'lost'
     end
     rows[i] = row
   end
@@ -23,6 +25,7 @@ end
 
 for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
 if #groups > 0 then
+  even_without_memory()
   for _, group in ipairs(groups) do redis.call('ZADD', held, 'XX', 'GT', time + tonumber(ARGV[3]), group.name) end
   return reply()
 end

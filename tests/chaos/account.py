@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.replies import State
 from tests.chaos.gateway import Gateway, digest
-from tests.chaos.scene import RUN, Scene
+from tests.chaos.scene import Scene
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +155,3 @@ def table(accounts: list[Account]) -> str:
     widths = [max(len(text[n]) for text in texts) for n in range(len(TITLES))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(t, widths, strict=True)) + " |" for t in texts]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
-
-
-__all__ = ["RUN", "Account", "read", "settle", "table"]

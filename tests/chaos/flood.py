@@ -4,7 +4,8 @@ import json
 
 import celery
 
-from tests.chaos.scene import RUN, Scene
+from tests.chaos.parts import RUN
+from tests.chaos.scene import Scene
 
 JUNK = (b"x", b"{", b"[]", b"null", b'{"body": "!!!"}', b"\xff\xfe", b"[" * 100_000, b"1", b'"rollq"')
 ENVELOPE = {
@@ -13,7 +14,16 @@ ENVELOPE = {
     "content-type": "application/json",
     "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
 }
-WRONG = ([], [None], ["no/such"], ["junk/shop.train.0/99"], [{"a": 1}], ["r/g/0", 1], ["\x00"], [f"{RUN}/x/0"])
+WRONG: tuple[list[object], ...] = (
+    [],
+    [None],
+    ["no/such"],
+    ["junk/shop.train.0/99"],
+    [{"a": 1}],
+    ["r/g/0", 1],
+    ["\x00"],
+    [f"{RUN}/x/0"],
+)
 
 
 def flood(scene: Scene) -> int:

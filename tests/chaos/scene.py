@@ -1,35 +1,24 @@
-"""One run with everything it needs, each part a real process: what a row breaks.
+"""One run: what is submitted, who plays it, who takes it, and how long it takes to recover. What a row breaks.
 
-Every wait is bounded by the row's deadline; every process ends with the scene. Only the commands and the light client
-are used, and signals.
+Only the commands, the light client and signals are used.
 """
 
-import json
 import os
 import random
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollq import Client
 from rollq.children import Child
-from rollq.embedded import command as redis_command
 from rollq.errors import RollqError
 from rollq.export import record
 from rollq.keys import QUEUE
 from rollq.replies import JobState, State
-from tests.chaos.cable import Cable
-from tests.chaos.gateway import Gateway
+from tests.chaos.parts import RUN, Parts
 
-RUN = "chaos"
 LEASE_S = 15.0
 EXIT_S = 5.0
 """Seconds that a worker has after SIGTERM."""
@@ -39,31 +28,12 @@ Held = Sequence[tuple[str, int]]
 """(job, attempt)"""
 
 
-class Stuck(AssertionError):
-    """Something did not happen in time."""
-
-
-def port() -> int:
-    """A free port below those that the kernel gives to outgoing connections: a restarted server finds it free again."""
-    while True:
-        number = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("127.0.0.1", number))
-                return number
-            except OSError:
-                continue
-
-
-class Scene:
-    """The processes of one run. Close it."""
+class Scene(Parts):
+    """A run and its processes."""
 
     def __init__(self, folder: Path, seed: int, deadline_s: float) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, deadline_s)
         self.rng = random.Random(seed)
-        self.until = time.monotonic() + deadline_s
         self.faults = 0
         self.recovered_s: list[float] = []
         self.expected: set[str] = set()
@@ -76,95 +46,8 @@ class Scene:
         self.regenerable: int | None = None
         """At most so many turns may have been generated twice; None: this row does not say."""
         self.out = folder / "out.jsonl"
-        self.children: list[Child] = []
-        self.redis_port, self.engine_port = port(), port()
-        self.redis: Child
-        self.engine: Child
-        self.cable: Cable | None = None
-        self.gateway = Gateway(port(), f"http://127.0.0.1:{self.engine_port}")
-        self.env = self._environment()
-        self.latency = 0.2
-        """Mean seconds of a generation; of the engine that is started next."""
         self.consumer: Child | None = None
         self._groups = 0
-
-    # -- the parts
-
-    @property
-    def redis_url(self) -> str:
-        """Straight to the server, for the account."""
-        return f"redis://127.0.0.1:{self.redis_port}/0"
-
-    def open(self, *, latency: float = 0.2, cable: bool = False, workers: Sequence[int] = (8,)) -> list[Child]:
-        """Starts Redis, the engine and the workers; returns the workers, ready."""
-        self.start_redis()
-        if cable:
-            self.cable = Cable(port(), self.redis_port)
-            self.env["ROLLQ_REDIS_URL"] = self.cable.url
-        self.latency = latency
-        self.start_engine(wait=False)
-        children = [self.worker(concurrency, wait=False) for concurrency in workers]
-        self.await_engine()
-        for child in children:
-            self.await_worker(child)
-        return children
-
-    def start(self, name: str, *args: str, module: str = "rollq", env: dict[str, str] | None = None) -> Child:
-        """A command in the background."""
-        log = self.folder / f"{len(self.children):02}-{name}.log"
-        child = Child(name, [sys.executable, "-m", module, *args], log=log, env={**self.env, **(env or {})})
-        self.children.append(child)
-        return child
-
-    def run(self, *args: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """A command in the foreground; returns its JSON."""
-        done = subprocess.run(
-            [sys.executable, "-m", "rollq", *args, "--json"],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**os.environ, **self.env},
-        )
-        if done.returncode:
-            raise Stuck(f"rollq {' '.join(args)}: exit code {done.returncode}: {done.stderr.strip()}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-    def start_redis(self) -> None:
-        data = self.folder / "redis"
-        data.mkdir(exist_ok=True)
-        log = self.folder / f"{len(self.children):02}-redis.log"
-        self.redis = Child("redis", redis_command(self.redis_port, data), log=log)
-        self.children.append(self.redis)
-        self.wait(lambda: "Ready to accept" in self.redis.tail(), "Redis", 20)
-        self.client = Client(self.redis_url, run=RUN)
-
-    def start_engine(self, wait: bool = True) -> None:
-        self.engine = self.start("engine", "engine", "--port", str(self.engine_port), "--latency", str(self.latency))
-        if wait:
-            self.await_engine()
-
-    def await_engine(self) -> None:
-        self.wait(lambda: "ready at" in self.engine.tail(), "the engine", 60)
-
-    def kill_engine(self) -> None:
-        os.kill(self.engine.pid, signal.SIGKILL)
-        self.gateway.down()
-
-    def restart_engine(self) -> None:
-        self.start_engine()
-        self.gateway.up()
-
-    def worker(self, concurrency: int = 8, *, wait: bool = True, env: dict[str, str] | None = None) -> Child:
-        child = self.start("worker", "worker", "-c", str(concurrency), env=env)
-        if wait:
-            self.await_worker(child)
-        return child
-
-    def await_worker(self, child: Child) -> None:
-        self.wait(lambda: ": ready" in child.log.read_text(errors="replace"), "the worker", 60)
-
-    # -- the run
 
     def submit(self, tasks: int = 8, size: int = 3, *flags: str, env: str = "shop") -> None:
         """Submits the whole run and seals it."""
@@ -188,6 +71,10 @@ class Scene:
         line = ["pull", "--run", RUN, "--groups", str(groups), "--out", str(self.out), "--json"]
         self.consumer = self.start("pull", *line)
         return self.consumer
+
+    def tend(self) -> None:
+        if self.consumer is not None and self.consumer.exit_code == 0:
+            self.consume(self._groups)
 
     def settle(self) -> None:
         """Waits until everything has ended and is delivered."""
@@ -272,15 +159,6 @@ class Scene:
         self.wait(done, what, within_s)
         self.recovered_s.append(time.monotonic() - start)
 
-    def wait(self, done: Callable[[], bool], what: str, within_s: float = 1e9) -> None:
-        until = min(self.until, time.monotonic() + within_s)
-        while not done():
-            if self.consumer is not None and self.consumer.exit_code == 0:
-                self.consume(self._groups)
-            if time.monotonic() > until:
-                raise Stuck(f"{what}: not in time")
-            time.sleep(0.1)
-
     def cost_nothing(self) -> None:
         """Waits for the end of all jobs, and finds it wrong if one of them has paid for an outage."""
         self.wait(lambda: self.ended() >= len(self.expected), "the end of all jobs")
@@ -290,15 +168,6 @@ class Scene:
     def check(self, good: bool, otherwise: str) -> None:
         if not good:
             self.wrong.append(otherwise)
-
-    def engine_post(self, path: str, **body: Any) -> None:
-        """A call to the engine itself, as a trainer makes it."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.engine_port}{path}",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        urllib.request.urlopen(request, timeout=30).close()
 
     def broker(self) -> Any:
         """The queue's Redis and its name."""
@@ -310,38 +179,3 @@ class Scene:
         timer.daemon = True
         timer.start()
         return timer
-
-    # -- the end
-
-    def close(self) -> None:
-        for child in reversed(self.children):
-            if child.exit_code is None:
-                os.kill(child.pid, signal.SIGCONT)
-                os.kill(child.pid, signal.SIGKILL)
-            child.stop(5)
-        if hasattr(self, "client"):
-            self.client.close()
-        if self.cable:
-            self.cable.close()
-        self.gateway.close()
-
-    def _environment(self) -> dict[str, str]:
-        """Addresses, and a folder of packages: the environment `chaos` and the wrong clock."""
-        packages = self.folder / "site"
-        shutil.copytree(Path(__file__).parent / "site", packages, dirs_exist_ok=True)
-        info = packages / "rollq_chaos-1.0.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rollq-chaos\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[rollq.environments]\nchaos = rollq_chaos:load\n")
-        self.mischief = self.folder / "mischief"
-        self.mischief.mkdir(exist_ok=True)
-        return {
-            "ROLLQ_REDIS_URL": self.redis_url,
-            "ROLLQ_BROKER_URL": "",
-            "ROLLQ_ENGINE_URL": self.gateway.url,
-            "ROLLQ_USER_ENDPOINTS": f"user={self.gateway.url}/v1",
-            "ROLLQ_TOKENIZER": "",
-            "PYTHONPATH": os.pathsep.join([str(packages), *filter(None, sys.path), os.environ.get("PYTHONPATH", "")]),
-            "PYTHONUNBUFFERED": "1",
-            "CHAOS_MISCHIEF": str(self.mischief),
-        }

@@ -5,8 +5,9 @@ import signal
 import time
 
 from rollq.children import Child
+from tests.chaos.parts import RUN
 from tests.chaos.rows import row
-from tests.chaos.scene import RUN, Scene
+from tests.chaos.scene import Scene
 
 HOLD_S = 60.0
 

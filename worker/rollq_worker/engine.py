@@ -401,8 +401,10 @@ class SGLangEngine:
         """Take over the limit that a refusal named, if that changes anything about the request it refused."""
         with self._limits_lock:
             known = self._limits or Limits()
-            if not 0 < limit <= asked or limit >= min(known.context, known.prompt):
+            if not 0 < limit <= asked:
                 return False
+            if limit >= (least := min(known.context, known.prompt)):
+                return least < asked  # another thread has learnt it meanwhile
             self._limits = known.shortened(limit)
         return True
 

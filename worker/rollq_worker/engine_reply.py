@@ -49,6 +49,8 @@ def read_reply(body: bytes, *, prompt: int, max_new_tokens: int) -> Generated:
     if not ids and finish is Finish.ABORT:
         _refuse_reasons(meta["finish_reason"])
         return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
+    if not ids:
+        raise ReplyError(f"no token was sampled, and yet the reply is finished by {finish.value}")
     seen = meta.get("prompt_tokens", prompt)
     if seen != prompt:
         raise ReplyError(f"the engine saw {seen} prompt tokens of {prompt} (does it truncate?)")
@@ -94,6 +96,8 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
     """The spans as reported, empty ones left out; older servers only report the last version."""
     try:
         spans = [(str(span["version"]), span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
+        if not all(type(start) is int and type(end) is int for _, start, end in spans):
+            raise TypeError("the ends of a span are whole numbers")
         kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
     except (TypeError, KeyError) as e:
         raise ReplyError(f"unreadable weight_versions: {type(e).__name__}: {e}") from e

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from rollq.codec import decode_event, decode_header, encode_event, encode_header
@@ -75,7 +76,7 @@ class Attempt:
 
     def resume(self) -> tuple[Header, list[Event]]:
         """Go on with the journal of an earlier attempt: its header and its events. Raises ContractError."""
-        self._blobs = self.ledger.journal(self.job.id)
+        self._blobs = self._patiently(lambda: self.ledger.journal(self.job.id))
         header = decode_header(self._blobs[0], self.job.id)
         return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
 
@@ -88,17 +89,21 @@ class Attempt:
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
         blob = encode_event(closed, self.job.id)
-        self._patiently(
-            lambda: self.ledger.complete(
-                self.job.id,
-                self.number,
-                len(self._blobs),
-                blob,
-                turns=trajectory.turns,
-                sampled_tokens=trajectory.sampled_tokens,
-                total_tokens=len(trajectory.tokens),
-            )
+        end = partial(
+            self.ledger.complete,
+            self.job.id,
+            self.number,
+            len(self._blobs),
+            blob,
+            turns=trajectory.turns,
+            sampled_tokens=trajectory.sampled_tokens,
+            total_tokens=len(trajectory.tokens),
         )
+        try:
+            self._patiently(end)
+        except JournalConflict as e:
+            self._resend(e, len(self._blobs))
+            self._patiently(end)
 
     def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
         """Give the attempt up. Returns what became of the job: `queued` or `dead`."""
@@ -133,10 +138,17 @@ class Attempt:
         try:
             self._patiently(lambda: self.ledger.append(self.job.id, self.number, index, self._blobs[index], LEASE_S))
         except JournalConflict as e:
-            if e.length >= index:
-                raise ContractError(f"{self.job.id}: Redis holds another journal than was written ({e})") from e
-            for missing in range(e.length, index + 1):  # Redis came back without its tail
-                self._write(missing)
+            self._resend(e, index)
+            self._write(index)
+
+    def _resend(self, conflict: JournalConflict, index: int) -> None:
+        """Redis came back without its journal's tail: write again what comes before entry `index`."""
+        if conflict.length >= index:
+            raise ContractError(
+                f"{self.job.id}: Redis holds another journal than was written ({conflict})"
+            ) from conflict
+        for missing in range(conflict.length, index):
+            self._write(missing)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Call until Redis takes it: it may be away or full for as long as it likes, at no cost to the attempt.
@@ -158,6 +170,15 @@ class Attempt:
         self._draining.wait(seconds)
         if self.lost.is_set() or self._draining.is_set():
             self.check()
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """The ledger's complaints about one run or job are logged, and the others go on."""
+    try:
+        yield
+    except RollqError as e:
+        log.warning("heartbeat: %s: %s: %s", what, type(e).__name__, e)
 
 
 class Leases:
@@ -231,14 +252,15 @@ class Leases:
 
     def tick(self) -> None:
         """Look at every attempt, and renew what is due."""
-        for attempt in self.held():
-            self._watch(attempt)
-        self._count_stuck()
         beat = time.monotonic() - self._beaten >= BEAT_S - TICK_S / 2
         # A lease ends with its job's deadline, so that of a short one has to be moved on sooner.
         self.renew([a for a in self.held() if beat or a.left_s < LEASE_S])
         if beat:
             self._beaten = time.monotonic()
+        for attempt in self.held():  # after the leases: what goes wrong with one attempt must cost no other its own
+            with _reported(attempt.job.id):
+                self._watch(attempt)
+        self._count_stuck()
 
     def renew(self, attempts: list[Attempt]) -> None:
         """Renew these leases, one call a run. Attempts past their deadline are left to expire."""
@@ -247,11 +269,12 @@ class Leases:
             if not attempt.overdue and not attempt.lost.is_set():
                 by_run[attempt.ledger].append(attempt)
         for ledger, members in by_run.items():
-            stopped = [a.stopped_s + REPORT_S for a in members]
-            lost = set(ledger.renew([(a.job.id, a.number) for a in members], LEASE_S, stopped))
-            for attempt in members:
-                if (attempt.job.id, attempt.number) in lost:
-                    attempt.lost.set()
+            with _reported(ledger.run):
+                stopped = [a.stopped_s + REPORT_S for a in members]
+                lost = set(ledger.renew([(a.job.id, a.number) for a in members], LEASE_S, stopped))
+                for attempt in members:
+                    if (attempt.job.id, attempt.number) in lost:
+                        attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
         """End what overruns, and what has lost its lease, if it cannot look up itself."""

@@ -42,7 +42,8 @@ class Reaper:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the tick that is running."""
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def _loop(self) -> None:
         # Workers started together should not all reap in the same instant.

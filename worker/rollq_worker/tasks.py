@@ -250,7 +250,7 @@ class Player:
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         reason = f"{failure}\n{trace or _trace(failure)}".strip()
-        reason = reason[:200] + reason[200:][-MAX_REASON:]
+        reason = reason[:200] + reason[200:][200 - MAX_REASON :]
         try:
             outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, Poison))
         except Drained:

@@ -120,6 +120,29 @@ def test_an_interrupted_generation_goes_on_from_its_partial_ids():
     assert (trajectory.turns, trajectory.stop) == (2, Stop.DONE)
 
 
+def test_a_turn_that_hands_over_to_the_wrong_speaker_is_malformed():
+    """As with GLM, whose stop tokens are the headers of who speaks next."""
+
+    class OnlyUsers(FakeRenderer):
+        roles = frozenset({"user"})
+
+        def complaint_role(self, stop):
+            return "user"
+
+    environment = FakeEnvironment()
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0),
+        engine=FakeEngine([CALL]),
+        renderer=OnlyUsers(),
+        environment=environment,
+        user=FakeUser(),
+        journal=FakeJournal(),
+    )
+    assert (trajectory.stop, environment.actions) == (Stop.MALFORMED, [])
+    assert trajectory.messages[3]["role"] == "user"
+    assert "somebody else" in trajectory.messages[3]["content"]
+
+
 TWO = '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]'
 
 

@@ -125,6 +125,12 @@ class _Episode:
         if not complete:
             return self.observe(turn, read, (), [], at, stop=Stop.LENGTH)
         decision = self.agent.act(read, self.tools)
+        speakers = {_speaker(action) for action in decision.actions}
+        if not self.renderer.answers(sampled[-1]).issuperset(speakers):
+            # The stop token is the header of who speaks next, and that is not who can answer this.
+            decision = Decision(
+                (), (*decision.errors, "the turn ends as if it were somebody else's turn to answer it.")
+            )
         if not decision.actions:
             return self.refuse(turn, replace(read, errors=decision.errors), at)
         self.malformed = 0
@@ -200,7 +206,10 @@ class _Episode:
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, (), [], at, stop=Stop.MALFORMED)
         text = "Error: " + (" ".join(read.errors) or "the turn could not be read.")
-        reply: Message = {"role": "tool", "tool_call_id": _call_id(turn, 0), "content": text}
+        role = self.renderer.complaint_role(self.ids[-1] if self.ids[-1] in self.stop_ids else None)
+        reply: Message = {"role": role, "content": text}
+        if role == "tool":
+            reply["tool_call_id"] = _call_id(turn, 0)
         return self.observe(turn, read, (), [reply], at, stop=None)
 
     def observe(
@@ -249,10 +258,12 @@ class _Episode:
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
         ids = array("I")
-        if self.ids[-1] not in self.stop_ids:
-            ids.append(self.renderer.stop_ids[0])
+        stop = self.ids[-1]
+        if stop not in self.stop_ids:
+            stop = self.renderer.stop_ids[0]
+            ids.append(stop)
         with boundary(JobFailure, "rendering the bridge"):
-            ids.extend(self.renderer.bridge(message, replies))
+            ids.extend(self.renderer.bridge(message, replies, stop))
         return ids
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
@@ -306,9 +317,14 @@ def _assistant(turn: int, read: ReadTurn, actions: Sequence[Action]) -> Message:
 
 
 def _reply(turn: int, n: int, action: Action, observation: Observation) -> Message:
-    if action.name == RESPOND:
+    if _speaker(action) == "user":
         return {"role": "user", "content": observation.text}
     return {"role": "tool", "tool_call_id": _call_id(turn, n), "content": observation.text}
+
+
+def _speaker(action: Action) -> str:
+    """The role that answers an action."""
+    return "user" if action.name == RESPOND else "tool"
 
 
 def _call_id(turn: int, n: int) -> str:

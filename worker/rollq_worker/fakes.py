@@ -77,6 +77,7 @@ class FakeRenderer:
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
+    roles: frozenset[str] = frozenset({"tool", "user"})
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         return spell("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
@@ -92,7 +93,13 @@ class FakeRenderer:
         except (ValueError, KeyError, TypeError) as e:
             return ReadTurn(text, (), [f"not a call: {e}"])
 
-    def bridge(self, message: Message, replies: Sequence[Message]) -> array[int]:
+    def answers(self, stop: int) -> frozenset[str]:
+        return self.roles
+
+    def complaint_role(self, stop: int | None) -> str:
+        return "tool"
+
+    def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
         return spell("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
 
     def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:

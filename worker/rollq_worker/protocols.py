@@ -204,8 +204,18 @@ class Renderer(Protocol):
         """Parse a whole sampled turn, stop token included if there is one."""
         ...
 
-    def bridge(self, message: Message, replies: Sequence[Message]) -> array[int]:
-        """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header."""
+    def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
+        """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header.
+
+        `stop` is the token that ended the turn: in some families it is the header of who speaks next."""
+        ...
+
+    def answers(self, stop: int) -> frozenset[str]:
+        """The roles that may answer a turn which ended with the token `stop`."""
+        ...
+
+    def complaint_role(self, stop: int | None) -> str:
+        """The role in which to tell the policy that its turn, which ended with `stop`, could not be acted on."""
         ...
 
     def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:

@@ -154,7 +154,7 @@ def test_a_crash_costs_the_request_and_not_the_episode(slow_stage: Stage) -> Non
 
 
 def jobs(count: int, **changes: Any) -> list[Job]:
-    budget = Budget(max_turns=4, max_new_tokens=128)
+    budget = Budget(max_turns=3, max_new_tokens=128)
     return [
         Job(run="r", group=f"g{i}", env="shop", task=i % 50, sampling={"temperature": 1.0}, budget=budget, **changes)
         for i in range(count)
@@ -169,9 +169,9 @@ def audited(capsys: pytest.CaptureFixture[str], file: Path, server: Server, *fla
 
 
 def shift(file: Path, to: Path, by: int) -> Path:
-    """The same trajectories with the logprobs of the sampled tokens moved along by so many of them."""
+    """Some of the trajectories, with the logprobs of the sampled tokens moved along by so many of them."""
     with to.open("w") as out:
-        for text in file.read_text().splitlines():
+        for text in file.read_text().splitlines()[:16]:
             line = json.loads(text)
             places = [i for i, bit in enumerate(line["mask"]) if bit]
             moved = [line["logprobs"][i] for i in places]
@@ -187,7 +187,7 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     real = kind(slow_server) == "sglang"
     with stage(slow_server, tmp_path) as playing:
         wanted = jobs(64 if real else 8)
-        trajectories = play_disturbed(playing, wanted, at_once=8, seconds=(1.5, 3.0) if real else (0.2, 0.5))
+        trajectories = play_disturbed(playing, wanted, at_once=8, seconds=(2.0, 4.0) if real else (0.2, 0.5))
         for trajectory in trajectories:
             playing.check(trajectory)
     assert len(trajectories) == len(wanted)

@@ -33,8 +33,8 @@ DOUBT = 0.01
 """A token off by more is scored once more by itself. A prefill of many tokens rounds some logits the other way than
 decoding did, by up to one step of bf16 (0.06 for logits above 8); as the last of its prompt a token mostly gets the
 very number that decoding gave it. A logprob that is wrong stays wrong."""
-AGAIN = 16
-"""More doubtful tokens in a trace than that are no matter of rounding."""
+AGAIN = 20
+"""More doubtful tokens in a trace than one, and one in that many, are no matter of rounding."""
 LIKELIEST = 128
 """Tokens from which the normaliser at another temperature is computed."""
 VOCABULARY = 1 << 18
@@ -142,7 +142,7 @@ class Auditor:
             return 0.0 if score is None else abs(line.logprobs[i] - score)
 
         doubtful = [i for i in positions if off(i, scored[i - positions[0]]) > DOUBT]
-        if len(doubtful) > AGAIN:
+        if len(doubtful) > 1 + len(positions) // AGAIN:
             return
         for i in doubtful:
             alone = self._score(line, first, i, i)

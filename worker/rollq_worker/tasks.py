@@ -25,6 +25,7 @@ from rollq.errors import (
     LedgerError,
     RolloutFailure,
     SettingsError,
+    Unwritable,
     WorkerFailure,
 )
 from rollq.job import parse_id
@@ -149,7 +150,9 @@ class Player:
         if ledger.run not in self._admitted:
             try:
                 ledger.fix_hashes(self.tokenizer.hash, self.tokenizer.template_hash)
-            except SettingsError as e:
+            except Unwritable:
+                raise
+            except (SettingsError, LedgerError) as e:
                 log.error("this worker does not play run %s: %s", ledger.run, e)
                 return False
             self._admitted.add(ledger.run)

@@ -35,7 +35,7 @@ if time >= grace then
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'queued', '-inf', time, 'LIMIT', 0, limit)) do
+local function publish(id)
   local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'attempt')
   if got[1] == 'queued' and tonumber(got[2] or nil) then
     due[#due + 1] = id
@@ -45,12 +45,13 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'queued', '-inf', time
     bury(id, 0, prefix .. 'job:' .. id .. ' is not a queued job', time)
   end
 end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'queued', '-inf', time, 'LIMIT', 0, limit)) do publish(id) end
 if ARGV[2] == '1' and #due < limit then
   -- Confirmed, but the message is gone. Younger ones may still be on their way; a backoff ends before this range begins.
   local from, to = time + 35, time + confirmed - publishing
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'queued', from, to, 'LIMIT', 0, limit - #due)) do
-    due[#due + 1] = id
-  end
+  local gone = redis.call('ZRANGEBYSCORE', prefix .. 'queued', from, to, 'LIMIT', 0, limit - #due)
+  for _, id in ipairs(gone) do publish(id) end
 end
 for _, id in ipairs(due) do redis.call('ZADD', prefix .. 'queued', time + publishing, id) end
 return due

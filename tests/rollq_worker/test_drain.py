@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from rollq_worker import drain
-drain.RELEASE_AFTER_S, drain.EXIT_AFTER_S = 0.3, 0.6
+drain.RELEASE_AFTER_S, drain.EXIT_AFTER_S = {release_s}, {release_s} * 2
 begun = drain.Drain(threading.Event())
 begun.install()
 say = lambda *words: print(*words, flush=True)
@@ -23,10 +23,16 @@ READY = "begun.ready(stop_consuming=lambda: say('stopped'), interrupt=lambda: {i
 
 
 def program(
-    *, ready: bool = True, interrupt: str = "None", release: str = "say('released')", after: str = "", last: str = ""
+    *,
+    ready: bool = True,
+    release_s: float = 0.3,
+    interrupt: str = "None",
+    release: str = "say('released')",
+    after: str = "",
+    last: str = "",
 ) -> "subprocess.Popen[str]":
     said = READY.format(interrupt=interrupt, release=release) if ready else ""
-    code = PROGRAM.format(ready=said, after=after, last=last or "time.sleep(60)")
+    code = PROGRAM.format(ready=said, release_s=release_s, after=after, last=last or "time.sleep(60)")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -60,7 +66,7 @@ def test_a_release_that_hangs_holds_nothing_up() -> None:
 
 
 def test_a_second_signal_leaves_at_once() -> None:
-    process = program(after="drain.RELEASE_AFTER_S = drain.EXIT_AFTER_S = 60")
+    process = program(release_s=60)
     process.terminate()
     assert process.stdout is not None and process.stdout.readline() == "stopped\n"
     process.terminate()

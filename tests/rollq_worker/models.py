@@ -1,11 +1,14 @@
-"""Tokenizers for tests: real chat templates on the real Qwen vocabulary with each family's control tokens added."""
+"""Tokenizers for tests: real chat templates with each family's control tokens added to a vocabulary.
+
+The bundled vocabulary is the quick one; what a template does does not depend on it.
+"""
 
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rollq_worker.tokenizer import Tokenizer
+from rollq_worker.tokenizer import BUNDLED, Tokenizer
 
 THINK = ["<think>", "</think>"]
 GLM = [
@@ -67,7 +70,8 @@ class Models:
 
     def __init__(self, shared: Path) -> None:
         self.templates = shared / "data" / "chat_templates"
-        self._spec = json.loads((shared / "data" / "qwen" / "tokenizer.json").read_text())
+        self._qwen = shared / "data" / "qwen"
+        self._spec = json.loads((BUNDLED / "tokenizer.json").read_text())
         self._spec_of = cache(self._with)
 
     @property
@@ -83,10 +87,15 @@ class Models:
         """A real template with its family's tokens."""
         return self.made(name, self.text(name), ADDED.get(name, []), NAMED.get(name))
 
+    def qwen(self, name: str) -> Tokenizer:
+        """A real template on the real Qwen vocabulary."""
+        config = json.loads((self._qwen / "tokenizer_config.json").read_text())
+        return Tokenizer(name, (self._qwen / "tokenizer.json").read_bytes(), config, self.text(name))
+
     def made(
         self, name: str, template: str, added: list[str] | None = None, config: dict[str, Any] | None = None
     ) -> Tokenizer:
-        """Any template on the Qwen vocabulary with more control tokens."""
+        """Any template with more control tokens."""
         return Tokenizer(name, self._spec_of(tuple(added or ())), config or {}, template)
 
     def _with(self, added: tuple[str, ...]) -> bytes:

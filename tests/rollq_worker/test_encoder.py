@@ -56,7 +56,7 @@ def test_the_golden_encodings(shared: Path):
     golden = shared / "data" / "qwen" / "golden_encodings"
     texts = golden.with_suffix(".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     rows = golden.with_suffix(".out").read_text().split("\n")[: len(texts)]
-    tokenizer = Models(shared).real("qwen2.5")
+    tokenizer = Models(shared).qwen("qwen2.5")
     assert tokenizer.quicken() and len(texts) == 47
     for text, row in zip(texts, rows, strict=True):
         assert list(tokenizer.encode_plain(text)[0]) == [int(id) for id in row.split()], text

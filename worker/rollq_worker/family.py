@@ -5,6 +5,7 @@ gets back, argument for argument, the call that the template wrote. A template t
 reader gets back makes a record of its own. Models' names are never looked at.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,11 +155,21 @@ def probe_call(name: str = "probe", arguments: Mapping[str, Json] | None = None,
 def shows_tools(tokenizer: Tokenizer) -> bool:
     """Whether the template tells the model of its tools."""
     try:
-        return "probe_tool" in tokenizer.render(
-            [{"role": "user", "content": _USER}], [_TOOL], add_generation_prompt=True
-        )
+        return "probe_tool" in _render(tokenizer, [], True)
     except JobFailure:
         return True  # it refuses more than that, and will say so
+
+
+def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool) -> str:
+    """A user's message and `turns`, with a tool; with a system prompt where the template wants one."""
+    messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
+    try:
+        return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+    except JobFailure:
+        with contextlib.suppress(JobFailure):
+            messages.insert(0, {"role": "system", "content": "s"})
+            return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+        raise
 
 
 def family_of(tokenizer: Tokenizer) -> Family:
@@ -197,9 +208,8 @@ def _written_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> t
     arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     call = probe_call("probe_tool", {}, call_id)
     call["tool_calls"][0]["function"]["arguments"] = arguments
-    user: Message = {"role": "user", "content": _USER}
-    prompt = tokenizer.render([user], [_TOOL], add_generation_prompt=True).rpartition(_USER)[2]
-    whole = tokenizer.render([user, call], [_TOOL]).rpartition(_USER)[2]
+    prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
+    whole = _render(tokenizer, [call], False).rpartition(_USER)[2]
     same = next(
         (n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )
@@ -225,19 +235,12 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
 
 def end_of_turn(tokenizer: Tokenizer) -> str:
     """The control token that the template writes behind an assistant's words when a user follows; "" for none."""
-    messages: list[Message] = [
-        {"role": "user", "content": "u"},
-        {"role": "assistant", "content": _USER},
-        {"role": "user", "content": "u"},
-    ]
+    word = _USER[::-1]
+    turns: list[Message] = [{"role": "assistant", "content": word}, {"role": "user", "content": "u"}]
     try:
-        text = tokenizer.render(messages, None)
+        text = _render(tokenizer, turns, False).rpartition(word)[2]
     except JobFailure:
-        try:  # a template for tool use only walks the list unasked
-            text = tokenizer.render(messages, ())
-        except JobFailure:
-            return ""
-    text = text.rpartition(_USER)[2]
+        return ""
     found = [(at, -len(token), token) for token in tokenizer.added_tokens if token and (at := text.find(token)) >= 0]
     return min(found)[2] if found else ""
 

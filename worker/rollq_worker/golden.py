@@ -62,12 +62,16 @@ class Golden:
             {"role": "system", "content": "You are an agent.\n\nBe brief (systemword)."},
             {"role": "user", "content": "Hello, where is my order #W123?"},
         ]
+        self.asked = "#W123"
+        """What the user's first message holds."""
         self.words: Mapping[str, Sequence[str]] = {
             "the system prompt": ["systemword"],
-            "the user's message": ["#W123"],
+            "the user's message": [self.asked],
             "the tools": [str(tool["function"]["name"]) for tool in tools],
         }
         """What the first prompt must show, by what it tells of."""
+        self.told_once: Sequence[str] = ("systemword", *self.words["the tools"][1:])
+        """What the replies have no reason to show again: the system prompt, and the tools that are not called."""
 
     def plays(self, edge: Edge) -> Iterator[Play]:
         """What the edge is tried on: the first one that the template can render."""

@@ -180,10 +180,9 @@ class _Probe:
         if not extension.rewritten:
             if self.tokenizer.encode(extension.said) + bridge == self.tokenizer.encode(extension.full):
                 return Finding(Match.EXACT)
-            return Finding(Match.UNSUPPORTED, WRONG)
-        if self.ends_with(extension, bridge):
+        elif self.ends_with(extension, bridge):
             return Finding(Match.REWRITE, extension.rewritten)
-        return self.moved(play, bridge)
+        return self.moved(play, extension, bridge)
 
     def bridge(self, play: Play) -> array[int]:
         """The bridge, told of the calls under the ids that the model gives them."""
@@ -198,16 +197,21 @@ class _Probe:
         before = len(full) - len(bridge)
         return before > 0 and full[before:] == bridge and self.renderer.is_end(full[before - 1])
 
-    def moved(self, play: Play, bridge: array[int]) -> Finding:
+    def moved(self, play: Play, extension: Extension, bridge: array[int]) -> Finding:
         """The same without tools and system prompt, for templates that move those to the last message."""
+        wrong = Finding(Match.UNSUPPORTED, WRONG)
+        prompt = self.renderer.prompt(self.golden.opening, self.golden.tools)
+        full, told = extension.full, self.golden.told_once
+        if any(full.count(word) > prompt.count(word) for word in told):
+            return wrong  # they are not moved but repeated, and the bridge does not repeat them
+        if all(full.rfind(word) < full.find(self.golden.asked) for word in told):
+            return wrong  # they are where they were, in front of the user's first message
         history = [message for message in play.history if message["role"] != "system"]
         try:
-            extension = self.renderer.extend([*history, play.turn], play.replies, ())
+            bare = self.renderer.extend([*history, play.turn], play.replies, ())
         except JobFailure:
-            extension = None
-        if extension is not None and self.ends_with(extension, bridge):
-            return Finding(Match.REWRITE, MOVED)
-        return Finding(Match.UNSUPPORTED, WRONG)
+            return wrong
+        return Finding(Match.REWRITE, MOVED) if self.ends_with(bare, bridge) else wrong
 
     def open(self) -> Finding:
         """The first prompt is what the template writes, and the template leaves nothing out of it."""

@@ -340,7 +340,7 @@ def test_nonsense_is_asked_again_and_then_a_user_failure(server: Server, bad: An
 
 @pytest.mark.parametrize("stuck", [hang, trickle])
 def test_an_answer_that_does_not_come_in_time(server: Server, stuck: Answer) -> None:
-    simulated = Simulated(server, options={"timeout_s": 0.2, "retries": 2})
+    simulated = Simulated(server, options={"timeout_s": 1.5, "retries": 2})
     assert simulated.user(stuck, say("Hi")).open() == "Hi"
     with pytest.raises(UserFailure, match=r"no answer \(.*Timeout.*\)"):
         simulated.user(stuck).open()

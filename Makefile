@@ -12,7 +12,7 @@ demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker,
 	@echo "rollq itself is in $(BIN): . $(BIN)/activate"
 
 test: $(VENV)/.test  ## all tests but those on the real SGLang server
-	$(BIN)/python -m pytest -q -n 4 -m "not sglang" $(ARGS)
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang" $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.test

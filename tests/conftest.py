@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -15,6 +16,10 @@ from hypothesis import settings
 # How long an example takes says something of the machine, not of rollq.
 settings.register_profile("rollq", deadline=None)
 settings.load_profile("rollq")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what it puts into the background; the processes under test would inherit it and ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPO = Path(__file__).resolve().parent.parent
 

@@ -166,7 +166,8 @@ def test_a_bug_is_one_line_unless_asked(capsys: pytest.CaptureFixture[str], monk
 def test_a_missing_extra_names_its_install_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("rollq_worker", "rollq_worker.environments"):
+    loaded = [name for name in sys.modules if name.split(".")[0] == "rollq_worker"]
+    for module in ("rollq_worker", "rollq_worker.environments", *loaded):
         monkeypatch.setitem(sys.modules, module, None)
     assert "pip install 'rollq[worker]'" in fails(capsys, "worker")
     assert "pip install 'rollq[engine]'" in fails(capsys, "engine", "--port", "0")

@@ -119,7 +119,7 @@ def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def slow_replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Takes its time, so that there is something to abort; four requests run, four may queue."""
-    options = {"latency": 1.0, "max_running": 4, "max_queued": 4}
+    options = {"latency": 0.5, "max_running": 4, "max_queued": 4}
     with replay(tmp_path_factory.mktemp("slow_replay") / "log", **options) as server:
         yield server
 

@@ -40,8 +40,14 @@ def program(
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=10)
-    return process.returncode, out, err
+    """The exit code and the rest of what it said. communicate() would miss what readline() has buffered."""
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        try:
+            code = process.wait(timeout=30)
+        finally:
+            process.kill()
+        return code, process.stdout.read(), process.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda n: n.name)
@@ -73,6 +79,22 @@ def test_a_second_signal_leaves_at_once() -> None:
     code, out, err = ended(process)
     assert (code, out) == (1, "")
     assert "second signal, leaving at once" in err
+
+
+STUCK = (
+    "import ctypes; lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in 'ab']"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="zeros are a mutex on Linux only")
+def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
+    """Python runs no handler while its main thread is in a call that no signal interrupts: here it locks itself out."""
+    process = program(last=STUCK, release_s=60)
+    process.terminate()
+    assert process.stdout is not None and process.stdout.readline() == "stopped\n"
+    process.terminate()
+    code, _, err = ended(process)
+    assert code == 1 and "second signal, leaving at once" in err
 
 
 def test_before_it_is_ready_nothing_is_held() -> None:

@@ -34,7 +34,7 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
             count += len(calls)
         elif role == "tool":
             id, name = names.get(str(message.get("tool_call_id")), ("", ""))
-            copy["tool_call_id"] = id or _id(family, str(message.get("tool_call_id") or ""), "tool", count)
+            copy["tool_call_id"] = id or call_id(family, str(message.get("tool_call_id") or ""), "tool", count)
             if name:
                 copy.setdefault("name", name)
         if family.thought and (thought := copy.pop("reasoning_content", "")):
@@ -72,7 +72,7 @@ def _call(call: Json, family: Family, n: int) -> Json:
     arguments = _arguments(function)
     if family.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    id = _id(family, str(call.get("id") or ""), str(function["name"]), n)
+    id = call_id(family, str(call.get("id") or ""), str(function["name"]), n)
     return {**call, "id": id, "function": {**function, "arguments": arguments}}
 
 
@@ -86,7 +86,7 @@ def _arguments(function: Mapping[str, Json]) -> Json:
         return arguments
 
 
-def _id(family: Family, id: str, name: str, n: int) -> str:
+def call_id(family: Family, id: str, name: str, n: int) -> str:
     """The id of the n-th call, in the family's form where it has one."""
     if not family.call_id or re.fullmatch(family.call_ids, id):
         return id

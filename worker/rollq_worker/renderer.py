@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.conversation import for_template, stand_in
+from rollq_worker.conversation import call_id, for_template, stand_in
 from rollq_worker.family import Family, family_of, probe_call, shows_tools
 from rollq_worker.guard import Controls, Guard
 from rollq_worker.protocols import ReadTurn
@@ -186,6 +186,11 @@ class ChatRenderer:
         if stop in self._shared:
             return self._shared[stop]
         return "user" if self._shared else "tool"
+
+    def call_id(self, id: str, name: str, n: int) -> str:
+        """What to call the n-th call of an episode, which is of the tool `name`: as the model did, if the template
+        takes that."""
+        return call_id(self.family, id or f"call_{n}", name, n)
 
     def is_end(self, id: int) -> bool:
         """Whether the template or the model ends turns with this token."""

@@ -10,7 +10,15 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 ROOTS = {"rollq": REPO / "producer" / "rollq", "rollq_worker": REPO / "worker" / "rollq_worker"}
 
-PURE = {"rollq.errors", "rollq.job", "rollq.trajectory", "rollq.group", "rollq.batch", "rollq.fidelity"}
+PURE = {
+    "rollq.errors",
+    "rollq.sampling",
+    "rollq.job",
+    "rollq.trajectory",
+    "rollq.group",
+    "rollq.batch",
+    "rollq.fidelity",
+}
 """Values only: standard library and each other."""
 
 LOOP = {

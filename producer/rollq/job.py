@@ -11,36 +11,13 @@ from enum import StrEnum
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.sampling import number, objection
 
 Json = Any
 """What JSON can say: None, bool, int, float, str, list, dict with str keys."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
-
-SAMPLING_KEYS = frozenset(
-    [
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "min_new_tokens",
-        "stop",
-        "stop_token_ids",
-        "stop_regex",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "ignore_eos",
-        "logit_bias",
-        "sampling_seed",
-    ]
-)
-"""SGLang's names (srt/sampling/sampling_params.py). Checked here because routers silently drop unknown keys, so that a
-typo would sample with defaults. `max_new_tokens` is the budget's."""
 
 
 class Purpose(StrEnum):
@@ -77,7 +54,7 @@ class Budget:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ContractError(f"budget.{name} must be a whole number of at least 1, not {value!r}")
-        if not _number(self.deadline_s) or not 0 < self.deadline_s < float("inf"):
+        if not number(self.deadline_s) or self.deadline_s <= 0:
             raise ContractError(f"budget.deadline_s must be a positive number of seconds, not {self.deadline_s!r}")
 
 
@@ -113,7 +90,7 @@ class Job:
     history: History = History.KEEP
     """Matters for templates that rewrite history, by dropping earlier reasoning say; evaluate under the same."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
-    """Sampling parameters under SGLang's names."""
+    """Sampling parameters under SGLang's names: `rollq.sampling.PARAMETERS`."""
     budget: Budget = field(default_factory=Budget)
     purpose: Purpose = Purpose.TRAIN
     seed: int = 0
@@ -151,11 +128,8 @@ class Job:
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in set(kind):
                 raise ContractError(f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}")
             object.__setattr__(self, name, kind(getattr(self, name)))
-        if unknown := set(self.sampling) - SAMPLING_KEYS:
-            raise ContractError(f"{where}: sampling does not know {', '.join(sorted(map(str, unknown)))}")
-        temperature = self.sampling.get("temperature", 1.0)
-        if not _number(temperature) or not 0 <= temperature < float("inf"):
-            raise ContractError(f"{where}: temperature must be a number of at least 0, not {temperature!r}")
+        if why := objection(self.sampling, self.budget.max_new_tokens):
+            raise ContractError(f"{where}: {why}")
 
     @property
     def id(self) -> str:
@@ -175,7 +149,3 @@ def parse_id(job_id: str) -> tuple[str, str, int]:
     if not (NAME.fullmatch(run) and NAME.fullmatch(group) and sample.isascii() and sample.isdigit()):
         raise ContractError(f"{job_id!r} is not a job id (run/group/sample)")
     return run, group, int(sample)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -1,0 +1,110 @@
+"""Sampling parameters: SGLang's names, and the values that it takes.
+
+Checked when a job is made, because routers silently drop unknown names, so that a typo would sample with defaults, and
+because a value that the engine refuses costs a claim for every sample. Pure values, standard library only.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from sys import float_info
+from typing import Any
+
+GRAMMARS = ("json_schema", "regex", "ebnf")
+"""What a turn can be held to; one of them at most."""
+OURS = {
+    "max_new_tokens": "budget.max_new_tokens bounds a turn",
+    "n": "the job's size says how many samples there are",
+    "skip_special_tokens": "rollq reads ids",
+    "no_stop_trim": "rollq reads ids",
+}
+"""What rollq sets itself, and why a job cannot."""
+MAX_STOPS = 32
+MAX_STOP_REGEX = 256
+"""Bytes."""
+
+Check = Callable[[Any], bool]
+
+
+def number(value: object) -> bool:
+    """A finite number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
+
+
+def _within(low: float, high: float = float("inf"), *, above: bool = False) -> Check:
+    """`above`: the low end itself is not allowed."""
+    return lambda value: number(value) and low <= value <= high and not (above and value == low)
+
+
+def _whole(low: int, high: int) -> Check:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _some(check: Check, most: int = MAX_STOPS) -> Check:
+    """A list of so many at most."""
+    return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
+
+
+def _texts(value: object) -> bool:
+    return _text(value) or _some(_text)(value)
+
+
+def _pattern(value: object) -> bool:
+    if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > MAX_STOP_REGEX:
+        return False
+    try:
+        re.compile(value)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(id, str) and id.isascii() and id.isdigit() and number(bias) for id, bias in value.items()
+    )
+
+
+PARAMETERS: dict[str, tuple[Check, str]] = {
+    "temperature": (_within(0), "a number of at least 0"),
+    "top_p": (_within(0, 1, above=True), "a number above 0 and up to 1"),
+    "top_k": (lambda value: _whole(-1, 2**31 - 1)(value) and value != 0, "a whole number of at least 1, or -1 for all"),
+    "min_p": (_within(0, 1), "a number from 0 to 1"),
+    "frequency_penalty": (_within(-2, 2), "a number from -2 to 2"),
+    "presence_penalty": (_within(-2, 2), "a number from -2 to 2"),
+    "repetition_penalty": (_within(0, 2, above=True), "a number above 0 and up to 2"),
+    "min_new_tokens": (_whole(0, 2**31 - 1), "a whole number of at least 0"),
+    "stop": (_texts, f"a string, or up to {MAX_STOPS} of them, none empty"),
+    "stop_token_ids": (_some(_whole(0, 2**31 - 1), 2**16), "a list of token ids"),
+    "stop_regex": (
+        lambda value: _pattern(value) or _some(_pattern)(value),
+        f"a regular expression of up to {MAX_STOP_REGEX} bytes, or up to {MAX_STOPS} of them",
+    ),
+    "json_schema": (_text, "a string of JSON"),
+    "regex": (_text, "a regular expression"),
+    "ebnf": (_text, "a grammar, as a string"),
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+    "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
+    "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
+}
+"""By SGLang's name (srt/sampling/sampling_params.py): what its value must be, and that in words."""
+
+
+def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
+    """What the engine would refuse in a turn of that many tokens, by the parameter's name; "" when it is all fine."""
+    for name, value in sampling.items():
+        if name in OURS:
+            return f"sampling takes no {name}: {OURS[name]}"
+        if name not in PARAMETERS:
+            return f"sampling does not know {name}; it takes {', '.join(PARAMETERS)}"
+        fine, words = PARAMETERS[name]
+        if not fine(value):
+            return f"sampling: {name} must be {words}, not {repr(value)[:100]}"
+    if len(given := [name for name in GRAMMARS if name in sampling]) > 1:
+        return f"sampling: a turn can be held to one of {' and '.join(given)}, not to several"
+    if (least := sampling.get("min_new_tokens", 0)) > max_new_tokens:
+        return f"sampling: min_new_tokens, {least}, is more than budget.max_new_tokens, {max_new_tokens}"
+    return ""

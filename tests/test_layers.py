@@ -23,6 +23,8 @@ PURE = {
 
 LOOP = {
     "rollq_worker.episode",
+    "rollq_worker.dialogue",
+    "rollq_worker.sampler",
     "rollq_worker.agents",
     "rollq_worker.protocols",
     "rollq_worker.boundary",

@@ -86,8 +86,8 @@ class Stage:
 
 def follow(trajectory: Trajectory, server: Server) -> None:
     """The invariants hold."""
-    stops = checked_renderer(server.tokenizer, list(domain(trajectory.job.env).open("train", 0, {}).tools)).stop_ids
-    checks = Invariants(trajectory.job, stops, server.tokenizer.vocab_size)
+    renderer = checked_renderer(server.tokenizer, list(domain(trajectory.job.env).open("train", 0, {}).tools))
+    checks = Invariants(trajectory.job, renderer)
     for event in trajectory.events:
         checks.follow(event)
 

@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
 from rollq.job import Budget, Job
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
+from rollq_worker import episode
 from rollq_worker.episode import play
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from rollq_worker.invariants import Invariants
 
-END, OTHER_END = 9, 8
+END, OTHER_END, TEMPLATE_END = 9, 8, 7
 VOCABULARY = 100
 PADDING = 105
+
+
+class Ends(FakeRenderer):
+    """Turns are sampled to END; the template has a token of its own for turns that are over (gpt-oss)."""
+
+    stop_ids = (END,)
+    vocab_size = VOCABULARY
+
+    def is_end(self, id: int) -> bool:
+        return id in (END, TEMPLATE_END)
 
 
 def job(**changes: Any) -> Job:
@@ -28,7 +39,7 @@ def job(**changes: Any) -> Job:
 
 
 def invariants(**changes: Any) -> Invariants:
-    return Invariants(job(**changes), [END], VOCABULARY)
+    return Invariants(job(**changes), Ends())
 
 
 def prompt(*ids: int) -> Prompt:
@@ -167,7 +178,7 @@ def test_whatever_the_loop_records_holds(
     played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns))
     engine = FakeEngine(texts, interrupts=interrupts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rollq_worker.episode.ABORT_PAUSE_S", 0)
+        patch.setattr(episode, "ABORT_PAUSE_S", 0)
         trajectory = play(
             played,
             engine=engine,
@@ -176,7 +187,7 @@ def test_whatever_the_loop_records_holds(
             user=FakeUser(["hello", "and?", "and?"]),
             journal=FakeJournal(),
         )
-    checks = Invariants(played, FakeRenderer.stop_ids, 0x110000)
+    checks = Invariants(played, FakeRenderer())
     requests = iter(engine.requests)
     for event in trajectory.events:
         if isinstance(event, Sampled):

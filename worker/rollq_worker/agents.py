@@ -23,13 +23,18 @@ class Decision:
     """What a turn comes to."""
 
     actions: Sequence[Action] = ()
-    """In order; empty when the turn cannot be acted on."""
+    """In order; empty when the turn cannot be acted on. Calls are the first ones of the turn."""
     errors: Sequence[str] = ()
     """What the policy is told is wrong with it."""
 
 
 class Agent(Protocol):
     """One way to turn what was sampled into what is done."""
+
+    @property
+    def several(self) -> bool:
+        """Whether it may carry out several calls of one turn."""
+        ...
 
     def system_prompt(self, policy: str) -> str:
         """The system prompt for an environment with this policy."""
@@ -58,6 +63,10 @@ class ToolCalling:
     single_tool: bool = False
     """Append the single-tool instruction to the system prompt."""
     calls: Calls = Calls.FIRST
+
+    @property
+    def several(self) -> bool:
+        return self.calls is Calls.ALL
 
     def system_prompt(self, policy: str) -> str:
         return f"{policy}\n\n{SINGLE_TOOL}" if self.single_tool else policy

@@ -7,37 +7,25 @@ never rendered, decoded or encoded again. It knows nothing of Redis, Celery, HTT
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
 import math
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollq.errors import EngineFailure, EnvironmentFailure, JobFailure
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
 from rollq_worker.agents import Decision, agent_factory
 from rollq_worker.boundary import boundary
+from rollq_worker.dialogue import Answered, Dialogue, assistant, speaker
 from rollq_worker.invariants import Invariants
-from rollq_worker.protocols import (
-    RESPOND,
-    Action,
-    Engine,
-    Environment,
-    Grade,
-    Journal,
-    Observation,
-    ReadTurn,
-    Renderer,
-    User,
-)
+from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
 from rollq_worker.replayed import Record
+from rollq_worker.sampler import ABORT_PAUSE_S, Sampler
 
 MAX_MALFORMED = 3
 """Unreadable turns in a row that end an episode."""
-ABORT_PAUSE_S = 0.05
-"""Before an interrupted turn goes on: an engine that aborts everything is about to pause."""
 
 
 def play(
@@ -76,19 +64,18 @@ class _Episode:
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
-        self.engine = engine
+        self.sampler = Sampler(job, engine, journal, renderer.stop_ids)
         self.renderer = renderer
         self.environment = environment
         self.journal = journal
         self.replayed = record
-        self.messages: list[Message] = []
+        self.dialogue = Dialogue(renderer.call_id)
         self.schemas: list[Json] = []
         self.tools: set[str] = set()
         self.events: list[Event] = []
         self.ids = array("I")  # what the engine has seen of this trace, append-only
-        self.stop_ids = frozenset(renderer.stop_ids)
         self.malformed = 0  # in a row
-        self.invariants = Invariants(job, renderer.stop_ids, renderer.vocab_size)
+        self.invariants = Invariants(job, renderer)
 
     def run(self, user: User) -> Closed:
         self.open(user)
@@ -102,30 +89,33 @@ class _Episode:
         at = time.time()
         with boundary(EnvironmentFailure, "environment.reset"):
             first = self.environment.reset(user)
-            policy, tools = self.environment.system_prompt, list(self.environment.tools)
+            if self.replayed.said not in ([], [first]):
+                # A replay could not give it what it asked for.
+                raise ValueError(f"it returned {first!r:.100} where the user said {self.replayed.said!r:.100}")
+            policy, self.schemas = self.environment.system_prompt, list(self.environment.tools)
+            self.tools = {tool["function"]["name"] for tool in self.schemas}
         messages: list[Message] = [
             {"role": "system", "content": self.agent.system_prompt(policy)},
             {"role": "user", "content": first},
         ]
         with boundary(JobFailure, "rendering the first prompt"):
-            ids = self.renderer.open(messages, tools)
-        self.messages, self.schemas = list(messages), tools
-        self.tools = {tool["function"]["name"] for tool in tools}
+            ids = self.renderer.open(messages, self.schemas)
+        self.dialogue.messages += messages
         self.ids.extend(ids)
-        self.record(Prompt(ids=ids, messages=messages, tools=tools, at=at))
+        self.record(Prompt(ids=ids, messages=messages, tools=self.schemas, at=at))
 
     def turn(self, turn: int) -> Stop | None:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
-        sampled, complete = self.sample(turn)
+        sampled, whole = self.sample(turn)
         if not sampled:
             return Stop.LENGTH
         at = time.time()
         with boundary(JobFailure, "reading the sampled turn"):
             read = self.renderer.read(sampled)
-        if not complete:
-            return self.observe(turn, read, (), [], at, stop=Stop.LENGTH)
+        if not whole:
+            return self.observe(turn, read, [], [], at, stop=Stop.LENGTH)
         decision = self.agent.act(read, self.tools)
-        speakers = {_speaker(action) for action in decision.actions}
+        speakers = {speaker(action) for action in decision.actions}
         if not self.renderer.answers(sampled[-1]).issuperset(speakers):
             # The stop token is the header of who speaks next, and that is not who can answer this.
             decision = Decision(
@@ -136,116 +126,83 @@ class _Episode:
         self.malformed = 0
         return self.act(turn, read, decision, at)
 
-    def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
-        """Carry the actions out, one after the other, until the environment closes the episode."""
-        replies: list[Message] = []
-        stop: Stop | None = None
-        for n, action in enumerate(decision.actions):
-            with boundary(EnvironmentFailure, f"environment.step({action.name})"):
-                observation = self.environment.step(action)
-                if not isinstance(observation.text, str):
-                    raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-            replies.append(_reply(turn, n, action, observation))
-            if observation.done:
-                stop = Stop.DONE
-                break
-        return self.observe(turn, read, decision.actions[: len(replies)], replies, at, stop=stop)
-
     def sample(self, turn: int) -> tuple[array[int], bool]:
-        """The turn's sampled ids, and whether a stop token ended them. Continues a generation that was interrupted."""
+        """The turn's sampled ids, and whether it came to its end. Goes on with a generation that was interrupted."""
         sampled = array("I")
         while True:
             known = bool(self.replayed)
             piece = self.replayed.sampled(turn) if known else self.generate(turn, len(sampled))
             if piece is None:
                 return sampled, False
-            if piece.ids:
+            if self.sampler.keeps(piece):
                 self.record(piece, known)
                 self.ids.extend(piece.ids)
                 sampled.extend(piece.ids)
-            # The engine tests length before stop tokens, so a turn may be whole whatever `finish` says.
-            if sampled and sampled[-1] in self.stop_ids:
-                return sampled, True
-            if piece.finish is not Finish.ABORT:
-                # A job's own stop string ends a turn without a stop token; the bridge closes it.
-                return sampled, piece.finish is Finish.STOP
+            whole = self.sampler.whole(piece)
+            if whole or piece.finish is not Finish.ABORT:
+                return sampled, whole
             if not known:
                 time.sleep(ABORT_PAUSE_S)
 
     def generate(self, turn: int, sampled: int) -> Sampled | None:
-        """Have the engine go on with a turn of which `sampled` tokens are there; None when no more fit."""
-        self.journal.check()
-        room = min(self.job.budget.max_new_tokens - sampled, self.room(len(self.ids)))
-        if room <= 0:
-            return None
         self.invariants.sending(self.ids)
-        at = time.time()
-        with boundary(EngineFailure, "the engine"):
-            got = self.engine.generate(
-                self.ids, sampling=self.job.sampling, max_new_tokens=room, key=self.job.id, check=self.journal.check
-            )
-        return Sampled(
-            turn=turn,
-            ids=got.ids,
-            logprobs=got.logprobs,
-            versions=got.versions,
-            finish=got.finish,
-            text=got.text,
-            cached_tokens=got.cached_tokens,
-            at=at,
-            seconds=time.time() - at,
-        )
+        return self.sampler.generate(self.ids, turn, sampled)
 
-    def room(self, length: int) -> int:
-        """How many tokens fit behind `length` tokens."""
-        return min(self.job.budget.max_tokens - length, self.engine.room(length))
+    def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
+        """Carry the actions out, one after the other, until the environment closes the episode."""
+        answered: list[Answered] = []
+        stop: Stop | None = None
+        for action, id in zip(decision.actions, self.dialogue.call_ids(read, decision.actions), strict=True):
+            before = len(self.replayed.said)
+            with boundary(EnvironmentFailure, f"environment.step({action.name})"):
+                observation = self.environment.step(action)
+                if not isinstance(observation.text, str):
+                    raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+            answered.append(Answered(action, id, observation.text, self.replayed.said[before:]))
+            if observation.done:
+                stop = Stop.DONE
+                break
+        return self.observe(turn, read, answered, [done.reply for done in answered], at, stop=stop)
 
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
         """Answer a turn that cannot be acted on: the policy sees what was wrong, up to a limit."""
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
-            return self.observe(turn, read, (), [], at, stop=Stop.MALFORMED)
+            return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
+        role = self.renderer.complaint_role(self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None)
         text = "Error: " + (" ".join(read.errors) or "the turn could not be read.")
-        role = self.renderer.complaint_role(self.ids[-1] if self.ids[-1] in self.stop_ids else None)
-        reply: Message = {"role": role, "content": text}
-        if role == "tool":
-            reply["tool_call_id"] = _call_id(turn, 0)
-        return self.observe(turn, read, (), [reply], at, stop=None)
+        return self.observe(turn, read, [], [self.dialogue.complaint(role, text)], at, stop=None)
 
     def observe(
         self,
         turn: int,
         read: ReadTurn,
-        actions: Sequence[Action],
+        answered: Sequence[Answered],
         replies: list[Message],
         at: float,
         stop: Stop | None,
     ) -> Stop | None:
         """Record what the turn led to, and how the next one is prompted if there is to be one. Returns the stop."""
-        message = _assistant(turn, read, actions)
+        message = assistant(read, answered)
         ids = array("I")
         rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
-            if self.job.history is History.TEMPLATE:
-                rewritten = self.rewrite(message, replies)
-            if rewritten is not None:
-                fits = self.room(len(rewritten.ids)) > 0
-            else:
+            rewritten = self.rewrite(message, replies)
+            if rewritten is None:
                 ids = self.bridge(message, replies)
-                fits = self.room(len(self.ids) + len(ids)) > 0
-            if not fits:
+            if not self.fits(ids, rewritten):
                 ids, rewritten, stop = array("I"), None, Stop.LENGTH
         self.ids.extend(ids)
-        self.messages += [message, *replies]
+        self.dialogue.messages += [message, *replies]
         self.record(
             Observed(
                 turn=turn,
                 message=message,
-                actions=[{"name": action.name, "arguments": dict(action.arguments)} for action in actions],
+                actions=[done.recorded for done in answered],
                 replies=replies,
                 ids=ids,
                 errors=tuple(read.errors),
-                extra_calls=max(0, len(read.calls) - max(1, len(actions))),
+                extra_calls=max(0, len(read.calls) - max(1, len(answered))),
                 done=stop is Stop.DONE,
                 at=at,
                 seconds=time.time() - at,
@@ -256,27 +213,37 @@ class _Episode:
             self.record(rewritten)
         return stop
 
+    def fits(self, bridge: array[int], rewritten: Prompt | None) -> bool:
+        """Whether there is room for another turn."""
+        went_on = self.replayed.went_on(rewritten is not None)
+        if went_on is not None:
+            return went_on
+        return self.sampler.room(len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
+
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
+        """What comes between the turn and the next one; it closes a turn that was cut."""
         ids = array("I")
         stop = self.ids[-1]
-        if stop not in self.stop_ids:
-            stop = self.renderer.stop_ids[0]
-            ids.append(stop)
         with boundary(JobFailure, "rendering the bridge"):
+            if not self.renderer.is_end(stop):
+                stop = self.renderer.close(message, replies)
+                ids.append(stop)
             ids.extend(self.renderer.bridge(message, replies, stop))
         return ids
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
-        """The prompt of a new trace where the template now writes the conversation otherwise; None where it does not.
+        """The prompt of a new trace where the job wants history as the template writes it, and that is otherwise now.
 
         What was sampled stays trainable in its own trace; in the new one it is context.
         """
-        messages = [*self.messages, message, *replies]
+        if self.job.history is not History.TEMPLATE:
+            return None
+        said = [*self.dialogue.messages, message]
         with boundary(JobFailure, "rendering the conversation anew"):
-            if not self.renderer.rewrites([*self.messages, message], replies, self.schemas):
+            if not self.renderer.rewrites(said, replies, self.schemas):
                 return None
-            ids = self.renderer.open(messages, self.schemas)
-        return Prompt(ids=ids, messages=messages, tools=self.schemas, at=time.time())
+            ids = self.renderer.open([*said, *replies], self.schemas)
+        return Prompt(ids=ids, messages=[*said, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
         """Grade the episode. Only one that the environment closed is scored; the others get what tau-bench gives: 0."""
@@ -297,35 +264,3 @@ class _Episode:
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)
-
-
-def _assistant(turn: int, read: ReadTurn, actions: Sequence[Action]) -> Message:
-    """The turn in OpenAI's form, with the calls that were carried out."""
-    message: Message = {"role": "assistant", "content": read.content}
-    if read.reasoning:
-        message["reasoning_content"] = read.reasoning
-    calls = [
-        {
-            "id": _call_id(turn, n),
-            "type": "function",
-            "function": {"name": action.name, "arguments": json.dumps(dict(action.arguments), ensure_ascii=False)},
-        }
-        for n, action in enumerate(actions)
-        if action.name != RESPOND
-    ]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _reply(turn: int, n: int, action: Action, observation: Observation) -> Message:
-    if _speaker(action) == "user":
-        return {"role": "user", "content": observation.text}
-    return {"role": "tool", "tool_call_id": _call_id(turn, n), "content": observation.text}
-
-
-def _speaker(action: Action) -> str:
-    """The role that answers an action."""
-    return "user" if action.name == RESPOND else "tool"
-
-
-def _call_id(turn: int, n: int) -> str:
-    return f"call_{turn}_{n}" if n else f"call_{turn}"

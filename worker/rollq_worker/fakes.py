@@ -73,7 +73,7 @@ class FakeEngine:
 
 
 class FakeRenderer:
-    """A JSON object with name and arguments is a call, a list several, other text in brackets is malformed."""
+    """A JSON object with name and arguments (and id) is a call, a list several, other text in brackets malformed."""
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
@@ -89,9 +89,19 @@ class FakeRenderer:
         try:
             calls = json.loads(text)
             calls = calls if isinstance(calls, list) else [calls]
-            return ReadTurn("", [Action(call["name"], call["arguments"]) for call in calls])
+            actions = [Action(call["name"], call["arguments"]) for call in calls]
+            return ReadTurn("", actions, call_ids=[call.get("id", "") for call in calls])
         except (ValueError, KeyError, TypeError) as e:
             return ReadTurn(text, (), [f"not a call: {e}"])
+
+    def is_end(self, id: int) -> bool:
+        return id == END
+
+    def close(self, message: Message, replies: Sequence[Message]) -> int:
+        return END
+
+    def call_id(self, id: str, name: str, n: int) -> str:
+        return id or f"call_{n}"
 
     def answers(self, stop: int) -> frozenset[str]:
         return self.roles

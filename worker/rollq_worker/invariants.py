@@ -2,14 +2,16 @@
 
 The invariant of the checks themselves: a trajectory that they let through may be trained on, and each costs time in
 proportion to the event, never to the history. A breach is a typed failure of the rollout (the engine's for what was
-sampled, the job's for what rollq made). They know events and nothing of engines, templates or the wire.
+sampled, the job's for what rollq made). They know events, ask the renderer which tokens end a turn, and know nothing of
+engines or the wire.
 
     I1   what is sent is what was sent before, plus what was sampled, plus a bridge
     I2   one logprob a sampled token (that they belong to the ids is checked where the reply is read)
     I3   a trace is a prompt, then sampled tokens and bridges in turn, without gap or overlap
     I4   `stop` by a token ends in a stop token, and nothing is sampled behind one; the reverse does not hold, for an
          engine tests the length first
-    I5   a bridge starts right behind a stop token, or closes the turn itself
+    I5   a bridge starts right behind a token that ends a turn, or with one (that nobody's words become control tokens
+         is the renderer's doing: rollq_worker.guard)
     I6   logprobs are finite and not above 0
     I7   the order of versions is counted (`rollq.fidelity`), not enforced: a router may send a turn to an older server
     I8   ids that rollq makes are inside the vocabulary; sampled ones may be a model's padding ids
@@ -21,30 +23,29 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import math
 from array import array
-from collections.abc import Sequence
 
 from rollq.errors import EngineBreach, JobBreach
 from rollq.job import Job
+from rollq.sampling import GRAMMARS
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled
+from rollq_worker.protocols import Renderer
+from rollq_worker.sampler import turn_ends
 
 ZERO = 1e-6
 """What rounding may put a logprob above 0."""
-ENDS_A_TURN = ("stop", "stop_regex", "regex", "json_schema", "ebnf")
+ENDS_A_TURN = ("stop", "stop_regex", *GRAMMARS)
 """Sampling parameters with which a turn may end in `stop` without a stop token."""
 
 
 class Invariants:
-    """Follows one episode. `vocabulary`: ids of the tokenizer are below it."""
+    """Follows one episode."""
 
-    def __init__(self, job: Job, stop_ids: Sequence[int], vocabulary: int) -> None:
-        sampling = job.sampling
+    def __init__(self, job: Job, renderer: Renderer) -> None:
         self.job = job
-        self.vocabulary = vocabulary
-        self.stop_ids = frozenset(stop_ids)
-        self.ends = self.stop_ids | frozenset(sampling.get("stop_token_ids") or ())
-        """What the engine ends a turn at."""
-        self.free_end = any(sampling.get(name) for name in ENDS_A_TURN)
-        self.goes_on = bool(sampling.get("ignore_eos"))
+        self.vocabulary = renderer.vocab_size
+        self.is_end = renderer.is_end
+        self.ends = turn_ends(job, renderer.stop_ids)
+        self.free_end = any(job.sampling.get(name) for name in ENDS_A_TURN)
         self.length = 0
         """Tokens of the present trace."""
         self.turn = 0
@@ -99,7 +100,7 @@ class Invariants:
         ended = event.ids[-1] in self.ends
         if event.finish is Finish.STOP and not (ended or self.free_end):
             raise EngineBreach(f"{where} says stop and ends in token {event.ids[-1]}, which ends no turn")
-        if not self.goes_on and not self.ends.isdisjoint(event.ids[:-1]):
+        if not self.ends.isdisjoint(event.ids[:-1]):
             raise EngineBreach(f"{where} goes on behind a stop token")
         self.turn_tokens += len(event.ids)
         if self.turn_tokens > self.job.budget.max_new_tokens:
@@ -111,7 +112,7 @@ class Invariants:
         if not isinstance(self.last, Sampled) or event.turn != self.turn:
             raise JobBreach(f"{self._at()}: turn {event.turn} was answered behind {type(self.last).__name__}")
         if event.ids:
-            if self.last_id not in self.stop_ids and event.ids[0] not in self.stop_ids:
+            if not (self.is_end(self.last_id) or self.is_end(event.ids[0])):
                 raise JobBreach(f"{self._at()}: the bridge starts behind token {self.last_id}, which ends no turn")
             self._inside(event.ids, "the bridge")
             self._extend(event.ids)
@@ -121,7 +122,7 @@ class Invariants:
     def _may_sample(self) -> bool:
         """Behind a prompt, a bridge, or a generation that was interrupted before its end."""
         if isinstance(self.last, Sampled):
-            return self.last.finish is Finish.ABORT and self.last_id not in self.stop_ids
+            return self.last.finish is Finish.ABORT and self.last_id not in self.ends
         return isinstance(self.last, Prompt) or (isinstance(self.last, Observed) and len(self.last.ids) > 0)
 
     def _inside(self, ids: array[int], what: str) -> None:

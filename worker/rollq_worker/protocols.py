@@ -61,20 +61,20 @@ class User(Protocol):
 class Environment(Protocol):
     """One episode of one task; deterministic given the actions and the user's replies.
 
-    Raises RolloutFailure; anything else that escapes counts as EnvironmentFailure. Errors that the policy made (unknown
+    It may ask its user in any step. Raises RolloutFailure; anything else that escapes counts as EnvironmentFailure. Errors that the policy made (unknown
     tool, wrong arguments) are observations.
     """
 
     @property
     def tools(self) -> Sequence[Json]:
-        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`."""
+        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`; the same ones all the time."""
         ...
 
     @property
     def system_prompt(self) -> str: ...
 
     def reset(self, user: User) -> str:
-        """Start the episode with this user and return the user's first message. Called once."""
+        """Start the episode with this user and return the user's first message as it came. Called once."""
         ...
 
     def step(self, action: Action) -> Observation:
@@ -208,6 +208,19 @@ class Renderer(Protocol):
         """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header.
 
         `stop` is the token that ended the turn: in some families it is the header of who speaks next."""
+        ...
+
+    def is_end(self, id: int) -> bool:
+        """Whether a turn that ends with this token needs no other one behind it."""
+        ...
+
+    def close(self, message: Message, replies: Sequence[Message]) -> int:
+        """The token to put behind the turn `message`, which was cut, so that these replies may follow."""
+        ...
+
+    def call_id(self, id: str, name: str, n: int) -> str:
+        """What to call the n-th call of an episode, of the tool `name`: by the id that the model gave it, if it gave
+        one (else "") and the template takes that."""
         ...
 
     def answers(self, stop: int) -> frozenset[str]:

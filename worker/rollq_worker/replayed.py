@@ -1,12 +1,12 @@
 """A journal played again: what an earlier attempt recorded stands in for the engine and the user.
 
-The agent loop runs as it always does; sampled ids and the user's replies come from the record, and every event that the
+The agent loop runs as it always does; sampled ids and the user's words come from the record, and every event that the
 loop makes is compared with the recorded one. So a resumed episode is in the very state that the journal describes, or
-it is known not to be. No engine and no user model is asked for anything that was said before.
+it is known not to be. No engine and no user model is asked for anything while the record lasts.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import EnvironmentFailure
@@ -21,19 +21,12 @@ class Diverged(EnvironmentFailure):
 
 
 class Record:
-    """The events of an earlier attempt that are still to be played again."""
+    """The events of an earlier attempt that are still to be played again, and what the user says for the next one."""
 
     def __init__(self, events: Sequence[Event] = ()) -> None:
         self._events = deque(events)
-        prompt = events[0] if events else None
-        self._opening = prompt.messages[-1]["content"] if isinstance(prompt, Prompt) else None
-        self._replies = deque(
-            reply["content"]
-            for event in events
-            if isinstance(event, Observed)
-            for action, reply in zip(event.actions, event.replies, strict=False)
-            if action["name"] == RESPOND
-        )
+        self.said: list[str] = []
+        """The user's words since the last event, recorded or not."""
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -48,8 +41,21 @@ class Record:
         self._events.popleft()
         return event
 
+    def went_on(self, rewritten: bool) -> bool | None:
+        """Whether the turn that is being answered was followed by another one; None: the record does not say.
+
+        It is not worked out anew, because it may be another engine now, with room for more or for less. `rewritten`: it
+        would be followed by a new trace.
+        """
+        if not self._events:
+            return None
+        if not rewritten:
+            return len(getattr(self._events[0], "ids", ())) > 0
+        return isinstance(self._events[1], Prompt) if len(self._events) > 1 else None
+
     def match(self, event: Event) -> Event | None:
         """The recorded twin of an event that the loop made; None when it is new. Raises Diverged when they differ."""
+        self.said.clear()
         if not self._events:
             return None
         recorded = self._events.popleft()
@@ -68,32 +74,54 @@ class Record:
 
     def user(self, user: User) -> User:
         """`user`, who goes on where the record ends."""
-        return _ReplayedUser(user, self._opening, self._replies)
+        return _RecordedUser(user, self)
+
+    def word(self) -> str | None:
+        """What the user said next; None: that is not recorded. Raises Diverged when it was not asked so often."""
+        if not self._events:
+            return None
+        words = _words(self._events[0])
+        if len(self.said) >= len(words):
+            raise Diverged(f"the user is asked more than the {len(words)} times that the journal has")
+        return words[len(self.said)]
 
 
-class _ReplayedUser:
-    """Says what was recorded, and tells the live user that it did."""
+class _RecordedUser:
+    """Says what was recorded and tells the live user that it did, until the record ends."""
 
-    def __init__(self, user: User, opening: str | None, replies: deque[str]) -> None:
+    def __init__(self, user: User, record: Record) -> None:
         self._user = user
-        self._opening = opening
-        self._replies = replies
+        self._record = record
 
     def open(self) -> str:
-        if self._opening is None:
-            return self._user.open()
-        self._user.recall(None, self._opening)
-        return self._opening
+        return self._say(None, self._user.open)
 
     def reply(self, message: str) -> str:
-        if not self._replies:
-            return self._user.reply(message)
-        said = self._replies.popleft()
-        self._user.recall(message, said)
-        return said
+        return self._say(message, lambda: self._user.reply(message))
 
     def recall(self, heard: str | None, said: str) -> None:
         self._user.recall(heard, said)
+
+    def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
+        said = self._record.word()
+        if said is None:
+            said = ask()
+        else:
+            self._user.recall(heard, said)
+        self._record.said.append(said)
+        return said
+
+
+def _words(event: Event) -> list[str]:
+    """What the user said for this event."""
+    if isinstance(event, Prompt):
+        return [event.messages[-1]["content"]]
+    if not isinstance(event, Observed):
+        return []
+    words: list[str] = []
+    for action, reply in zip(event.actions, event.replies, strict=False):
+        words += action.get("user", [reply["content"]] if action["name"] == RESPOND else [])
+    return words
 
 
 def _plain(value: Any) -> Any:

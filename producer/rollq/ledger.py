@@ -262,9 +262,12 @@ class Ledger(LedgerView):
         """No more groups will come: consumers get the short last batch, then an end."""
         self._guard("seal", lambda: self.redis.hset(self.keys.meta, "sealed", 1))
 
-    def fix_hashes(self, tokenizer_hash: str, template_hash: str) -> None:
-        """The run's first caller decides; raises SettingsError for everybody whose hashes differ."""
-        tokenizer, template = (value.decode() for value in self._call("fix", [tokenizer_hash, template_hash]))
+    def fix_hashes(self, tokenizer_hash: str, template_hash: str) -> bool:
+        """The run's first caller decides; raises SettingsError for everybody whose hashes differ. False: unknown."""
+        hashes_of_run = self._call("fix", [tokenizer_hash, template_hash])
+        if not hashes_of_run:
+            return False
+        tokenizer, template = (value.decode() for value in hashes_of_run)
         hashes = [("tokenizer", tokenizer_hash, tokenizer), ("chat template", template_hash, template)]
         for what, ours, theirs in hashes:
             if ours != theirs:
@@ -272,6 +275,7 @@ class Ledger(LedgerView):
                     f"run {self.run} is played with another {what} ({theirs[:12]}, this worker has {ours[:12]}): "
                     "start this worker with the run's tokenizer, or use another run"
                 )
+        return True
 
     def _written(self, reply: list[Any], job_id: str, attempt: int, index: int) -> None:
         if reply[0] == b"fenced":

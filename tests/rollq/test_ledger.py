@@ -517,8 +517,11 @@ class TestDelivery:
 
 class TestRun:
     def test_the_first_worker_fixes_the_hashes(self, ledger: Ledger) -> None:
-        ledger.fix_hashes("tok", "tmpl")
-        ledger.fix_hashes("tok", "tmpl")
+        assert not ledger.fix_hashes("tok", "tmpl")  # of a run that nobody has submitted to
+        assert not ledger.redis.exists(ledger.keys.meta)
+        ledger.submit(group())
+        assert ledger.fix_hashes("tok", "tmpl")
+        assert ledger.fix_hashes("tok", "tmpl")
         with pytest.raises(SettingsError, match="tokenizer"):
             ledger.fix_hashes("other", "tmpl")
         with pytest.raises(SettingsError, match="template"):

@@ -13,7 +13,7 @@ from rollq.errors import Fenced, SettingsError, Unwritable
 from rollq.job import Budget, Job
 from rollq.ledger import Ledger
 from rollq.settings import Settings
-from rollq_worker import episode
+from rollq_worker import episode, tasks
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.suspects import Poison
 from rollq_worker.tasks import Player
@@ -80,6 +80,17 @@ def test_jobs_that_are_not_to_be_had(player: Player, ledger: Ledger) -> None:
     assert player.play(job_id) == {"stop": "refused: leased"}
 
 
+def test_messages_of_runs_that_there_are_not_leave_nothing_behind(
+    player: Player, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(tasks.KNOWN + 10):
+        assert player.play(f"junk{n}/g/0") == {"stop": "refused: unknown"}
+    assert ledger.redis.dbsize() == 0
+    assert player.ledger.cache_info().currsize == tasks.KNOWN
+    assert player.play(submit(ledger))["stop"] == "done"  # and the worker still fixes what a run is rendered with
+    assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash").decode() == player.tokenizer.hash
+
+
 def test_a_job_that_cannot_be_read(player: Player, ledger: Ledger) -> None:
     job_id = submit(ledger)
     ledger.redis.hset(ledger.keys.job(job_id), "body", b"junk")
@@ -92,6 +103,48 @@ def test_a_damaged_record_takes_nothing_down(player: Player, ledger: Ledger) -> 
     ledger.redis.delete(ledger.keys.job(job_id))
     ledger.redis.set(ledger.keys.job(job_id), "junk")
     assert player.play(job_id) == {"stop": "refused: damaged"}
+
+
+@pytest.mark.parametrize("key", ["group", "journal", "ready"])
+@pytest.mark.parametrize("failing", [False, True], ids=["completing", "failing"])
+def test_a_key_that_is_damaged_under_an_attempt_costs_nothing(
+    key: str,
+    failing: bool,
+    player: Player,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tasks, "REFUSED_S", 0.0)
+    job_id = submit(ledger)
+    keys = {"group": ledger.keys.group("g"), "journal": ledger.keys.journal(job_id), "ready": ledger.keys.ready("train")}
+    play = episode.play
+
+    def damage(*args: Any, **options: Any) -> Any:
+        trajectory = play(*args, **options)
+        if ledger.redis.exists(keys[key]):
+            ledger.redis.rename(keys[key], "kept")
+        ledger.redis.set(keys[key], "junk")
+        if failing:
+            raise ZeroDivisionError
+        return trajectory
+
+    monkeypatch.setattr(episode, "play", damage)
+    summary = player.play(job_id)
+    if key == "journal" and failing:  # which failing does not touch
+        assert summary["failure"] == "worker"
+        return
+    assert summary == {"job": job_id, "stop": "released"}
+    refusals = [r for r in caplog.records if "refused by the ledger" in r.message]
+    assert len(refusals) == 1 and f"{keys[key]} is a string" in refusals[0].message
+    assert not any(r.exc_info for r in caplog.records) or failing  # the ZeroDivisionError's own
+    stats = ledger.redis.hgetall(ledger.keys.count)
+    assert not [name for name in stats if name.startswith(b"failures:")]
+    ledger.redis.delete(keys[key])  # as an operator repairs it
+    if ledger.redis.exists("kept"):
+        ledger.redis.rename("kept", keys[key])
+    monkeypatch.setattr(episode, "play", play)
+    assert player.play(job_id)["stop"] == "done"
 
 
 def test_a_run_with_another_tokenizer(player: Player, ledger: Ledger) -> None:

@@ -77,6 +77,8 @@ class Attempt:
     def resume(self) -> tuple[Header, list[Event]]:
         """Go on with the journal of an earlier attempt: its header and its events. Raises ContractError."""
         self._blobs = self._patiently(lambda: self.ledger.journal(self.job.id))
+        if not self._blobs:
+            raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
         return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
 

@@ -13,7 +13,9 @@ import traceback
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import rollq
 from rollq.connection import AWAY
@@ -25,7 +27,6 @@ from rollq.errors import (
     LedgerError,
     RolloutFailure,
     SettingsError,
-    Unwritable,
     WorkerFailure,
 )
 from rollq.job import parse_id
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 8000
 """Characters of a failure's reason that the ledger keeps; the end of a traceback says most."""
+KNOWN = 256
+"""Runs whose ledgers are kept at hand. A message may name any run, also one that there is not."""
+REFUSED_S = 5.0
+"""Until a job is given back whose attempt the ledger would not write down: it may come round again at once."""
 
 SAME_WORLD = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history")
 """Of the header: a journal is only gone on with where these agree."""
@@ -88,9 +93,9 @@ class Player:
         )
         self.crippled: Callable[[], None] = lambda: None
         """Called when most slots are lost to code that does not end."""
-        self._ledgers: dict[str, Ledger] = {}
+        self.ledger = lru_cache(KNOWN)(lambda run: Ledger(connection, run))
         self._renderers: dict[str, ChatRenderer] = {}
-        self._admitted: set[str] = set()
+        self._admitted: WeakSet[Ledger] = WeakSet()  # as long as they are kept at hand
         self._lock = threading.Lock()
 
     def play(self, job_id: str) -> Summary:
@@ -109,8 +114,6 @@ class Player:
         except LedgerError as e:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
-        if claim is None:
-            return {"stop": "refused: another tokenizer"}
         if isinstance(claim, Refusal):
             if claim.reason == "unreadable":
                 log.error("%s: the job cannot be read: %s", job_id, claim.detail)
@@ -118,13 +121,13 @@ class Player:
         with self.leases.hold(ledger, claim) as attempt:
             return self._attempt(attempt, claim)
 
-    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal | None:
-        """None when this worker may not play the run. Waits while engine or Redis are away or full. Raises Drained."""
+    def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
+        """Waits while engine or Redis are away or full. Raises Drained, and LedgerError when a key is damaged."""
         token = uuid.uuid4().hex
         while True:
             try:
-                if not patiently(lambda: self.admits(ledger), wait=self._pause):
-                    return None
+                if refusal := patiently(lambda: self.admit(ledger), wait=self._pause):
+                    return refusal
                 self.wait_for_engine()
                 return patiently(
                     lambda: ledger.claim(job_id, worker=self.name, token=token, lease_s=LEASE_S), wait=self._pause
@@ -142,21 +145,22 @@ class Player:
         except (LedgerError, *AWAY) as e:
             log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
 
-    def admits(self, ledger: Ledger) -> bool:
-        """Whether this worker may play the run: the first claim fixes its tokenizer and template for all workers.
+    def admit(self, ledger: Ledger) -> Refusal | None:
+        """Why this worker may not play the run: the first claim fixes its tokenizer and template for all workers.
 
         A refused message is simply dropped: the ledger publishes the job again for others.
         """
-        if ledger.run not in self._admitted:
-            try:
-                ledger.fix_hashes(self.tokenizer.hash, self.tokenizer.template_hash)
-            except Unwritable:
-                raise
-            except (SettingsError, LedgerError) as e:
-                log.error("this worker does not play run %s: %s", ledger.run, e)
-                return False
-            self._admitted.add(ledger.run)
-        return True
+        if ledger in self._admitted:
+            return None
+        try:
+            known = ledger.fix_hashes(self.tokenizer.hash, self.tokenizer.template_hash)
+        except SettingsError as e:
+            log.error("this worker does not play run %s: %s", ledger.run, e)
+            return Refusal("another tokenizer")
+        if not known:
+            return Refusal("unknown")
+        self._admitted.add(ledger)
+        return None
 
     def wait_for_engine(self) -> None:
         """Claim nothing while the engine is away: its outage costs no job anything. Raises Drained."""
@@ -176,6 +180,8 @@ class Player:
             return {"job": job.id, "stop": "abandoned"}
         except Drained:
             return self._release(attempt)
+        except LedgerError as e:
+            return self._refused(attempt, e)
         except RolloutFailure as e:
             return self._fail(attempt, e)
         except ContractError as e:
@@ -258,11 +264,19 @@ class Player:
             outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, Poison))
         except Drained:
             return self._release(attempt)
-        except LedgerError as e:
+        except Fenced as e:
             log.warning("%s: its failure (%s) was not taken: %s", attempt.job.id, failure, e)
             return {"job": attempt.job.id, "stop": "fenced"}
+        except LedgerError as e:
+            return self._refused(attempt, e)
         log.warning("%s: attempt %d: %s: %s (%s)", attempt.job.id, attempt.number, failure.failure, failure, outcome)
         return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome}
+
+    def _refused(self, attempt: Attempt, error: LedgerError) -> Summary:
+        """The ledger is damaged where the attempt would write: nobody's failure, so the job goes back as it is."""
+        log.error("%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error)
+        self.draining.wait(REFUSED_S)
+        return self._release(attempt)
 
     def _release(self, attempt: Attempt) -> Summary:
         try:
@@ -271,12 +285,6 @@ class Player:
             log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
             return {"job": attempt.job.id, "stop": "fenced"}
         return {"job": attempt.job.id, "stop": "released"}
-
-    def ledger(self, run: str) -> Ledger:
-        with self._lock:
-            if run not in self._ledgers:
-                self._ledgers[run] = Ledger(self.connection, run)
-            return self._ledgers[run]
 
     def renderer(self, environment: Environment) -> ChatRenderer:
         """The renderer for an environment's tools; its self-check runs at first use."""

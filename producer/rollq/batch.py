@@ -18,6 +18,7 @@ class Batch:
     """Counts the batches of this iteration, from 0."""
     groups: Sequence[Group]
     acknowledge: Callable[[], None] = field(repr=False)
+    condemn: Callable[[str, str], None] = field(repr=False)
 
     def ack(self) -> None:
         """Tell the ledger that the groups are trained on, so that nobody gets them again.
@@ -25,6 +26,14 @@ class Batch:
         Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
         """
         self.acknowledge()
+
+    def reject(self, job_id: str, reason: str) -> None:
+        """One of its trajectories cannot be used, texts that cannot be read say: that job is dead, of class job.
+
+        Nothing of the batch is held then. Its groups come again; that job's own only if `min_viable` lets it go on.
+        Raises NotHeld when the hold was lost.
+        """
+        self.condemn(job_id, reason)
 
     @property
     def trajectories(self) -> list[Trajectory]:

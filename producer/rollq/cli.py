@@ -20,6 +20,7 @@ from rollq.commands import (
     doctor,
     drop,
     engine,
+    evaluate,
     pull,
     redis_server,
     requeue,
@@ -35,6 +36,7 @@ EPILOG = """\
 Try everything on this machine:  rollq demo
 The parts, in the foreground:    rollq redis, rollq engine, rollq worker
 Produce and consume:             rollq submit, rollq pull
+Measure a policy:                rollq eval
 Look, and prove the tokens:      rollq stats, rollq show, rollq audit
 Check what a run stands on:       rollq doctor
 """
@@ -57,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    produce, look = (submit, pull, requeue, drop, cancel), (stats, show, dead, audit, doctor)
+    produce, look = (submit, pull, evaluate, requeue, drop, cancel), (stats, show, dead, audit, doctor)
     for command in (demo, redis_server, engine, worker, *produce, *look):
         command.add(commands)
     return top

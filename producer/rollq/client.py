@@ -3,10 +3,8 @@
 All it shares with the workers is Redis. It holds nothing that a restart would miss.
 """
 
-import logging
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,21 +13,18 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.connection import connect
-from rollq.errors import ContractError, FailureClass, LedgerError, PullTimeout, SettingsError, Unwritable
-from rollq.group import Group
-from rollq.hold import Holds
+from rollq.consumer import Consumer
+from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger import HOLD_S, PUBLISHING_S, Ledger
 from rollq.letters import DeadLetters
 from rollq.patience import patiently
 from rollq.publish import Publisher
 from rollq.refill import dropped
-from rollq.replies import Cursor, DeadLetter, JobState, Submission, TakenGroup
+from rollq.replies import Cursor, DeadLetter, JobState, Submission
 from rollq.settings import Settings
 from rollq.source import Source
 from rollq.trajectory import Trajectory
-
-log = logging.getLogger("rollq")
 
 AHEAD = 256
 """Groups that may be unacknowledged before `submit` waits: unread results must not fill Redis."""
@@ -129,15 +124,24 @@ class Client:
         """No more groups will come: consumers get the short last batch, and then their loops end."""
         patiently(self.ledger.seal)
 
-    def batches(self, groups: int, *, timeout: float | None = None) -> Iterator[Batch]:
+    def batches(
+        self, groups: int, *, purpose: Purpose = Purpose.TRAIN, timeout: float | None = None
+    ) -> Iterator[Batch]:
         """Batches of that many groups, oldest first, until a sealed run has no more; its last one may be short.
 
         A batch is kept for this consumer until `batch.ack()`; leave the loop without, and its groups are handed out
-        again a minute later. Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
+        again a minute later. Groups of one purpose only: an eval group never reaches a trainer that does not ask for
+        it. Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
         """
         if type(groups) is not int or groups < 1:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
-        return self._batches(groups, timeout)
+        return self._batches(self.consumer(purpose), groups, timeout)
+
+    def consumer(self, purpose: Purpose = Purpose.TRAIN) -> Consumer:
+        """For a loop of one's own, that asks for another number each time or looks around in between. Close it."""
+        if purpose not in set(Purpose):
+            raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
+        return Consumer(self.ledger, Purpose(purpose), self._hold_s)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """What there is of a job's episode, finished or not; a dead one ends in what killed it.
@@ -214,8 +218,6 @@ class Client:
     def _room(self, job: Job, ahead: int) -> int:
         """Waits until another group may be submitted; returns how many may."""
         pause = 0.02
-        if job.purpose is Purpose.EVAL:
-            return ahead  # nobody acknowledges them
         while (room := ahead - patiently(lambda: self.ledger.standing(job.purpose)).unacknowledged) < 1:
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
@@ -230,69 +232,13 @@ class Client:
             patiently(lambda: self.ledger.confirm(published))
         return submission
 
-    def _batches(self, groups: int, timeout: float | None) -> Iterator[Batch]:
-        holds = Holds(self.ledger, self._hold_s)
-        step = 0
-        try:
-            while found := self._next(groups, holds, timeout):
-                token, members = found
-                ids = [trajectory.job.id for group in members for trajectory in group.trajectories]
+    def _batches(self, consumer: Consumer, groups: int, timeout: float | None) -> Iterator[Batch]:
+        with consumer:
+            while batch := consumer.next(groups, timeout):
+                ids = [trajectory.job.id for trajectory in batch.trajectories]
                 self.duplicates += len(self._received.intersection(ids))
                 self._received.update(ids)
-                yield Batch(step=step, groups=members, acknowledge=partial(self._ack, holds, token, ids))
-                step += 1
-        finally:
-            holds.close()
-
-    def _ack(self, holds: Holds, token: str, ids: Sequence[str]) -> None:
-        patiently(lambda: self.ledger.ack(token, ids))
-        holds.drop(token)
-
-    def _next(self, groups: int, holds: Holds, timeout: float | None) -> tuple[str, list[Group]] | None:
-        """The token and the groups of the next batch; None when no more can come. Raises PullTimeout."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 0.01
-        while True:
-            token = uuid.uuid4().hex
-            if taken := self._take(groups, token, deadline):
-                holds.add(token, len(taken))
-                if members := self._read(token, taken):
-                    return token, members
-                holds.drop(token)
-                continue
-            standing = patiently(self.ledger.standing)
-            if standing.sealed and not standing.open and not standing.ready and standing.held <= holds.groups:
-                return None
-            if deadline is not None and time.monotonic() >= deadline:
-                raise PullTimeout(
-                    f"run {self.run}: no {groups} groups were ready within {timeout:g} s:"
-                    f" {standing.ready} ready, {standing.open} open, {standing.held} held"
-                )
-            time.sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(0.5, pause * 1.5)
-
-    def _take(self, groups: int, token: str, deadline: float | None) -> Sequence[TakenGroup]:
-        left = float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            return patiently(partial(self.ledger.take, groups, token, self._hold_s), left)
-        except Unwritable as e:
-            raise PullTimeout(str(e)) from e
-
-    def _read(self, token: str, taken: Sequence[TakenGroup]) -> list[Group] | None:
-        """The groups with their trajectories; None when one cannot be read, which is dead then and nothing is held."""
-        groups = []
-        for group in taken:
-            trajectories = []
-            for job_id, found in zip(group.members, patiently(partial(self.ledger.read, group.members)), strict=True):
-                if isinstance(found, ContractError):
-                    log.error("a finished job cannot be read and is dead-lettered: %s", found)
-                    patiently(partial(self.ledger.condemn, token, job_id, str(found)))
-                    return None
-                trajectories.append(replace(found, job=replace(found.job, seq=group.seq)))
-            groups.append(
-                Group(id=group.id, seq=group.seq, size=group.size, trajectories=trajectories, dead=group.dead)
-            )
-        return groups
+                yield batch
 
 
 def _whole(samples: list[Job]) -> list[Job]:

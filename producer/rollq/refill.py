@@ -27,12 +27,16 @@ class Watched:
 
     @property
     def name(self) -> str:
-        group = self.jobs[0].group
-        return f"{group}.r{self.turn}" if self.turn else group
+        return replacement(self.jobs[0], self.turn).group
 
     @property
     def samples(self) -> list[Job]:
-        return [replace(job, group=self.name, seed=job.seed + self.turn * STRIDE) for job in self.jobs]
+        return [replacement(job, self.turn) for job in self.jobs]
+
+
+def replacement(job: Job, turn: int) -> Job:
+    """The job in its place in the group's replacement of that number; 0: the job itself. Raises ContractError."""
+    return replace(job, group=f"{job.group}.r{turn}", seed=job.seed + turn * STRIDE) if turn else job
 
 
 def dropped(ledger: LedgerView, groups: Sequence[Sequence[Job]], times: int) -> Iterator[list[Job]]:

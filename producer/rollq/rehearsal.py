@@ -87,10 +87,8 @@ class Rehearsal:
         return True
 
     def _receive(self, batch: Batch) -> None:
-        if self._out:
-            for trajectory in batch.trajectories:
-                self._out.write(trajectory)
-            self._out.sync()
+        if self._out and not self._out.save(batch):
+            return
         batch.ack()
         for trajectory in batch.trajectories:
             self.delivered[trajectory.job.id] += 1

@@ -3,12 +3,23 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import comb
+from math import comb, sqrt
+from statistics import stdev
 
-from rollq.trajectory import Trajectory
+from rollq.trajectory import Sampled, Trajectory
 
 SUCCESS = 1.0 - 1e-6
 """The reward from which an episode counts as a success (tau_bench/run.py: within 1e-6 of 1)."""
+
+
+@dataclass(slots=True)
+class Tries:
+    """The graded samples of one task."""
+
+    graded: int = 0
+    successes: int = 0
+    reward: float = 0.0
+    """Sum."""
 
 
 @dataclass(slots=True)
@@ -23,8 +34,10 @@ class Summary:
     total_tokens: int = 0
     trajectories: int = 0
     stops: Counter[str] = field(default_factory=Counter)
-    tasks: dict[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
-    """(env, split, task) -> graded samples, successes."""
+    versions: set[str] = field(default_factory=set)
+    """The weights that sampled, as the engine names them."""
+    tasks: dict[tuple[str, str, int], Tries] = field(default_factory=dict)
+    """By env, split and task."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.trajectories += 1
@@ -32,17 +45,27 @@ class Summary:
         self.sampled_tokens += trajectory.sampled_tokens
         self.total_tokens += len(trajectory.tokens)
         self.stops[str(trajectory.stop)] += 1
+        spans = (event.versions for event in trajectory.events if isinstance(event, Sampled))
+        self.versions.update(span.version for some in spans for span in some)
         if trajectory.reward is not None:
             self.graded += 1
             self.reward += trajectory.reward
             job = trajectory.job
-            samples, successes = self.tasks.get((job.env, job.split, job.task), (0, 0))
-            self.tasks[job.env, job.split, job.task] = samples + 1, successes + (trajectory.reward >= SUCCESS)
+            tries = self.tasks.setdefault((job.env, job.split, job.task), Tries())
+            tries.graded += 1
+            tries.successes += trajectory.reward >= SUCCESS
+            tries.reward += trajectory.reward
 
     @property
     def reward_mean(self) -> float | None:
         """Over the graded; None without any."""
         return self.reward / self.graded if self.graded else None
+
+    @property
+    def reward_stderr(self) -> float | None:
+        """Standard error of the mean over tasks, whose samples are not independent of each other; None for one task."""
+        means = [tries.reward / tries.graded for tries in self.tasks.values()]
+        return stdev(means) / sqrt(len(means)) if len(means) > 1 else None
 
     @property
     def turns_mean(self) -> float | None:
@@ -56,7 +79,7 @@ class Summary:
         """
         found = {}
         for k in range(1, most + 1):
-            estimates = [comb(c, k) / comb(n, k) for n, c in self.tasks.values() if n >= k]
+            estimates = [comb(t.successes, k) / comb(t.graded, k) for t in self.tasks.values() if t.graded >= k]
             if estimates:
                 found[k] = sum(estimates) / len(estimates)
         return found

@@ -14,7 +14,7 @@ import pytest
 import redis as redis_library
 
 from rollq import __version__, cli, embedded
-from rollq.commands import addresses, arguments, demo, submit
+from rollq.commands import addresses, arguments, demo, plan
 
 COMMANDS = "demo redis engine worker submit pull stats show dead requeue drop cancel audit".split()
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -184,14 +184,14 @@ def test_tasks_include_both_ends(text: str, expected: range) -> None:
 def test_jobs_of_a_line() -> None:
     line = "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --epochs 2 --top-p 0.9 --max-turns 7"
     args = cli.parser().parse_args([*line.split(), "--user", "openai:local:qwen", "--seed", "5", "--min-viable", "1"])
-    jobs = list(submit.jobs(args))
+    jobs = list(plan.jobs(args))
     assert [job.group for job in jobs] == [
         "tau2-retail.test.3",
         "tau2-retail.test.4",
         "tau2-retail.test.3.e1",
         "tau2-retail.test.4.e1",
     ]
-    assert jobs == list(submit.jobs(args))
+    assert jobs == list(plan.jobs(args))
     assert [job.task for job in jobs] == [3, 4, 3, 4]
     assert [job.seed for job in jobs] == [5, 5, 6, 6]
     assert {(job.size, job.viable, job.budget.max_turns, job.sample) for job in jobs} == {(2, 1, 7, 0)}

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from rollq.commands.addresses import extra, settings
 from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
-from rollq.commands.submit import group_name
+from rollq.commands.plan import group_name
 from rollq.errors import RollqError, SettingsError
 from rollq.job import Budget, Job
 from rollq.jsonl import TrajectoryFile

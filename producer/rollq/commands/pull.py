@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -13,13 +14,16 @@ from rollq.batch import Batch
 from rollq.client import Client
 from rollq.commands.addresses import client
 from rollq.commands.arguments import Commands, add_json, add_redis, name, number, whole
-from rollq.errors import PullTimeout
+from rollq.errors import NotHeld, PullTimeout
+from rollq.job import Purpose
 from rollq.jsonl import TrajectoryFile
 from rollq.progress import Progress, open_progress
 from rollq.summary import Summary
 
 AT_ONCE = 64
 """Groups a batch: a larger pull is taken in parts, so that neither memory nor `submit --ahead` bounds it."""
+LOOK_S = 2.0
+"""Between two looks at how the run stands, while waiting."""
 
 
 def add(commands: Commands) -> None:
@@ -38,33 +42,43 @@ def add(commands: Commands) -> None:
         "--out", type=Path, metavar="FILE", help="add the trajectories to this JSON Lines file, each job once"
     )
     parser.add_argument(
+        "--purpose",
+        type=Purpose,
+        choices=list(Purpose),
+        default=Purpose.TRAIN,
+        help="groups that were submitted to train, or to eval (%(default)s)",
+    )
+    parser.add_argument(
         "--no-ack", action="store_true", help="only look: the groups are handed out again a minute later"
     )
     add_redis(parser)
-    add_json(parser, "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops")
+    add_json(
+        parser,
+        "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops;"
+        " with --out: repeated",
+    )
     parser.set_defaults(run=run)
 
 
 class Pull:
     """One pull: what has been received so far."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
         """How often each job was acknowledged, or seen with --no-ack."""
         self.summary = Summary()
+        self._out = out
 
     @property
     def missing(self) -> int:
         return int(self.args.groups) - len(self.groups)
 
-    def receive(self, batch: Batch, out: TrajectoryFile | None) -> None:
-        """Writes the batch down, then acknowledges it."""
-        if out:
-            for trajectory in batch.trajectories:
-                out.write(trajectory)
-            out.sync()
+    def receive(self, batch: Batch) -> None:
+        """Writes the batch down, then acknowledges it. Raises NotHeld when it has become somebody else's."""
+        if self._out and not self._out.save(batch):
+            return
         if not self.args.no_ack:
             batch.ack()
         for trajectory in batch.trajectories:
@@ -81,65 +95,101 @@ class Pull:
             "duplicates": sum(count - 1 for count in self.jobs.values()),
             "reward_mean": self.summary.reward_mean,
             "stops": dict(self.summary.stops),
+            **({"repeated": self._out.repeated} if self._out else {}),
         }
 
 
 def run(args: argparse.Namespace) -> int:
-    pull = Pull(args)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         connected = stack.enter_context(client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
+        pull = Pull(args, out)
+        if not (out or args.no_ack):
+            progress.say("nothing is kept without --out FILE: what is acknowledged is gone from Redis")
         try:
-            _pull(pull, connected, out, progress)
+            _pull(pull, connected, progress)
             why = "the run is sealed and has no more"
-        except PullTimeout as e:
-            why = str(e)
+        except PullTimeout:
+            why = f"no more within {args.timeout:g} s"
         progress.close()
         if pull.missing:
-            print(f"rollq: {why}\nrollq: {_missing(pull, connected)}", file=sys.stderr)
-    _report(pull)
+            print(f"rollq: run {args.run_name}: {why}: {_missing(pull, connected)}", file=sys.stderr)
+    _report(args, pull)
     return 1 if pull.missing else 0
 
 
-def _pull(pull: Pull, run: Client, out: TrajectoryFile | None, progress: Progress) -> None:
+def _pull(pull: Pull, run: Client, progress: Progress) -> None:
     """Until nothing is missing or a sealed run has ended. Raises PullTimeout."""
-    deadline = None if pull.args.timeout is None else time.monotonic() + pull.args.timeout
-    while pull.missing:
-        progress.show(len(pull.groups), pull.args.groups, {"groups": f"of run {pull.args.run_name}"})
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        batches = run.batches(groups=min(AT_ONCE, pull.missing), timeout=left)  # keeps what it holds until it goes
-        batch = next(batches, None)
-        if batch is None:
-            return
-        pull.receive(batch, out)
+    args = pull.args
+    deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
+    with run.consumer(args.purpose) as consumer:
+        while pull.missing:
+            progress.show(len(pull.groups), args.groups, _facts(args, run))
+            left = min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            try:
+                batch = consumer.next(min(AT_ONCE, pull.missing), left)
+                if batch is None:
+                    return
+                pull.receive(batch)
+            except NotHeld as e:
+                progress.say(f"written down too late, and so not acknowledged: {e}")
+            except PullTimeout:
+                if time.monotonic() >= deadline:
+                    raise
+
+
+def _facts(args: argparse.Namespace, run: Client) -> dict[str, str]:
+    """What the wait is for."""
+    now, jobs = run.ledger.standing(args.purpose), run.stats()
+    return {
+        "groups": f"of run {args.run_name}",
+        "ready": str(now.ready),
+        "open": str(now.open),
+        "held": str(now.held),
+        "jobs": f"{jobs['queued']} queued, {jobs['leased']} being played, {jobs['dead']} dead",
+    }
 
 
 def _missing(pull: Pull, run: Client) -> str:
-    """What a pull that timed out is still waiting for, and why that may be."""
-    now = run.stats()
+    """What was still waited for, and why that may be."""
+    jobs = run.stats()
+    here, there = (run.ledger.standing(purpose) for purpose in _this_first(pull.args.purpose))
     hint = ""
-    if not now["submitted"]:
+    if not jobs["submitted"]:
         hint = "; nothing was submitted to this run: see rollq submit"
-    elif now["groups_dropped"]:
-        hint = f"; {now['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq dead"
-    elif now["queued"] and not now["leased"]:
+    elif not here.unacknowledged and there.unacknowledged:
+        hint = "; its groups are for another purpose: see --purpose"
+    elif jobs["groups_dropped"]:
+        hint = f"; {jobs['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq dead"
+    elif jobs["queued"] and not jobs["leased"]:
         hint = "; nobody is playing: is a rollq worker running, and its engine up?"
+    elif not here.sealed and not here.open:
+        hint = "; nothing more was submitted: ask for fewer groups, or see rollq submit --seal"
     return (
-        f"{pull.missing} of {pull.args.groups} groups are missing; of the run's, {now['groups_ready']} are ready,"
-        f" {now['groups_open']} open, {now['groups_held']} held by a consumer;"
-        f" {now['queued']} jobs are queued, {now['leased']} being played, {now['dead']} dead{hint}"
+        f"{pull.missing} of {pull.args.groups} groups are missing; {here.ready} are ready, {here.open} open,"
+        f" {here.held} held by a consumer; {jobs['queued']} jobs are queued, {jobs['leased']} being played,"
+        f" {jobs['dead']} dead{hint}"
     )
 
 
-def _report(pull: Pull) -> None:
-    if pull.args.json:
-        print(json.dumps(pull.result()))
+def _this_first(purpose: Purpose) -> list[Purpose]:
+    return sorted(Purpose, key=lambda other: other is not purpose)
+
+
+def _report(args: argparse.Namespace, pull: Pull) -> None:
+    """What was received, and what to do next."""
+    found = pull.result()
+    if args.json:
+        print(json.dumps(found))
         return
-    mean = "-" if pull.summary.reward_mean is None else f"{pull.summary.reward_mean:.3f}"
+    mean = "-" if found["reward_mean"] is None else f"{found['reward_mean']:.3f}"
     stops = ", ".join(f"{stop} {count}" for stop, count in pull.summary.stops.most_common())
-    print(f"{len(pull.groups)} groups, {len(pull.jobs)} trajectories, reward {mean}, stops {stops or '-'}")
-    if pull.args.out:
-        print(f"in {pull.args.out}; look at one with: rollq show {pull.args.out}:1")
-    if pull.args.no_ack:
-        print("not acknowledged: they are handed out again")
+    print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}")
+    if found.get("repeated"):
+        print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
+    if args.no_ack and found["groups"]:
+        print("not acknowledged: they are handed out again in a minute")
+    print(
+        f"next: rollq show {args.out}:1" if args.out and found["groups"] else f"next: rollq stats --run {args.run_name}"
+    )

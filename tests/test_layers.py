@@ -25,6 +25,7 @@ LOOP = {
     "rollq_worker.episode",
     "rollq_worker.dialogue",
     "rollq_worker.sampler",
+    "rollq_worker.schemas",
     "rollq_worker.agents",
     "rollq_worker.protocols",
     "rollq_worker.boundary",

@@ -23,6 +23,7 @@ from rollq_worker.invariants import Invariants
 from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
 from rollq_worker.replayed import Record
 from rollq_worker.sampler import ABORT_PAUSE_S, Sampler
+from rollq_worker.schemas import schemas_of
 
 MAX_MALFORMED = 3
 """Unreadable turns in a row that end an episode."""
@@ -87,13 +88,15 @@ class _Episode:
 
     def open(self, user: User) -> None:
         at = time.time()
+        with boundary(EnvironmentFailure, "environment.tools"):
+            self.schemas = schemas_of(self.environment)
+            self.tools = {tool["function"]["name"] for tool in self.schemas}
         with boundary(EnvironmentFailure, "environment.reset"):
             first = self.environment.reset(user)
             if self.replayed.said not in ([], [first]):
                 # A replay could not give it what it asked for.
                 raise ValueError(f"it returned {first!r:.100} where the user said {self.replayed.said!r:.100}")
-            policy, self.schemas = self.environment.system_prompt, list(self.environment.tools)
-            self.tools = {tool["function"]["name"] for tool in self.schemas}
+            policy = self.environment.system_prompt
         messages: list[Message] = [
             {"role": "system", "content": self.agent.system_prompt(policy)},
             {"role": "user", "content": first},

@@ -26,15 +26,12 @@ from array import array
 
 from rollq.errors import EngineBreach, JobBreach
 from rollq.job import Job
-from rollq.sampling import GRAMMARS
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled
 from rollq_worker.protocols import Renderer
-from rollq_worker.sampler import turn_ends
+from rollq_worker.sampler import ends_freely, turn_ends
 
 ZERO = 1e-6
 """What rounding may put a logprob above 0."""
-ENDS_A_TURN = ("stop", "stop_regex", *GRAMMARS)
-"""Sampling parameters with which a turn may end in `stop` without a stop token."""
 
 
 class Invariants:
@@ -45,7 +42,7 @@ class Invariants:
         self.vocabulary = renderer.vocab_size
         self.is_end = renderer.is_end
         self.ends = turn_ends(job, renderer.stop_ids)
-        self.free_end = any(job.sampling.get(name) for name in ENDS_A_TURN)
+        self.free_end = ends_freely(job)
         self.length = 0
         """Tokens of the present trace."""
         self.turn = 0

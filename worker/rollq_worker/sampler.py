@@ -92,3 +92,8 @@ def turn_ends(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
     if job.sampling.get("ignore_eos"):
         return frozenset()
     return frozenset(stop_ids) | frozenset(job.sampling.get("stop_token_ids") or ())
+
+
+def ends_freely(job: Job) -> bool:
+    """Whether the engine may end a turn behind any token."""
+    return any(job.sampling.get(name) for name in ("stop", "stop_regex", *GRAMMARS))

@@ -13,10 +13,11 @@ import pytest
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.trajectory import Finish, VersionSpan
-from rollq_worker import engine as engine_module
+from rollq_worker import engine_patience
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import RETRIES, SGLangEngine
-from rollq_worker.engine_reply import AbortError, ReplyError, context_limit, read_error, read_reply
+from rollq_worker.engine_outcome import context_limit
+from rollq_worker.engine_reply import AbortError, ReplyError, read_error, read_reply
 from rollq_worker.engine_state import Availability
 from rollq_worker.protocols import Generated
 from tests.conftest import free_port
@@ -29,8 +30,8 @@ PROMPT = array("I", [1, 2, 3])
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "BACKOFF_S", (0.01, 0.05))
-    monkeypatch.setattr(engine_module, "RESET_BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_patience, "BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_patience, "RESET_BACKOFF_S", (0.01, 0.05))
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ class TestRequest:
     def test_waiting_for_a_slot_ends_when_the_attempt_must(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engine_module, "CHECK_S", 0.01)
+        monkeypatch.setattr(engine_patience, "CHECK_S", 0.01)
         release = threading.Event()
 
         def held(body: dict[str, Any]) -> dict[str, Any]:
@@ -308,8 +309,8 @@ class TestAborting:
 
     def test_nobody_to_ask(self, connect: Connect) -> None:
         engine = connect(f"http://127.0.0.1:{free_port()}")
-        engine._running["lost"] = engine_module._Flight(KEY)
-        assert engine.abort_running() == 0
+        with engine._flights.flight("lost", KEY):
+            assert engine.abort_running() == 0
 
 
 class TestRoom:

@@ -11,7 +11,7 @@ import pytest
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.trajectory import Finish
-from rollq_worker import engine as engine_module
+from rollq_worker import engine_control, engine_patience
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.engine_state import Standstill
@@ -26,8 +26,8 @@ POISON = 666
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "BACKOFF_S", (0.01, 0.05))
-    monkeypatch.setattr(engine_module, "RESET_BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_patience, "BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_patience, "RESET_BACKOFF_S", (0.01, 0.05))
     monkeypatch.setattr("rollq_worker.suspects.CHECK_S", 0.02)
 
 
@@ -103,7 +103,7 @@ class TestHanging:
         self, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rollq_worker.engine_watch.SLOW_S", 0.05)
-        monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(engine_control, "HEALTH_TIMEOUT_S", 0.1)
         watch, stuck = EngineWatch(engine), Stuck()
         with (
             scripted(stuck, port=port(engine), ready=(200, {}), health=(200, b"")) as script,

@@ -1,12 +1,21 @@
-"""How much an engine takes: the length of its context and the longest prompt, as it reports them.
+"""How much an engine takes: the length of its context and the longest prompt, as it reports them or refuses more.
 
 Unknown is very much: a server that is asked for too much says so, and its refusal names the limit.
 """
 
+import logging
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rollq_worker.engine_http import NoAnswer
+
+log = logging.getLogger(__name__)
+
 UNKNOWN = 2**30
+RETRY_S = 5.0
+"""How long a failed look-up stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +48,40 @@ def read_limits(get: Callable[[str], object]) -> Limits:
         context=context if isinstance(context, int) else UNKNOWN,
         prompt=prompt if isinstance(prompt, int) else UNKNOWN,
     )
+
+
+class KnownLimits:
+    """What one process knows of its engine's limits, for all threads. Looked up when first needed."""
+
+    def __init__(self, get: Callable[[str], object]) -> None:
+        self._get = get
+        self._lock = threading.Lock()
+        self._known: Limits | None = None
+        self._ask_at = 0.0  # monotonic time from which a look-up is worth while
+
+    def now(self) -> Limits:
+        if self._known is None:
+            with self._lock:
+                if self._known is None and time.monotonic() >= self._ask_at:
+                    try:
+                        self._known = read_limits(self._get)
+                    except NoAnswer as e:
+                        log.debug("the engine's limits are unknown: %s", e)
+                        self._ask_at = time.monotonic() + RETRY_S
+        return self._known or Limits()
+
+    def forget(self) -> None:
+        """It may be another engine now."""
+        with self._lock:
+            self._known, self._ask_at = None, 0.0
+
+    def learn(self, limit: int, asked: int) -> bool:
+        """Take over the limit that a refusal of `asked` tokens named. False when that changes nothing about it."""
+        with self._lock:
+            known = self._known or Limits()
+            if not 0 < limit <= asked:
+                return False
+            if limit >= (least := min(known.context, known.prompt)):
+                return least < asked  # another thread has learnt it meanwhile
+            self._known = known.shortened(limit)
+        return True

@@ -1,24 +1,23 @@
 """What an SGLang server answers, read strictly: a reply becomes a `Generated`, an error body one readable line.
 
-The invariant: what leaves this module has one finite logprob for each id, and version spans that tile the ids.
-It knows nothing of HTTP connections, retries or jobs.
+The invariant: what leaves this module has one finite logprob for each id, and version spans that tile the ids; all
+else leaves it as ReplyError. It knows nothing of HTTP connections, retries or jobs.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
 import math
-import re
 from array import array
 from typing import Any
 
 from rollq.trajectory import Finish, VersionSpan
+from rollq_worker.invariants import ZERO
 from rollq_worker.protocols import Generated
 
 MAX_MESSAGE = 300
 """Characters of a foreign error message that are worth passing on."""
-CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
-CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
+ANY_ID = 1 << 32
 
 
 class ReplyError(ValueError):
@@ -34,17 +33,18 @@ class AbortError(ReplyError):
         """The HTTP status that SGLang files it under: 503 for a full queue or a queue timeout."""
 
 
-def read_reply(body: bytes, *, prompt: int, max_new_tokens: int) -> Generated:
-    """The body of a 200 from `/generate`, for a prompt of `prompt` tokens. Raises ReplyError.
+def read_reply(body: bytes, *, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID) -> Generated:
+    """The body of a 200 from `/generate`, for a prompt of `prompt` tokens. Raises ReplyError, nothing else.
 
-    A request aborted while it was queued has no ids and comes back as finish ABORT, unless the engine gives a reason.
+    Ids from `vocabulary` on are no model's. A request aborted while it was queued has no ids and comes back as finish
+    ABORT, unless the engine gives a reason.
     """
     try:
         reply = json.loads(body)
         meta = reply["meta_info"]
         finish = Finish(meta["finish_reason"]["type"])
-        ids = array("I", reply["output_ids"])
-    except (KeyError, TypeError, ValueError, OverflowError) as e:
+        ids = _ids(reply["output_ids"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
         raise ReplyError(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
     if not ids and finish is Finish.ABORT:
         _refuse_reasons(meta["finish_reason"])
@@ -53,26 +53,37 @@ def read_reply(body: bytes, *, prompt: int, max_new_tokens: int) -> Generated:
         raise ReplyError(f"no token was sampled, and yet the reply is finished by {finish.value}")
     seen = meta.get("prompt_tokens", prompt)
     if seen != prompt:
-        raise ReplyError(f"the engine saw {seen} prompt tokens of {prompt} (does it truncate?)")
+        raise ReplyError(f"the engine saw {_clip(seen)} prompt tokens of {prompt} (does it truncate?)")
     if len(ids) > max_new_tokens:
         raise ReplyError(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
+    if max(ids) >= vocabulary:
+        raise ReplyError(f"token id {max(ids)} was sampled, which no model of this tokenizer has")
     if meta.get("completion_tokens", len(ids)) != len(ids):
-        raise ReplyError(f"{len(ids)} output ids, but completion_tokens is {meta['completion_tokens']}")
-    text = reply.get("text")
+        raise ReplyError(f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}")
+    text, cached = reply.get("text"), meta.get("cached_tokens")
     return Generated(
         ids=ids,
         logprobs=_logprobs(meta, ids),
         versions=_versions(meta, len(ids)),
         finish=finish,
         text=text if isinstance(text, str) else "",
-        cached_tokens=int(meta.get("cached_tokens") or 0),
+        cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
     )
+
+
+def _ids(found: object) -> array[int]:
+    """Raises TypeError, OverflowError."""
+    if not isinstance(found, list) or not all(type(id) is int for id in found):
+        raise TypeError("the output ids are no list of whole numbers")
+    return array("I", found)
 
 
 def _refuse_reasons(reason: dict[str, Any]) -> None:
     status, kind = reason.get("status_code"), reason.get("err_type")
     if status is not None or kind:
-        message = f"the engine aborted the request: {reason.get('message')} (status {status}, {kind})"
+        message = (
+            f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, {_clip(kind)})"
+        )
         raise AbortError(message, status if isinstance(status, int) else None)
 
 
@@ -82,34 +93,36 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         raise ReplyError("the reply has no output_token_logprobs")
     try:
         logprobs = array("f", [entry[0] for entry in entries])
-        scored = array("I", [entry[1] for entry in entries])
-    except (TypeError, IndexError, OverflowError) as e:
+        scored = [entry[1] for entry in entries]
+    except (TypeError, LookupError, OverflowError) as e:
         raise ReplyError(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
-    if scored != ids:
+    if scored != ids.tolist():
         raise ReplyError(f"{len(scored)} logprobs do not belong to the {len(ids)} output ids")
     if not all(map(math.isfinite, logprobs)):
         raise ReplyError("a logprob is not finite")
+    if max(logprobs) > ZERO:
+        raise ReplyError(f"a logprob is above 0: {max(logprobs)}")
     return logprobs
 
 
 def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
     """The spans as reported, empty ones left out; older servers only report the last version."""
     try:
-        spans = [(str(span["version"]), span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
-        if not all(type(start) is int and type(end) is int for _, start, end in spans):
-            raise TypeError("the ends of a span are whole numbers")
+        spans = [(span["version"], span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
+        if not all(type(name) is str and type(start) is type(end) is int for name, start, end in spans):
+            raise TypeError("a span has a name, and whole numbers for its ends")
         kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
-    except (TypeError, KeyError) as e:
+    except (TypeError, LookupError) as e:
         raise ReplyError(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
-    if not kept and length:
-        kept = (VersionSpan(str(meta.get("weight_version", "default")), 0, length),)
+    if not kept:
+        kept = (VersionSpan(_clip(meta.get("weight_version", "default")), 0, length),)
     reached = 0
     for span in kept:
         if span.start != reached:
             break
         reached = span.end
     if reached != length:
-        raise ReplyError(f"weight_versions {spans} do not tile {length} tokens")
+        raise ReplyError(f"weight_versions {_clip(spans)} do not tile {length} tokens")
     return kept
 
 
@@ -117,7 +130,7 @@ def read_error(body: bytes) -> str:
     """The message in an error body, whichever of SGLang's shapes (or a router's) it has."""
     try:
         reply = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _clip(body)
     if not isinstance(reply, dict):
         return _clip(body)
@@ -128,17 +141,10 @@ def read_error(body: bytes) -> str:
     if not isinstance(message, str):
         return _clip(body)
     # Validation errors go on with the server's file paths.
-    return _clip(message.split("\n\n  File ")[0].encode())
+    return _clip(message.split("\n\n  File ")[0])
 
 
-def context_limit(message: str) -> int | None:
-    """The length limit, in tokens, that a "too long" message names; 0 when it names none, None for other messages."""
-    if not CONTEXT_FULL.search(message):
-        return None
-    found = CONTEXT_TOKENS.search(message)
-    return int(found[1]) if found else 0
-
-
-def _clip(body: bytes) -> str:
-    text = " ".join(body.decode("utf-8", "replace").split())
+def _clip(said: object) -> str:
+    """Something that an engine said, as one line of bounded length."""
+    text = " ".join((said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)).split())
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."

@@ -36,6 +36,7 @@ class EngineWatch:
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_S):
             self.look()
+            self._engine.rest()
 
     def look(self) -> None:
         """Ask the engine if a request is slow, and give it up if it has been silent."""

@@ -4,7 +4,6 @@ Nothing that a job does may take the worker down: every failure ends here as a f
 ledger and the agent loop; how messages arrive is `app`'s business.
 """
 
-import json
 import logging
 import random
 import threading
@@ -41,10 +40,10 @@ from rollq_worker.environments import domain
 from rollq_worker.isolation import Isolation
 from rollq_worker.lease import LEASE_S, Attempt, Leases
 from rollq_worker.protocols import Domain, Environment, Task
-from rollq_worker.renderer import ChatRenderer
+from rollq_worker.renderers import Renderers
 from rollq_worker.replayed import Diverged
-from rollq_worker.selfcheck import checked_renderer
-from rollq_worker.steps import OPEN_S, Abandoned, WatchedEnvironment
+from rollq_worker.schemas import schemas_of
+from rollq_worker.steps import OPEN_S, STEP_S, Abandoned, WatchedEnvironment
 from rollq_worker.suspects import Poison
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
@@ -94,9 +93,8 @@ class Player:
         self.crippled: Callable[[], None] = lambda: None
         """Called when most slots are lost to code that does not end."""
         self.ledger = lru_cache(KNOWN)(lambda run: Ledger(connection, run))
-        self._renderers: dict[str, ChatRenderer] = {}
+        self.renderers = Renderers(tokenizer)
         self._admitted: WeakSet[Ledger] = WeakSet()  # as long as they are kept at hand
-        self._lock = threading.Lock()
 
     def play(self, job_id: str) -> Summary:
         """Play the job if it is to be played, to whatever end. Raises only what keeps the ledger from being told."""
@@ -218,7 +216,9 @@ class Player:
         self, attempt: Attempt, claim: Claim, world: Domain, task: Task, environment: Environment
     ) -> Trajectory:
         job = claim.job
-        renderer = self.renderer(environment)
+        with attempt.steps.inside(EnvironmentFailure, f"{job.id}: environment.tools", STEP_S):
+            tools = schemas_of(environment)
+        renderer = self.renderers.of(job, tools)
         user = user_factory(job.user, task, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check)
         header = Header(
             attempt=attempt.number,
@@ -285,14 +285,6 @@ class Player:
             log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
             return {"job": attempt.job.id, "stop": "fenced"}
         return {"job": attempt.job.id, "stop": "released"}
-
-    def renderer(self, environment: Environment) -> ChatRenderer:
-        """The renderer for an environment's tools; its self-check runs at first use."""
-        key = json.dumps(list(environment.tools), sort_keys=True)
-        with self._lock:
-            if key not in self._renderers:
-                self._renderers[key] = checked_renderer(self.tokenizer, list(environment.tools))
-            return self._renderers[key]
 
 
 def _trace(error: BaseException) -> str:

@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     try:
         args = parser().parse_args(argv)
     except SystemExit as e:  # argparse has said what there was to say
@@ -77,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except RollqError as e:
         return _failed(f"{e}" or type(e).__name__, 2 if isinstance(e, SettingsError) else 1)
-    except KeyboardInterrupt:
-        return _failed("interrupted", 130)
+    except KeyboardInterrupt as e:
+        return _failed(f"interrupted: {e}" if e.args else "interrupted", 130)
     except BrokenPipeError:  # `rollq stats | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     plan.check(args)
     plan.warn_of_a_strange_name(args.env)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(plan.restartable())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         connected = stack.enter_context(client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
@@ -193,6 +194,8 @@ def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
         "weights": ", ".join(result["versions"]) or "-",
     }
     print("\n".join(f"{subject:<8} {text}" for subject, text in rows.items()))
+    if args.out:
+        print(f"next: rollq show {args.out}:1")
     print(
         f"next: rollq show {args.out}:1" if args.out else "next: --out FILE with another --run keeps the trajectories"
     )

@@ -1,6 +1,7 @@
 """What a command line asks to be played: its flags, and the jobs that follow from them, always the same ones."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import re
@@ -184,8 +185,18 @@ def _strategy(args: argparse.Namespace) -> dict[str, Any]:
 def watched(jobs: Iterable[Job], groups: int, progress: Progress) -> Iterator[Job]:
     """The same jobs, counted on the display as they are asked for."""
     for i, job in enumerate(jobs):
-        progress.show(i, groups, {"groups": job.group})
+        progress.show(i, groups, {"groups": f"submitted, next {job.group}"})
         yield job
+    progress.show(groups, groups, {"groups": "submitted"})
+
+
+@contextlib.contextmanager
+def restartable() -> Iterator[None]:
+    """Ctrl-C is no loss, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing is lost, and the same line goes on where it was") from None
 
 
 def warn_of_a_strange_name(env: str) -> None:

@@ -112,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
             why = "the run is sealed and has no more"
         except PullTimeout:
             why = f"no more within {args.timeout:g} s"
+        except KeyboardInterrupt:
+            _report(args, pull)
+            raise KeyboardInterrupt("what was not acknowledged comes again within a minute") from None
         progress.close()
         if pull.missing:
             print(f"rollq: run {args.run_name}: {why}: {_missing(pull, connected)}", file=sys.stderr)

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     groups = len(args.tasks) * args.epochs
     refilled: Sequence[str] = ()
     with (
+        plan.restartable(),
         client(args, args.run_name, budgets=args.budget, warn=True) as connected,
         open_progress(sys.stderr) as progress,
     ):

@@ -1,0 +1,158 @@
+"""`rollq eval` over real workers: the numbers, a kill in the middle, dead jobs, and runs that are somebody else's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from rollq import Client, Job
+from rollq.errors import ContractError
+from rollq.job import Purpose
+from tests.e2e.conftest import Stack, lines
+
+LINE = ("--env", "shop", "--split", "test", "--tasks", "0-7", "--size", "4")
+
+
+def evaluate(stack: Stack, run: str, *more: str, code: int = 0) -> tuple[dict, str]:
+    """The object that it prints, and what it says beside it."""
+    done = stack.run("eval", "--run", run, *LINE, "--json", *more)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_its_numbers_are_those_of_the_trajectories(stack: Stack, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    stack.engine("--mistakes", "0.4")
+    stack.worker(16)
+    found, _ = evaluate(stack, "e", "--out", str(out))
+    records = lines(out)
+    rewards = defaultdict(list)
+    for record in records:
+        rewards[record["task"]].append(record["reward"])
+    assert sorted(rewards) == list(range(8))
+    assert {len(tries) for tries in rewards.values()} == {4}
+    flat = [reward for tries in rewards.values() for reward in tries]
+    assert 0.0 < sum(flat) / 32 < 1.0
+    assert found["reward_mean"] == pytest.approx(sum(flat) / 32)
+    for k in range(1, 5):
+        draws = [all(r == 1.0 for r in draw) for tries in rewards.values() for draw in combinations(tries, k)]
+        assert found["pass_hat_k"][str(k)] == pytest.approx(sum(draws) / len(draws))
+    assert found["sampled_tokens"] == sum(sum(record["mask"]) for record in records)
+    assert (found["submitted"], found["done"], found["dead"], found["versions"]) == (32, 32, 0, ["default"])
+    stats = stack.stats("e")
+    assert (stats["delivered"], stats["groups_acked"], stats["duplicates"]) == (32, 8, 0)
+    again = stack.run("eval", "--run", "e", *LINE)
+    assert again.returncode == 1
+    assert "run e was evaluated before: evaluate again under another --run" in again.stderr
+
+
+def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    stack.engine("--latency", "0.1")
+    stack.worker(4)
+    first = stack.start("eval", "--run", "e", *LINE, "--out", str(out))
+    stack.wait(lambda: stack.stats("e")["groups_held"] >= 3, 60, "some groups")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(10)
+    held = stack.stats("e")["groups_held"]
+    assert stack.stats("e")["groups_acked"] == 0
+    with Client(stack.redis_url, run="e") as client:  # instead of waiting a minute
+        for group in client.ledger.redis.zrange(client.ledger.keys.held("eval"), 0, -1):
+            client.ledger.redis.zadd(client.ledger.keys.held("eval"), {group: 1})
+    found, _ = evaluate(stack, "e", "--out", str(out))
+    assert (found["done"], found["dead"], found["reward_mean"]) == (32, 0, 1.0)
+    assert len({record["job"] for record in lines(out)}) == len(lines(out)) == 32
+    stats = stack.stats("e")
+    assert (stats["submitted"], stats["delivered"], stats["duplicates"], stats["redelivered"]) == (32, 32, 0, held)
+
+
+def test_dead_tries_leave_their_task_out_until_they_are_played_again(stack: Stack) -> None:
+    stack.engine()
+    first = stack.start("eval", "--run", "e", *LINE)
+    stack.wait(lambda: stack.stats("e")["submitted"] == 32, 60, "the jobs")
+    dead = "e/shop.test.2/1"
+    assert stack.run("cancel", "--run", "e", dead).returncode == 0
+    stack.worker(16)
+    assert first.wait(60) == 1
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "32 submitted: 28 graded here, 1 dead" in said
+    assert "rollq: incomplete: 4 of 32 tries are missing, and their tasks are left out" in said
+    assert stack.stats("e")["groups_acked"] == 0
+    assert stack.run("requeue", "--run", "e", dead).returncode == 0
+    with Client(stack.redis_url, run="e") as client:
+        for group in client.ledger.redis.zrange(client.ledger.keys.held("eval"), 0, -1):
+            client.ledger.redis.zadd(client.ledger.keys.held("eval"), {group: 1})
+    found, _ = evaluate(stack, "e")
+    assert (found["done"], found["dead"], found["pass_hat_k"]["4"]) == (32, 0, 1.0)
+
+
+def test_a_run_of_its_own(stack: Stack) -> None:
+    assert stack.run("submit", "--run", "train", "--env", "shop", "--tasks", "0-3").returncode == 0
+    before = stack.stats("train")
+    done = stack.run("eval", "--run", "train", *LINE)
+    assert done.returncode == 2
+    assert "run train has other jobs: an evaluation needs a run of its own" in done.stderr
+    assert stack.stats("train") == before
+
+
+def test_nobody_plays(stack: Stack) -> None:
+    done = stack.run("eval", "--run", "e", *LINE, "--timeout", "0.5")
+    assert done.returncode == 1
+    assert "0 of 32 tries were graded within 0.5 s; the same line goes on. Is a rollq worker running?" in done.stderr
+
+
+def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
+    """On one run, each consumer gets the groups of the purpose that it asks for."""
+    out = tmp_path / "out.jsonl"
+    stack.engine()
+    stack.worker(8)
+    both = ("submit", "--run", "r", "--env", "shop", "--size", "2")
+    assert stack.run(*both, "--tasks", "0-3").returncode == 0
+    assert stack.run(*both, "--split", "test", "--tasks", "0-2", "--purpose", "eval", "--seal").returncode == 0
+    with Client(stack.redis_url, run="r") as client:
+        trained = [group.id for batch in client.batches(2, timeout=60) for group in acked(batch).groups]
+        assert sorted(trained) == [f"shop.train.{task}" for task in range(4)]
+        with pytest.raises(ContractError, match="purpose must be train or eval"):
+            client.batches(1, purpose="fun")  # type: ignore[arg-type]
+    done = stack.run("pull", "--run", "r", "--groups", "3", "--purpose", "eval", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    assert {record["split"] for record in lines(out)} == {"test"}
+    assert len(lines(out)) == 6
+    with Client(stack.redis_url, run="r") as client:
+        assert (client.stats()["delivered"], client.stats()["groups_acked"], client.stats()["duplicates"]) == (14, 7, 0)
+
+
+def acked(batch):
+    batch.ack()
+    return batch
+
+
+def test_a_consumer_that_dies_with_eval_groups_in_hand(stack: Stack) -> None:
+    stack.engine()
+    stack.worker(8)
+    with Client(stack.redis_url, run="r") as client:
+        client.submit([Job(env="shop", task=task, size=2, purpose=Purpose.EVAL) for task in range(3)])
+        client.seal()
+    code = """
+import sys
+from rollq import Client, Purpose
+for batch in Client(sys.argv[1], run="r", hold_s=1.0).batches(3, purpose=Purpose.EVAL):
+    print(len(batch.groups), flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, stack.redis_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as consumer:
+        assert consumer.stdout
+        assert consumer.stdout.readline() == b"3\n"
+        consumer.kill()
+        consumer.wait()
+    with Client(stack.redis_url, run="r") as client:
+        [batch] = [acked(batch) for batch in client.batches(3, purpose=Purpose.EVAL, timeout=30)]
+        assert [group.seq for group in batch.groups] == [1, 2, 3]
+        assert (client.stats()["redelivered"], client.stats()["delivered"]) == (3, 6)

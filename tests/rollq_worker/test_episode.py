@@ -1,14 +1,16 @@
 """The agent loop against the fakes: what is sent, what is recorded, how it ends."""
 
+from array import array
+
 import pytest
 
 from rollq import errors
 from rollq.job import Budget, History, Job
-from rollq.trajectory import Closed, Finish, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq.trajectory import Closed, Finish, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
 from rollq_worker.boundary import DeadlineExceeded
 from rollq_worker.episode import MAX_MALFORMED, play
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, spell
-from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation
+from rollq_worker.protocols import STOP_MARKER, Action, Generated, Grade, Observation
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
@@ -257,3 +259,141 @@ def test_an_unknown_strategy_is_the_jobs_fault(job):
 def test_the_single_tool_instruction_is_part_of_the_prompt():
     trajectory = run("bye", agent_args={"single_tool": True})
     assert "exactly one tool call" in trajectory.messages[0]["content"]
+
+
+class Pieces(FakeEngine):
+    """Replies with these texts and finishes, and remembers how it was to sample."""
+
+    def __init__(self, *pieces: tuple[str, Finish]) -> None:
+        super().__init__(["unused"])
+        self.pieces = list(pieces)
+        self.asked: list[tuple[dict, int]] = []
+
+    def generate(self, ids, *, sampling, max_new_tokens, key, check):
+        self.requests.append(ids[:])
+        self.asked.append((dict(sampling), max_new_tokens))
+        text, finish = self.pieces.pop(0)
+        out = spell(text)
+        self.replies.append(out)
+        logprobs = array("f", [-0.5] * len(out))
+        return Generated(ids=out, logprobs=logprobs, versions=[VersionSpan("v", 0, len(out))], finish=finish)
+
+
+END_TEXT = chr(END)
+
+
+def test_a_turn_ended_by_a_stop_string_is_closed_with_the_templates_token():
+    class Closes(FakeRenderer):
+        def is_end(self, id):
+            return id in (END, ord("#"))
+
+        def close(self, message, replies):
+            return ord("#")
+
+    engine = Pieces(("hm STOP", Finish.STOP), ("hm#", Finish.STOP), ("bye" + END_TEXT, Finish.STOP))
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, sampling={"stop": ["STOP", "#"]}),
+        engine=engine,
+        renderer=Closes(),
+        environment=FakeEnvironment(),
+        user=FakeUser(["hello", "go on", "well?"]),
+        journal=FakeJournal(),
+    )
+    check_tokens(trajectory, engine)
+    assert (trajectory.stop, trajectory.turns) == (Stop.DONE, 3)
+    assert "".join(map(chr, trajectory.events[2].ids)) == "#[user]go on[assistant]"
+    assert "".join(map(chr, trajectory.events[4].ids)) == "[user]well?[assistant]"  # a close of its own is enough
+
+
+def test_what_was_sampled_of_a_turn_counts_for_its_least_length():
+    engine = Pieces(("12345", Finish.ABORT), ("", Finish.ABORT), ("678", Finish.ABORT), ("9" + END_TEXT, Finish.STOP))
+    run(engine=engine, sampling={"min_new_tokens": 7}, budget={"max_turns": 1, "max_new_tokens": 20})
+    assert [(asked["min_new_tokens"], room) for asked, room in engine.asked] == [(7, 20), (2, 15), (2, 15), (0, 12)]
+
+
+def test_an_abort_at_a_stop_token_ends_the_turn_unless_the_job_ignores_those():
+    engine = Pieces(("12" + END_TEXT, Finish.ABORT))
+    assert run(engine=engine).stop is Stop.DONE
+    engine = Pieces(("12" + END_TEXT, Finish.ABORT), ("34" + END_TEXT + "5" + END_TEXT, Finish.LENGTH))
+    trajectory = run(engine=engine, sampling={"ignore_eos": True}, budget={"max_turns": 2})
+    assert (trajectory.stop, trajectory.turns) == (Stop.LENGTH, 1)
+    assert [len(e.ids) for e in trajectory.events if isinstance(e, Sampled)] == [3, 5]
+
+
+def test_an_abort_at_the_jobs_own_stop_token_ends_the_turn():
+    engine = Pieces(("12#", Finish.ABORT), ("bye" + END_TEXT, Finish.STOP))
+    trajectory = run(engine=engine, sampling={"stop_token_ids": [ord("#")]}, user=FakeUser(["hello", "go on"]))
+    assert (trajectory.stop, trajectory.turns) == (Stop.DONE, 2)
+
+
+def test_a_turn_under_a_grammar_is_sampled_anew_when_it_is_interrupted():
+    """The engine would begin the grammar anew in its middle."""
+    engine = Pieces(('{"a', Finish.ABORT), ("", Finish.ABORT), ('{"a": 1}', Finish.STOP))
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, sampling={"json_schema": "{}"}, budget=Budget(max_turns=1)),
+        engine=engine,
+        renderer=FakeRenderer(),
+        environment=FakeEnvironment(),
+        user=FakeUser(),
+        journal=FakeJournal(),
+    )
+    assert engine.requests[0] == engine.requests[1] == engine.requests[2]
+    assert [(e.ids, e.finish) for e in trajectory.events if isinstance(e, Sampled)] == [
+        (spell('{"a": 1}'), Finish.STOP)
+    ]
+
+
+def test_calls_keep_the_ids_that_the_model_gave_them():
+    texts = [
+        '[{"id": "x1", "name": "add", "arguments": {}}, {"id": "x1", "name": "add", "arguments": {}}]',
+        CALL,
+        "{oops",
+        '{"id": "x1", "name": "add", "arguments": {}}',
+        "bye",
+    ]
+    trajectory = run(*texts, agent_args={"calls": "all"})
+    called = [call["id"] for m in trajectory.messages for call in m.get("tool_calls", ())]
+    assert called == ["x1", "call_1", "call_2", "x1"]
+    answered = [m["tool_call_id"] for m in trajectory.messages if m["role"] == "tool"]
+    assert answered == ["x1", "call_1", "call_2", "call_3", "x1"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        5,
+        [None],
+        [{"type": "function"}],
+        [{"type": "function", "function": {"parameters": {}}}],
+        [{"type": "function", "function": {"name": 5}}],
+        [{"type": "function", "function": {"name": ""}}],
+        [{"type": "function", "function": {"name": "f", "parameters": []}}],
+        [{"type": "function", "function": {"name": "f", "description": None}}],
+        [{"type": "function", "function": {"name": "f", "parameters": {"x": float("nan")}}}],
+        [{"type": "function", "function": {"name": "f", "parameters": {"x": {1, 2}}}}],
+        [{"type": "function", "function": {"name": "f"}}] * 2,
+    ],
+    ids=repr,
+)
+def test_tools_that_are_none_are_the_environments_failure(tools):
+    with pytest.raises(errors.EnvironmentFailure, match=r"environment\.tools"):
+        run("bye", environment=FakeEnvironment(tools=tools))
+
+
+def test_an_opening_that_is_not_the_users_own_is_the_environments_failure():
+    """A journal has the message only, so a replay would not know what the user had said."""
+
+    class Embroiders(FakeEnvironment):
+        def reset(self, user):
+            return "Customer: " + super().reset(user)
+
+    with pytest.raises(errors.EnvironmentFailure, match="Customer: hello"):
+        run("bye", environment=Embroiders())
+
+    class Mute(FakeEnvironment):
+        def reset(self, user):
+            super().reset(FakeUser(["unheard"]))
+            self.user = user
+            return "Ticket 7"
+
+    assert run("bye", environment=Mute(), user=FakeUser(["never said"])).messages[1]["content"] == "Ticket 7"

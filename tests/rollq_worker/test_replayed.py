@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.codec import decode_event, encode_event
-from rollq.job import Budget, Job
-from rollq.trajectory import Observed, Prompt, Sampled
+from rollq.job import Budget, History, Job
+from rollq.trajectory import Observed, Prompt, Sampled, Stop
 from rollq_worker.episode import play
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from rollq_worker.protocols import Action, Observation
@@ -122,3 +122,115 @@ def test_sampled_tokens_of_another_turn_are_refused():
     assert isinstance(prompt, Prompt)
     with pytest.raises(Diverged, match="turn 5"):
         run([prompt, replace(sampled, turn=5)])
+
+
+ASK = '{"name": "ask", "arguments": {"question": "%s"}}'
+
+
+class Consulting(FakeEnvironment):
+    """Asks its user within a tool call, shows the answer otherwise than it was said, and respells all replies."""
+
+    def step(self, action: Action) -> Observation:
+        assert self.user is not None
+        if action.name == "ask":
+            self.actions.append(action)
+            said = [self.user.reply(action.arguments["question"]) for _ in range(2)]
+            return Observation(" / ".join(said).upper())
+        seen = super().step(action)
+        return replace(seen, text=f"({seen.text})")
+
+
+TALK = (ASK % "who?", CALL, "and now?", f"[{ASK % 'a'}, {ASK % 'b'}]", "bye")
+WORDS = ("hello", *(f"word {n}" for n in range(20)))
+
+
+def consult(recorded=(), texts=TALK, user=None, environment=None):
+    return play(
+        Job(run="r", group="g", env="fake", task=0, agent_args={"calls": "all"}, budget=Budget(max_turns=5)),
+        engine=FakeEngine(texts),
+        renderer=FakeRenderer(),
+        environment=environment or Consulting(),
+        user=user or Counting(WORDS),
+        journal=FakeJournal(),
+        recorded=recorded,
+    )
+
+
+@pytest.mark.parametrize("cut", range(11))
+def test_a_user_who_is_asked_within_tool_calls_is_not_asked_again(cut):
+    whole = consult()
+    assert [len(e.actions) for e in whole.events if isinstance(e, Observed)] == [1, 1, 1, 2, 1]
+    assert whole.messages[3]["content"] == "WORD 0 / WORD 1"
+    recorded = wired(whole.events[:cut])
+    turns = sum(isinstance(event, Sampled) for event in recorded)
+    user = Counting(WORDS)
+    again = consult(recorded, TALK[turns:] or ("never",), user)
+    assert seen(again) == seen(whole)
+    answered = sum(isinstance(event, Observed) for event in recorded)
+    assert user.asked == 9 - [0, 1, 3, 3, 4, 8, 9][answered + bool(recorded)]
+    assert len(user.heard) == 8  # what it did not say it was told of
+
+
+def test_an_environment_that_asks_more_or_less_than_it_did_has_diverged():
+    recorded = wired(consult().events[:3])
+    user = Counting(WORDS)
+
+    class Curious(Consulting):
+        def step(self, action: Action) -> Observation:
+            assert self.user is not None
+            self.user.reply("once more")
+            return super().step(action)
+
+    with pytest.raises(Diverged, match="asked more"):
+        consult(recorded, user=user, environment=Curious())
+    assert user.asked == 0
+
+    class Incurious(Consulting):
+        def step(self, action: Action) -> Observation:
+            assert self.user is not None
+            return Observation(self.user.reply("?").upper() + " / WORD 1")
+
+    with pytest.raises(Diverged, match="actions"):
+        consult(recorded, user=user, environment=Incurious())
+
+
+def test_an_environment_that_answers_for_its_user():
+    class Answers(FakeEnvironment):
+        def step(self, action: Action) -> Observation:
+            return (
+                Observation("noted", done=len(self.actions) > 2) if action.name == "respond" else super().step(action)
+            )
+
+    texts = ("hm", CALL, "hm", CALL, CALL, "bye")
+    whole = consult((), texts, environment=Answers())
+    for cut in range(len(whole.events)):
+        recorded = wired(whole.events[:cut])
+        turns = sum(isinstance(event, Sampled) for event in recorded)
+        assert seen(consult(recorded, texts[turns:] or ("never",), environment=Answers())) == seen(whole)
+
+
+@pytest.mark.parametrize("history", list(History))
+@pytest.mark.parametrize("context", [60, 200, 330, 1 << 20])
+def test_a_successor_with_another_context_does_not_diverge(history, context):
+    """Whether a turn was followed by another one is recorded, not worked out anew."""
+
+    def again(recorded, engine):
+        return play(
+            Job(run="r", group="g", env="fake", task=0, history=history),
+            engine=engine,
+            renderer=FakeRenderer(),
+            environment=FakeEnvironment(),
+            user=FakeUser(LINES),
+            journal=FakeJournal(),
+            recorded=recorded,
+        )
+
+    whole = again((), FakeEngine(TEXTS, context=context))
+    for cut in range(1, len(whole.events)):
+        recorded = wired(whole.events[:cut])
+        ended = cut == len(whole.events) - 1
+        for other in (1, 1 << 20):
+            found = again(recorded, FakeEngine(["bye"], context=other))
+            assert wired(found.events[:cut]) == recorded
+            if ended and not (history is History.TEMPLATE and whole.stop is Stop.LENGTH):
+                assert seen(found) == seen(whole)

@@ -23,7 +23,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="each row with seeds 0 to N-1 (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="rows at a time (%(default)s)")
-    parser.add_argument("--storm", type=float, default=0.0, metavar="SECONDS", help="faults at random for so long")
+    storm = "instead, all faults at random, for so long (180)"
+    parser.add_argument("--storm", type=float, nargs="?", const=180.0, default=0.0, metavar="SECONDS", help=storm)
     parser.add_argument("--json", action="store_true", help="one JSON object a row, and no table")
     args = parser.parse_args()
     names = ["storm"] if args.storm else args.row or list(rows)
@@ -54,6 +55,9 @@ def report(done: list[Account], folder: Path, wall_s: float, *, quiet: bool) -> 
     order = list(load())
     done.sort(key=lambda account: (order.index(account.row) if account.row in order else -1, account.seed))
     if not quiet:
+        for account in done:
+            if account.row == "storm":
+                print(f"\nseed {account.seed}:\n{accounts.sums(account)}")
         print(f"\n{accounts.table(done)}\n\n{len(done)} rows in {wall_s:.0f} s")
     bad = [account for account in done if account.wrong]
     for account in bad:

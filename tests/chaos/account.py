@@ -7,10 +7,10 @@ tokens that precede it.
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollq.replies import State
 from tests.chaos.gateway import Gateway, digest
 from tests.chaos.scene import Scene
 
@@ -34,6 +34,8 @@ class Account:
     recovered_s: float | None = None
     """The longest time from a fault to what it had disturbed going on."""
     wall_s: float = 0.0
+    sums: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """What was summed up -> (by the ledger, without it)."""
     wrong: list[str] = field(default_factory=list)
     """What does not add up, in words; empty for a good row."""
 
@@ -50,64 +52,57 @@ def settle(account: Account, scene: Scene) -> None:
     """Fills in the account of a run that has ended."""
     stats, lines = scene.stats(), read(scene)
     delivered = Counter(str(line["job"]) for line in lines)
-    dead = {letter.job_id for letter in scene.client.dead()}
-    dropped = _dropped(scene, delivered)
+    dead = scene.dead()
+    dropped = scene.dropped(scene.expected - set(delivered) - set(dead))
     account.faults = scene.faults + scene.gateway.spoiled
     account.jobs, account.done, account.dead = len(scene.expected), stats["done"], stats["dead"]
     account.delivered = len(delivered)
-    account.lost = len(scene.expected - set(delivered) - dead - dropped)
+    account.lost = len(missing := scene.expected - set(delivered) - set(dead) - dropped)
     account.duplicated = sum(delivered.values()) - len(delivered) + stats["duplicates"]
     account.regenerated = scene.gateway.regenerated
     account.resumed = stats["resumed"]
     account.recovered_s = max(scene.recovered_s, default=None)
     account.wrong += scene.wrong
-    account.wrong += _sums(stats, scene, len(delivered), len(dropped), len(dead))
+    account.sums = _sums(stats, scene, lines, len(dropped), len(dead))
+    account.wrong += [
+        f"{what}: {ours}, not {theirs}" for what, (ours, theirs) in account.sums.items() if ours != theirs
+    ]
     account.wrong += _content(lines, scene)
+    bound = scene.regenerable
+    if bound is not None and account.regenerated > bound:
+        account.wrong.append(f"{account.regenerated} turns were generated again, where {bound} were disturbed")
     if strangers := set(delivered) - scene.expected:
         account.wrong.append(f"delivered, but never submitted: {sorted(strangers)[:3]}")
-    if dead != scene.doomed:
-        odd = [f"{letter.job_id}: {letter.failure}: {letter.reason[:300]}" for letter in scene.client.dead()]
+    if set(dead) != scene.doomed:
+        odd = [f"{job}: {why[:300]}" for job, why in dead.items()]
         account.wrong.append(f"{len(dead)} dead where {len(scene.doomed)} were to die: {odd[:2]}")
-    if both := dead & set(delivered):
+    if both := set(dead) & set(delivered):
         account.wrong.append(f"dead and delivered: {sorted(both)[:3]}")
-    if account.lost:
-        missing = scene.expected - set(delivered) - dead - dropped
+    if missing:
         account.wrong.append(f"lost: {sorted(missing)[:3]}")
     if account.duplicated:
         account.wrong.append(f"twice: {[job for job, times in delivered.items() if times > 1][:3]}")
 
 
-def _dropped(scene: Scene, delivered: Counter[str]) -> set[str]:
-    """Done members of groups that were dropped."""
-    found = set()
-    for job in scene.expected - set(delivered):
-        state = scene.state(job)
-        if state and state.state is State.DONE and state.group_state == "dropped":
-            found.add(job)
-    return found
-
-
-def _sums(stats: dict[str, Any], scene: Scene, delivered: int, dropped: int, dead: int) -> list[str]:
-    """The ledger's sums, among themselves and against the file."""
-    left = {name: stats[name] for name in ("queued", "leased", "groups_open", "groups_ready", "groups_held")}
-    pairs = {
+def _sums(
+    stats: dict[str, Any], scene: Scene, lines: list[dict[str, Any]], dropped: int, dead: int
+) -> dict[str, tuple[int, int]]:
+    """What must be equal: what the ledger counts, and what can be counted without it."""
+    left = ("queued", "leased", "groups_open", "groups_ready", "groups_held")
+    delivered = len({line["job"] for line in lines})
+    sums = {
         "submitted": (stats["submitted"], len(scene.expected)),
-        "submitted = done + dead": (stats["submitted"], stats["done"] + stats["dead"]),
-        "delivered + members of dropped groups = done": (stats["delivered"] + dropped, stats["done"]),
-        "delivered, ledger and file": (stats["delivered"], delivered),
-        "dead, total and list": (stats["dead"], dead),
-        "left over": (sum(left.values()), 0),
+        "done + dead = submitted": (stats["done"] + stats["dead"], len(scene.expected)),
+        "delivered = jobs in the file": (stats["delivered"], delivered),
+        "done = jobs in the file + members of dropped groups": (stats["done"], delivered + dropped),
+        "dead = letters": (stats["dead"], dead),
+        "duplicates = lines that come again": (stats["duplicates"], len(lines) - delivered),
+        "queued, leased, open, ready or held": (sum(stats[name] for name in left), 0),
     }
-    wrong = [f"{what}: {ours} is not {theirs}" for what, (ours, theirs) in pairs.items() if ours != theirs]
-    bound = scene.regenerable
-    if bound is not None and scene.gateway.regenerated > bound:
-        wrong.append(f"{scene.gateway.regenerated} turns were generated twice, where {bound} jobs were disturbed")
     if not dropped and not stats["dead"]:
-        tokens, turns = sum(sum(line["mask"]) for line in read(scene)), sum(line["turns"] for line in read(scene))
-        if (stats["sampled_tokens"], stats["turns"]) != (tokens, turns):
-            wrong.append(f"the ledger counts {stats['sampled_tokens']} tokens in {stats['turns']} turns, "
-                         f"the file {tokens} in {turns}")  # fmt: skip
-    return wrong
+        sums["turns = turns in the file"] = stats["turns"], sum(line["turns"] for line in lines)
+        sums["tokens sampled = in the file"] = stats["sampled_tokens"], sum(sum(line["mask"]) for line in lines)
+    return sums
 
 
 def _content(lines: list[dict[str, Any]], scene: Scene) -> list[str]:
@@ -145,13 +140,23 @@ TITLES = ("row", "seed", "faults", "jobs", "done", "dead", "delivered", "lost", 
 
 
 def table(accounts: list[Account]) -> str:
-    """The accounts as a Markdown table."""
+    """The accounts as a Markdown table, a line each."""
     rows = [
         (a.row, a.seed, a.faults, a.jobs, a.done, a.dead, a.delivered, a.lost, a.duplicated, a.regenerated, a.resumed,
          "-" if a.recovered_s is None else f"{a.recovered_s:.1f}", f"{a.wall_s:.0f}")
         for a in accounts
     ]  # fmt: skip
-    texts = [TITLES, *[tuple(map(str, row)) for row in rows]]
-    widths = [max(len(text[n]) for text in texts) for n in range(len(TITLES))]
+    return _markdown([TITLES, *[tuple(map(str, row)) for row in rows]])
+
+
+def sums(account: Account) -> str:
+    """One account's sums as a Markdown table."""
+    return _markdown(
+        [(account.row, "rollq stats", "counted"), *[(what, str(a), str(b)) for what, (a, b) in account.sums.items()]]
+    )
+
+
+def _markdown(texts: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(text[n]) for text in texts) for n in range(len(texts[0]))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(t, widths, strict=True)) + " |" for t in texts]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

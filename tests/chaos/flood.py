@@ -3,7 +3,9 @@
 import json
 
 import celery
+import redis
 
+from rollq.keys import QUEUE
 from tests.chaos.parts import RUN
 from tests.chaos.scene import Scene
 
@@ -28,13 +30,12 @@ WRONG: tuple[list[object], ...] = (
 
 def flood(scene: Scene) -> int:
     """Puts every kind of junk on the queue, and every job of the run again. Returns how many messages."""
-    redis, queue = scene.broker()
-    for junk in (*JUNK, json.dumps(ENVELOPE).encode()):
-        redis.rpush(queue, junk)
+    with redis.Redis.from_url(scene.redis_url) as connection:
+        connection.rpush(QUEUE, *JUNK, json.dumps(ENVELOPE).encode())
     jobs = [[job] for job in scene.rng.sample(sorted(scene.expected), min(20, len(scene.expected)))]
     with celery.Celery(broker=scene.redis_url, set_as_current=False) as app:
         app.conf.broker_pool_limit = None
         for args in (*WRONG, *jobs):
-            app.send_task("rollq.play", args=args, queue=queue)
-        app.send_task("no.such.task", args=[1], queue=queue)
+            app.send_task("rollq.play", args=args, queue=QUEUE)
+        app.send_task("no.such.task", args=[1], queue=QUEUE)
     return len(JUNK) + 2 + len(WRONG) + len(jobs)

@@ -8,9 +8,11 @@ import asyncio
 import hashlib
 import json
 import threading
+import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -42,6 +44,12 @@ class Gateway:
         """job -> digest of the prompt -> sampled ids, an entry an answer."""
         self.begun: Counter[tuple[str, bytes]] = Counter()
         """(job, prompt) -> generations that were begun and not refused."""
+        self.open: Counter[str] = Counter()
+        """job -> generations that it waits for."""
+        self.asked: dict[str, float] = {}
+        """job -> when it last asked for one (monotonic)."""
+        self.left: dict[str, float] = {}
+        """job -> when whoever asked for it last hung up without an answer."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway")
         self._thread.start()
@@ -56,6 +64,11 @@ class Gateway:
     def regenerated(self) -> int:
         """Generations that were begun again from the same prompt."""
         return sum(times - 1 for times in self.begun.values() if times > 1)
+
+    @property
+    def waiting(self) -> int:
+        """Generations that somebody waits for."""
+        return sum(count for job, count in list(self.open.items()) if job)
 
     def up(self) -> None:
         """Listen."""
@@ -106,7 +119,8 @@ class Gateway:
         asked = _asked(request, body)
         self.begun[asked] += asked[0] != ""
         try:
-            status, reply, kind = await self._ask(request, body)
+            with self._waiting(asked[0]):
+                status, reply, kind = await self._ask(request, body)
         except aiohttp.ClientError as e:
             if isinstance(e, aiohttp.ClientConnectorError):
                 self.begun[asked] -= asked[0] != ""
@@ -116,6 +130,18 @@ class Gateway:
         if spoil == "reset":
             return _reset(request)
         return web.Response(status=status, body=_spoil(reply, spoil), content_type=kind)
+
+    @contextmanager
+    def _waiting(self, job: str) -> Iterator[None]:
+        self.asked[job] = time.monotonic()
+        self.open[job] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.left[job] = time.monotonic()
+            raise
+        finally:
+            self.open[job] -= 1
 
     async def _ask(self, request: web.Request, body: bytes) -> tuple[int, bytes, str]:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}

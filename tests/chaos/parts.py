@@ -19,7 +19,6 @@ from typing import Any
 
 from rollq import Client
 from rollq.children import Child
-from rollq.embedded import command as redis_command
 from tests.chaos.cable import Cable
 from tests.chaos.gateway import Gateway
 
@@ -87,7 +86,7 @@ class Parts:
         self.children.append(child)
         return child
 
-    def run(self, *args: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    def run(self, *args: str, timeout_s: float = 60.0) -> Any:
         """A command in the foreground; returns its JSON."""
         done = subprocess.run(
             [sys.executable, "-m", "rollq", *args, "--json"],
@@ -98,15 +97,10 @@ class Parts:
         )
         if done.returncode:
             raise Stuck(f"rollq {' '.join(args)}: exit code {done.returncode}: {done.stderr.strip()}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return json.loads(done.stdout.splitlines()[-1])
 
     def start_redis(self) -> None:
-        data = self.folder / "redis"
-        data.mkdir(exist_ok=True)
-        log = self.folder / f"{len(self.children):02}-redis.log"
-        self.redis = Child("redis", redis_command(self.redis_port, data), log=log)
-        self.children.append(self.redis)
+        self.redis = self.start("redis", "redis", "--port", str(self.redis_port), "--dir", str(self.folder / "redis"))
         self.wait(lambda: "Ready to accept" in self.redis.tail(), "Redis", 20)
         if hasattr(self, "client"):
             self.client.close()

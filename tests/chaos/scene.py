@@ -15,7 +15,6 @@ from typing import Any
 from rollq.children import Child
 from rollq.errors import RollqError
 from rollq.export import record
-from rollq.keys import QUEUE
 from rollq.replies import JobState, State
 from tests.chaos.parts import RUN, Parts
 
@@ -87,6 +86,15 @@ class Scene(Parts):
         if self.consumer is None or self.consumer.exit_code is not None:
             self.consume()
         self.wait(self._delivered, "the delivery of all groups")
+
+    def dead(self) -> dict[str, str]:
+        """The dead jobs, and what killed each."""
+        return {letter.job_id: f"{letter.failure}: {letter.reason}" for letter in self.client.dead()}
+
+    def dropped(self, jobs: Iterable[str]) -> set[str]:
+        """Those of them that are done, in a group that was dropped."""
+        states = {job: self.state(job) for job in jobs}
+        return {job for job, s in states.items() if s and s.state is State.DONE and s.group_state == "dropped"}
 
     def state(self, job: str) -> JobState | None:
         """None for an unknown job, and for one whose record cannot be read."""
@@ -168,10 +176,6 @@ class Scene(Parts):
     def check(self, good: bool, otherwise: str) -> None:
         if not good:
             self.wrong.append(otherwise)
-
-    def broker(self) -> Any:
-        """The queue's Redis and its name."""
-        return self.client.ledger.redis, QUEUE
 
     def later(self, seconds: float, act: Callable[[], object]) -> threading.Timer:
         """Does it after a while, from another thread (no process may be started there)."""

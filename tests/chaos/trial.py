@@ -8,8 +8,7 @@ from pathlib import Path
 from tests.chaos import account as accounts
 from tests.chaos.account import Account
 from tests.chaos.rows import Row, load
-from tests.chaos.scene import Scene
-from tests.chaos.storm import storm
+from tests.chaos.storm import Outside, storm
 
 GRACE_S = 100.0
 """What a storm's run may take to settle: a killed consumer's hold lasts a minute."""
@@ -19,7 +18,7 @@ def play(row: Row, seed: int, folder: Path) -> Account:
     """One row, once, in its own folder, which is kept when something is wrong."""
     start = time.monotonic()
     account = Account(row=row.name, seed=seed)
-    scene = Scene(folder, seed, row.deadline_s)
+    scene = row.scene(folder, seed, row.deadline_s)
     try:
         row.inject(scene)
         scene.settle()
@@ -43,7 +42,8 @@ def play(row: Row, seed: int, folder: Path) -> Account:
 def run(name: str, seed: int, folder: Path, storm_s: float = 0.0) -> Account:
     """One row by its name; in a process of its own, for children live and die with the thread that started them."""
     if storm_s:
-        row = Row(name="storm", inject=partial(storm, seconds=storm_s), deadline_s=storm_s * 2 + GRACE_S)
+        inject = partial(storm, seconds=storm_s)
+        row = Row(name="storm", inject=inject, deadline_s=storm_s * 2 + GRACE_S, scene=Outside)
     else:
         row = load()[name]
     return play(row, seed, folder)

@@ -20,6 +20,7 @@ class Row:
     inject: Break
     deadline_s: float
     """From the first process to the last; a run that is not whole by then counts as lost."""
+    scene: type[Scene] = Scene
 
 
 ROWS: dict[str, Row] = {}

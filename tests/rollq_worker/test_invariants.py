@@ -81,9 +81,20 @@ GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
         {"sampling": {"stop_token_ids": [OTHER_END]}},
         [prompt(), sampled(0, 5, OTHER_END), observed(0, END, 4), sampled(1, END)],
     ),
+    "ended as the template ends it": (
+        {"sampling": {"stop_token_ids": [TEMPLATE_END]}},
+        [prompt(), sampled(0, 5, TEMPLATE_END), observed(0, 4), sampled(1, END)],
+    ),
+    "closed as the template does": (
+        {"sampling": {"stop": ["x"]}},
+        [prompt(), sampled(0, 5), observed(0, TEMPLATE_END, 4)],
+    ),
     "a stop string": ({"sampling": {"stop": ["x"]}}, [prompt(), sampled(0, 5, 6), observed(0, END, 4)]),
     "a grammar": ({"sampling": {"regex": "a"}}, [prompt(), sampled(0, 5), observed(0, END, 4)]),
-    "eos ignored": ({"sampling": {"ignore_eos": True}}, [prompt(), sampled(0, END, 5, finish=Finish.LENGTH)]),
+    "eos ignored": (
+        {"sampling": {"ignore_eos": True}},
+        [prompt(), sampled(0, END, 5, END, finish=Finish.ABORT), sampled(0, 5, finish=Finish.LENGTH)],
+    ),
     "history rewritten": (
         {},
         [prompt(), sampled(0, 5, END), observed(0), prompt(1, 2), sampled(1, 5, END), observed(1)],
@@ -126,6 +137,11 @@ BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
     "I3 no spans": (OPEN, sampled(0, 5, END, versions=[]), EngineBreach),
     "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
     "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
+    "I4 sampled behind an abort at a stop token": (
+        [*OPEN, sampled(0, END, finish=Finish.ABORT)],
+        sampled(0, END),
+        JobBreach,
+    ),
     "I5 a bridge without a close": ([prompt(), sampled(0, 5, finish=Finish.LENGTH)], observed(0, 4), JobBreach),
     "I6 not a number": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, float("nan")])), EngineBreach),
     "I6 infinite": (OPEN, sampled(0, 5, END, logprobs=array("f", [float("-inf"), -1])), EngineBreach),
@@ -164,6 +180,90 @@ def test_what_is_sent_is_what_the_events_hold() -> None:
             checks.sending(wrong)
     with pytest.raises(JobBreach, match="nothing may be sampled behind Sampled"):
         follow(invariants(), *ENDED).sending(ids[:5])
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Event]:
+    """What a loop that does everything right may record, but for rewritten history."""
+    ids = st.lists(st.integers(10, VOCABULARY - 1), min_size=1, max_size=4)
+    events: list[Event] = [prompt(*draw(ids))]
+    for turn in range(draw(st.integers(1, 4))):
+        for _ in range(draw(st.integers(0, 2))):
+            events.append(sampled(turn, *draw(ids), finish=Finish.ABORT, versions=None))
+        events.append(sampled(turn, *draw(ids), END, finish=draw(st.sampled_from(Finish)), versions=None))
+        events.append(observed(turn, *draw(ids)))
+    for at, event in enumerate(events):
+        if isinstance(event, Sampled):
+            cut = draw(st.integers(1, len(event.ids)))
+            spans = [VersionSpan(draw(st.sampled_from("12")), 0, cut), VersionSpan("1", cut, len(event.ids))]
+            events[at] = replace(event, versions=[span for span in spans if span.start < span.end])
+    return events
+
+
+def changed(event: Event, **fields: Any) -> list[Event]:
+    return [replace(event, **fields)]
+
+
+def cut(event: Sampled, drop: int) -> Sampled:
+    """Without its last tokens."""
+    return sampled(event.turn, *event.ids[: len(event.ids) - drop], finish=event.finish)
+
+
+BREAKS: dict[str, tuple[type, Any]] = {
+    # What becomes of an event so that the invariant no longer holds.
+    "I2 a logprob too many": (Sampled, lambda e: changed(e, logprobs=e.logprobs + array("f", [-1]))),
+    "I2 a logprob too few": (Sampled, lambda e: changed(e, logprobs=e.logprobs[1:])),
+    "I3 no prompt": (Prompt, lambda e: []),
+    "I3 two prompts": (Prompt, lambda e: [e, e]),
+    "I3 a turn without an answer": (Observed, lambda e: []),
+    "I3 an answer without a bridge": (Observed, lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)]),
+    "I3 versions from the second token on": (
+        Sampled,
+        lambda e: changed(e, versions=[VersionSpan("1", 1, len(e.ids) + 1)]),
+    ),
+    "I4 stop behind any token": (Sampled, lambda e: changed(sampled(e.turn, 5), finish=Finish.STOP)),
+    "I4 on behind a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
+    "I5 a bridge in the middle of nowhere": (
+        Observed,
+        lambda e: [replace(e, ids=array("I", [4, END])) if e.ids else e],
+    ),
+    "I6 not a logarithm": (Sampled, lambda e: changed(e, logprobs=array("f", [0.5] * len(e.ids)))),
+    "I6 no number": (Sampled, lambda e: changed(e, logprobs=array("f", [float("nan")] * len(e.ids)))),
+    "I6 impossible": (Sampled, lambda e: changed(e, logprobs=array("f", [float("-inf")] * len(e.ids)))),
+    "I8 a prompt beyond the vocabulary": (Prompt, lambda e: changed(e, ids=array("I", [VOCABULARY]))),
+    "I8 a bridge beyond the vocabulary": (Observed, lambda e: changed(e, ids=array("I", [4, VOCABULARY]))),
+    "I9 a turn left out": (Sampled, lambda e: changed(e, turn=e.turn + 1)),
+    "I9 a turn answered twice": (Observed, lambda e: [e, e]),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+@given(events=episodes(), data=st.data())
+def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data: st.DataObject) -> None:
+    follow(invariants(), *events)
+    kind, change = BREAKS[name]
+    at = data.draw(st.sampled_from([n for n, event in enumerate(events) if isinstance(event, kind)]))
+    if name.startswith("I5"):  # in front of it a turn that was cut
+        last = events[at - 1]
+        assert isinstance(last, Sampled)
+        events[at - 1] = replace(cut(last, 1), finish=Finish.LENGTH)
+    broken = [*events[:at], *change(events[at]), *events[at + 1 :]]
+    if name == "I3 a turn without an answer" and at == len(events) - 1:
+        broken.append(sampled(events[at].turn + 1, END))  # type: ignore[union-attr]
+    with pytest.raises(ContractError):
+        follow(invariants(), *broken)
+
+
+@given(events=episodes(), data=st.data())
+def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event], data: st.DataObject) -> None:
+    """I1. By length and last token: an array that is only ever appended to has no other way to differ."""
+    checks = follow(invariants(), *events)
+    ids = [token for event in events for token in event.ids]  # type: ignore[union-attr]
+    checks.sending(array("I", ids))
+    other = data.draw(st.integers(0, VOCABULARY).filter(lambda token: token != ids[-1]))
+    for wrong in (ids[:-1], [*ids, other], [*ids[:-1], other], ids[1:]):
+        with pytest.raises(JobBreach):
+            checks.sending(array("I", wrong))
 
 
 @given(

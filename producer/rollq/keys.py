@@ -3,12 +3,13 @@
 A run's keys share the hash tag `{run}`, so that they lie in one cluster slot and a script may touch several; scripts
 get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
 
-    rollq:runs                   zset  run -> when it was first submitted to (the only key outside a run's slot)
+    rollq:runs                   zset  run -> when it was first submitted to
+    rollq:pulse                  hash  beat (when a reaper was last here), grace (no lease expires before): see pulse.py
     rollq:turn:<hash>            str   token: a worker sends a request alone that an engine may die of (turn.py)
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
-    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, reaped (time of the last reap),
-                                       grace (no lease expires before), budgeted, budget:<class> (its own budgets)
+    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, mended (when that was last done),
+                                       budgeted, budget:<class> (its own budgets)
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerView.stats`
@@ -22,7 +23,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:group:<group>    hash  seq, size, viable, purpose; state (open ready held acked dropped); done, dead
                                        (members so far); token (of the last hold), handed (times);
                                        submitted, resubmitted (tokens of the first and the last submission);
-                                       discarded (dead members whose remains were deleted)
+                                       discarded (dead members whose remains were deleted);
+                                       tally:<sample> (what a done member adds to the totals)
     rollq:{run}:job:<job>        hash  body, digest, deadline_s; state (queued leased done dead); attempt (claims so
                                        far); token, worker, claimed, deadline, set_aside (of the last claim);
                                        not_before; restart; reach (journal entries up to the farthest turn); aside
@@ -40,6 +42,8 @@ QUEUE = "rollq"
 """The Celery queue's name."""
 RUNS = "rollq:runs"
 """All runs."""
+PULSE = "rollq:pulse"
+"""The reapers' own key."""
 TURN = "rollq:turn:"
 """Locks, by a hash of what they are for."""
 

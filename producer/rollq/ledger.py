@@ -47,12 +47,12 @@ LEASE_S = 15.0
 """A claim's lease: a worker that is silent for so long has lost its jobs."""
 HOLD_S = 60.0
 """A batch's hold: a consumer that is silent for so long has lost its groups."""
+MENDED_S = 30.0
+"""A run is mended no more often than that: it means walking all of Redis."""
 PUBLISHING_S = 5.0
 """A publication that is not confirmed by then is made again."""
 CONFIRMED_S = 600.0
 """A published job that nobody has claimed by then is published again."""
-OUTAGE_S = 5.0
-"""Without a reap for so long, Redis or every worker was away."""
 REASON = 8000
 """Characters of a failure's reason that are kept."""
 
@@ -159,17 +159,17 @@ class Ledger(LedgerView):
         self._written(self._call("append", [job_id, attempt, index, lease_s, turn, blob]), job_id, attempt, index)
 
     def renew(
-        self, members: Sequence[tuple[str, int]], lease_s: float = LEASE_S, stopped_s: Sequence[float] = ()
+        self, members: Sequence[tuple[str, int]], lease_s: float = LEASE_S, left_s: Sequence[float] = ()
     ) -> list[tuple[str, int]]:
         """Extend the leases of these (job id, attempt). Returns those that are lost: their episodes must stop.
 
-        `stopped_s`, one a member: seconds in which the attempt's deadline clock stood still (the engine was away).
+        `left_s`, one a member: seconds to the attempt's deadline, past which its lease never lasts.
         """
         if not members:
             return []
         args: list[Any] = [lease_s]
-        for (job_id, attempt), stopped in zip(members, stopped_s or [0.0] * len(members), strict=True):
-            args += [job_id, attempt, stopped]
+        for (job_id, attempt), left in zip(members, left_s or [lease_s] * len(members), strict=True):
+            args += [job_id, attempt, left]
         return [members[position] for position in self._call("renew", args)]
 
     def complete(
@@ -190,8 +190,15 @@ class Ledger(LedgerView):
         closed = decode_event(blob, job_id)
         if not isinstance(closed, Closed) or closed.stop not in GRADED:
             raise ContractError(f"job {job_id}: only a graded Closed completes a job")
-        args = [job_id, attempt, index, closed.stop.value, closed.reward, turns, sampled_tokens, total_tokens, blob]
-        self._written(self._call("complete", args), job_id, attempt, index)
+        tally = {
+            f"stop:{closed.stop.value}": 1,
+            "reward_sum": closed.reward,
+            "turns": turns,
+            "sampled_tokens": sampled_tokens,
+            "total_tokens": total_tokens,
+        }
+        text = " ".join(f"{name} {number}" for name, number in tally.items())
+        self._written(self._call("complete", [job_id, attempt, index, blob, text]), job_id, attempt, index)
 
     def fail(self, job_id: str, attempt: int, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
         """End the attempt: the job is queued again, or dead when the class's budget is spent. Raises Fenced.
@@ -214,10 +221,20 @@ class Ledger(LedgerView):
         self._check(job_id)
         self._call("bounce", [job_id])
 
-    def reap(self, limit: int = 100, broker_empty: bool = False) -> list[str]:
-        """Expire leases, and return the ids of jobs to publish now; `confirm` those that were."""
-        args = [limit, int(broker_empty), LEASE_S, PUBLISHING_S, CONFIRMED_S, OUTAGE_S]
+    def reap(self, limit: int = 100, broker_empty: bool = False, expire_until: float = 0.0) -> list[str]:
+        """Expire leases, and return the ids of jobs to publish now; `confirm` those that were.
+
+        `expire_until` is what a pulse answered: the time on Redis's clock after which no lease may expire.
+        """
+        args = [limit, int(broker_empty), expire_until, LEASE_S, PUBLISHING_S, CONFIRMED_S]
         return [job_id.decode() for job_id in self._call("reap", args)]
+
+    def mend(self) -> int:
+        """Make indexes and totals what the records of groups and jobs say.
+
+        Returns how many entries were wrong; -1 when this was done moments ago. Walks all of Redis in one script.
+        """
+        return int(self._call("mend", [LEASE_S, HOLD_S, MENDED_S]))
 
     def confirm(self, ids: Sequence[str]) -> None:
         """These jobs were published."""

@@ -81,8 +81,9 @@ class DeadLetters(LedgerView):
         Workers that play it are fenced and consumers lose their hold. May be repeated after an interruption.
         """
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
+        # First what the list of runs is made anew from.
+        deleted = int(self._guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
         self._guard("forgetting it", lambda: self.redis.zrem(RUNS, self.run))
-        deleted = 0
         while found := self._guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):
             for start in range(0, len(found), PAGE):
                 page = found[start : start + PAGE]

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from rollq.errors import FailureClass
 from rollq.job import Job, Purpose
-from rollq.trajectory import Header
 
 
 class State(StrEnum):
@@ -86,6 +85,21 @@ class Standing:
     def unacknowledged(self) -> int:
         return self.open + self.ready + self.held
 
+    @property
+    def over(self) -> bool:
+        """No more groups will come, and all there were are acknowledged or dropped."""
+        return self.sealed and not self.unacknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What a run's accounts say of it."""
+
+    sound: bool
+    """Every job and every group is in exactly one place."""
+    over: bool
+    """Sealed, and nothing is queued or being played: there is nothing for a reaper to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class TakenGroup:
@@ -137,6 +151,5 @@ class JobState:
     """Unix time on Redis's clock, while leased."""
     set_aside: Sequence[int] = ()
     """Attempts whose journals were set aside."""
-    header: Header | None = None
     journal: Sequence[bytes] = ()
     """Header and events of the current journal, encoded."""

@@ -29,12 +29,21 @@ SCRIPTS = (
     "cancel",
     "fix",
     "look",
+    "mend",
 )
 
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Text of every script, with what they share in front."""
-    lua = resources.files("rollq") / "lua"
-    common = (lua / "common.lua").read_text()
-    return {name: common + (lua / f"{name}.lua").read_text() for name in SCRIPTS}
+    """Text of every script of a run, with what they share in front."""
+    common = _text("common")
+    return {name: common + _text(name) for name in SCRIPTS}
+
+
+def pulse() -> str:
+    """Text of the one script that is of no run."""
+    return _text("pulse")
+
+
+def _text(name: str) -> str:
+    return (resources.files("rollq") / "lua" / f"{name}.lua").read_text()

@@ -3,7 +3,6 @@
 Reads only, so it may be slow and it may be stale; whatever decides something is a script of `Ledger`.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,20 +11,16 @@ from typing import Any, NoReturn, TypeVar
 
 import redis
 
-from rollq.codec import decode_header, decode_job, read_trajectory
+from rollq.codec import decode_job, read_trajectory
 from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
-from rollq.job import NAME, Job, Purpose, parse_id
-from rollq.keys import RUNS, Keys
-from rollq.replies import DeadLetter, JobState, Standing, State
+from rollq.job import Purpose, parse_id
+from rollq.keys import Keys
+from rollq.refusal import translated
+from rollq.replies import Balance, DeadLetter, JobState, Standing, State
 from rollq.scripts import sources
 from rollq.trajectory import Closed, Header, Stop, Trajectory
 
 T = TypeVar("T")
-
-REFUSING = re.compile(
-    r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
-)
-"""What Redis says, by itself or through a script, when it takes no writes."""
 
 COUNTS = (
     "submitted",
@@ -60,21 +55,11 @@ class LedgerView:
         self.keys = Keys(run)
         self._scripts = {name: client.register_script(source) for name, source in sources().items()}
 
-    @property
-    def sealed(self) -> bool:
-        """No more groups will come."""
-        return bool(self._guard("sealed", lambda: self.redis.hexists(self.keys.meta, "sealed")))
-
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """How many groups of that purpose are where, all at one instant."""
-        sealed, _, _, _, *groups = self._call("look", [0], "standing")
+        sealed, _, _, _, _, *groups = self._call("look", [0], "standing")
         groups_open, ready, held = groups[:3] if purpose is Purpose.TRAIN else groups[3:]
         return Standing(groups_open, ready, held, bool(sealed))
-
-    def finished(self, purpose: Purpose = Purpose.TRAIN) -> bool:
-        """Sealed, and every group of that purpose acknowledged or dropped."""
-        standing = self.standing(purpose)
-        return standing.sealed and not standing.unacknowledged
 
     def group_states(self, names: Sequence[str]) -> list[str]:
         """Where these groups are: open, ready, held, acked or dropped; empty for an unknown one."""
@@ -93,12 +78,6 @@ class LedgerView:
         self._check(job_id)
         key = self.keys.journal(job_id, attempt)
         return list(self._guard(f"journal of {job_id}", lambda: self.redis.lrange(key, 0, -1)))
-
-    def header(self, job_id: str) -> Header | None:
-        """Of the current journal; None when nothing was journaled."""
-        self._check(job_id)
-        blob = self._guard(f"journal of {job_id}", lambda: self.redis.lindex(self.keys.journal(job_id), 0))
-        return None if blob is None else decode_header(blob, job_id)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """What there is of a job's episode, finished or not; a dead one is closed with what killed it.
@@ -178,7 +157,7 @@ class LedgerView:
         member = f"{job_id}#{attempt}"
         return JobState(
             id=job_id,
-            job=_seated(decode_job(got["body"], job_id), int(seq)) if "body" in got else None,
+            job=replace(decode_job(got["body"], job_id), seq=int(seq)) if "body" in got else None,
             state=State(_text(got["state"])),
             attempt=attempt,
             worker=_text(got.get("worker")),
@@ -208,9 +187,8 @@ class LedgerView:
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are where, and the totals since the run began (keys: docs/ledger.md)."""
-        sealed, queued, leased, dead, *groups, raw = self._call("look", [1], "stats")
-        pairs = zip(raw[::2], raw[1::2], strict=True)
-        counts = {_text(key): float(value) for key, value in pairs if _is_number(value)}
+        sealed, _, queued, leased, dead, *groups, raw = self._call("look", [1], "stats")
+        counts = _numbers(raw)
         stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
@@ -222,6 +200,16 @@ class LedgerView:
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats
 
+    def balance(self) -> Balance:
+        """Whether the accounts of jobs and groups add up. Raises LedgerError when they cannot be read at all."""
+        sealed, seq, queued, leased, dead, *groups, raw = self._call("look", [1], "balance")
+        counts = _numbers(raw)
+        names = ("submitted", "done", "discarded", "groups", "groups_acked", "groups_dropped")
+        submitted, done, discarded, known, acked, dropped = (counts.get(name, 0) for name in names)
+        jobs_are_there = submitted == queued + leased + dead + done + discarded
+        groups_are_there = known == sum(groups) + acked + dropped and seq >= known
+        return Balance(jobs_are_there and groups_are_there, bool(sealed) and not queued and not leased)
+
     def _call(self, name: str, args: Sequence[Any], what: str = "") -> Any:
         """Run one of the scripts."""
         return self._guard(what or name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))
@@ -231,23 +219,13 @@ class LedgerView:
         try:
             return call()
         except redis.ResponseError as e:
-            kind = Unwritable if refuses_writes(e) else LedgerError
-            raise kind(f"run {self.run}: {what}: {_explain(str(e))}") from e
+            raise translated(e, self.run, what) from e
 
     def _check(self, job_id: str) -> tuple[str, str, int]:
         run, group, sample = parse_id(job_id)
         if run != self.run:
             raise ContractError(f"job {job_id} is not of run {self.run}")
         return run, group, sample
-
-
-def runs(client: "redis.Redis") -> list[str]:
-    """Every run that was ever submitted to, the oldest first. Raises LedgerError."""
-    try:
-        found: Any = client.zrange(RUNS, 0, -1)
-    except redis.ResponseError as e:
-        raise LedgerError(f"{RUNS}: {e}. Restore or delete that key.") from e
-    return [name for run in found if NAME.fullmatch(name := _text(run))]
 
 
 def _read(job_id: str, record: Any, journal: Any) -> Trajectory | ContractError:
@@ -275,10 +253,6 @@ def _throw(error: Exception) -> NoReturn:
 def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
     """The header is of the attempt that began the journal; what counts is the one that ended it."""
     return replace(trajectory, header=replace(trajectory.header, attempt=attempt))
-
-
-def _seated(job: Job, seq: int) -> Job:
-    return replace(job, seq=seq)
 
 
 def _letter(job_id: str, age_s: float, detail: Any) -> DeadLetter:
@@ -312,6 +286,11 @@ def _whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
+def _numbers(raw: Sequence[bytes]) -> dict[str, float]:
+    """Names and values in turn; what is no number is left out."""
+    return {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True) if _is_number(value)}
+
+
 def _is_number(value: bytes) -> bool:
     try:
         return isfinite(float(value))
@@ -321,20 +300,3 @@ def _is_number(value: bytes) -> bool:
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:
     return {name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix)}
-
-
-def refuses_writes(error: Exception) -> bool:
-    """Whether Redis takes no writes at all for now, rather than this one. redis-py drops some codes for classes."""
-    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):
-        return True
-    return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
-
-
-def _explain(error: str) -> str:
-    """A script's own complaint, or why there are no writes, without Redis's wrapping."""
-    if "not allowed when used memory" in error:
-        return "Redis is out of memory (used memory > 'maxmemory')"
-    if "DAMAGED" not in error and (why := REFUSING.search(error)):
-        return error[why.start() :].lstrip(" -")
-    found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
-    return f"{found[1]} {found[2]}. Restore or delete that key." if found else error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from math import inf
 
 from rollq.codec import encode_event, encode_header
 from rollq.job import Job
@@ -61,6 +62,11 @@ def events(reward: float = 1.0) -> list[Event]:
 
 def trajectory(reward: float = 1.0, of: Job | None = None) -> Trajectory:
     return Trajectory(job=of or job(), header=Header(attempt=1, worker="w", at=1.0), events=events(reward))
+
+
+def reap(ledger: Ledger) -> list[str]:
+    """As a reaper does that has seen Redis all the time."""
+    return ledger.reap(expire_until=inf)
 
 
 def claim(ledger: Ledger, job_id: str, token: str = "token") -> Claim:

@@ -117,7 +117,7 @@ def test_what_a_killed_one_held_comes_again_oldest_first(
     assert other.batch() == []
     stats = ledger.stats()
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (12, 0, 2)
-    assert ledger.finished()
+    assert ledger.standing().over
 
 
 def test_a_slow_one_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: list[Consumer]) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq.errors import ContractError, FailureClass, LedgerError, RollqError
+from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, RollqError
 from rollq.job import Purpose
 from rollq.keys import RUNS
-from rollq.ledger import Ledger
-from rollq.view import runs
-from tests.rollq.samples import claim, events, group, journal, play
+from rollq.ledger import Ledger, Refusal
+from rollq.replies import Balance
+from rollq.runs import runs
+from tests.rollq.samples import claim, events, group, journal, play, reap
 
 RUN_KEYS: list[Callable[[Ledger], str]] = [
     lambda ledger: ledger.keys.meta,
@@ -32,14 +33,14 @@ def use_everything(ledger: Ledger, name: str) -> list[str]:
         lambda: ledger.renew([(ids[0], 1)]),
         lambda: ledger.fail(ids[0], 1, FailureClass.CANCELLED, "x"),
         lambda: play(ledger, ids[1]),
-        ledger.reap,
+        lambda: reap(ledger),
         lambda: ledger.confirm(ids),
         lambda: ledger.bounce(ids[0]),
         lambda: ledger.take(1, f"t{name}"),
         lambda: ledger.extend(f"t{name}"),
         lambda: ledger.ack(f"t{name}", ids),
         lambda: ledger.stats(),
-        lambda: ledger.finished(),
+        lambda: ledger.standing(),
         lambda: ledger.dead(),
         lambda: ledger.fix_hashes("a", "b"),
     ]
@@ -105,7 +106,7 @@ def test_a_damaged_job_dies_and_leaves_its_group_to_the_others(ledger: Ledger, d
             ledger.redis.hset(key, "attempt", "many")
         case "deleted":
             ledger.redis.delete(key)
-    assert ledger.reap() == ["r/g/1"]
+    assert reap(ledger) == ["r/g/1"]
     (letter,) = ledger.dead()
     assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
     assert key in letter.reason
@@ -133,10 +134,8 @@ def test_a_leased_job_that_is_damaged_dies_when_its_lease_ends(ledger: Ledger, d
         case "failures":
             ledger.redis.hset(key, "fail:worker", "many")
     assert ledger.renew([("r/g/0", 1), ("r/h/0", 1)]) == []
-    ledger.reap()
-    ledger.redis.hset(ledger.keys.meta, "grace", 0)
     ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1, "r/h/0#1": 1, "garbage": 1, "r/h/x#1": 1})
-    assert "r/h/0" in ledger.reap()
+    assert "r/h/0" in reap(ledger)
     assert [letter.job_id for letter in ledger.dead()] == ["r/g/0"]
     assert ledger.redis.zcard(ledger.keys.leased) == 0
     play(ledger, "r/g/1")
@@ -147,7 +146,7 @@ def test_junk_among_the_queued_is_swept_out(ledger: Ledger) -> None:
     ledger.submit(group(), publish_in_s=0)
     play(ledger, "r/g/1")
     ledger.redis.zadd(ledger.keys.queued, {"junk": 0, "r/g/1": 0})
-    assert ledger.reap() == ["r/g/0"]
+    assert reap(ledger) == ["r/g/0"]
     assert ledger.redis.zrange(ledger.keys.queued, 0, -1) == [b"r/g/0"]
     assert ledger.dead() == []
 
@@ -166,25 +165,28 @@ def test_a_damaged_group_is_dropped_and_holds_up_nothing(ledger: Ledger, damage:
     assert [g.id for g in ledger.take(1, "t")] == ["h"]
     ledger.ack("t", ["r/h/0", "r/h/1"])
     ledger.seal()
-    assert ledger.finished()
+    assert ledger.standing().over
     assert ledger.stats()["groups_dropped"] == 1
     assert ledger.redis.exists(f"{ledger.keys.prefix}damaged:group:g")
 
 
 def test_the_members_of_a_damaged_group_end(ledger: Ledger) -> None:
-    ledger.submit(group())
+    ledger.submit(group(size=3))
     claim(ledger, "r/g/0")
+    play(ledger, "r/g/2")
     ledger.redis.set(ledger.keys.group("g"), "garbage")
-    for write in (lambda: play(ledger, "r/g/1"), lambda: ledger.fail("r/g/0", 1, FailureClass.ENV, "x")):
-        with pytest.raises(LedgerError, match="group:g"):
-            write()
-    ledger.reap()
-    ledger.redis.hset(ledger.keys.meta, "grace", 0)
-    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
-    ledger.reap()
-    assert [letter.job_id for letter in ledger.dead()] == ["r/g/0"]
+    with pytest.raises(LedgerError, match="group:g"):
+        ledger.fail("r/g/0", 1, FailureClass.ENV, "x")
+    assert ledger.claim("r/g/1", worker="w", token="t") == Refusal("dead")
+    with pytest.raises(Fenced):
+        ledger.append("r/g/0", 1, 0, b"x")
+    assert {letter.job_id for letter in ledger.dead()} == {"r/g/0", "r/g/1"}
+    assert all("group:g is a string" in letter.reason for letter in ledger.dead())
     ledger.seal()
-    assert ledger.finished()
+    assert ledger.standing().over
+    stats = ledger.stats()
+    assert (stats["submitted"], stats["done"], stats["dead"], stats["dropped"]) == (3, 1, 2, 1)
+    assert ledger.balance() == Balance(sound=True, over=True)
 
 
 def test_a_journal_that_is_none_is_set_aside_by_the_next_attempt(ledger: Ledger) -> None:

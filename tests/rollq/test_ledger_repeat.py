@@ -6,6 +6,7 @@ The same table proves that all keys a script touches lie in one cluster slot.
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from math import inf
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from rollq.keys import Keys
 from rollq.ledger import SCRIPTS, Ledger, sources
 from rollq.letters import DeadLetters
 from rollq.replies import Cursor
-from tests.rollq.samples import claim, closed, events, group, journal, play
+from tests.rollq.samples import claim, closed, events, group, journal, play, reap
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ def released(ledger: Ledger) -> None:
 
 def expired(ledger: Ledger) -> None:
     half_played(ledger)
-    ledger.reap()
-    ledger.redis.hset(ledger.keys.meta, "grace", 0)
     ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
 
 
@@ -96,6 +95,11 @@ def ran_out(ledger: Ledger) -> None:
     ledger.redis.zadd(ledger.keys.held("train"), {"g": 1, "h": 1})
 
 
+def lost_indexes(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.redis.delete(ledger.keys.leased, ledger.keys.queued, ledger.keys.count)
+
+
 END = encode_event(closed(), "r/g/0")
 ALL = ["r/g/0", "r/g/1", "r/h/0", "r/h/1"]
 
@@ -112,8 +116,8 @@ CASES = [
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")),
     Case("release", half_played, lambda ledger: ledger.release("r/g/0", 1)),
     Case("bounce", two_groups, lambda ledger: ledger.bounce("r/g/0")),
-    Case("reap", expired, lambda ledger: ledger.reap()),
-    Case("reap", last_expiry, lambda ledger: ledger.reap(broker_empty=True)),
+    Case("reap", expired, reap),
+    Case("reap", last_expiry, lambda ledger: ledger.reap(broker_empty=True, expire_until=inf)),
     Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
     Case("take", ready, lambda ledger: ledger.take(2, "t")),
     Case("take", ran_out, lambda ledger: ledger.take(2, "u")),
@@ -131,6 +135,7 @@ CASES = [
     Case("cancel", half_played, lambda ledger: letters(ledger).cancel("r/g/0")),
     Case("look", dropped, lambda ledger: ledger.stats()),
     Case("look", held, lambda ledger: ledger.standing()),
+    Case("mend", lost_indexes, lambda ledger: ledger.mend()),
     Case("fix", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
 ]
 
@@ -184,7 +189,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
     once = snapshot(ledger)
     again = ledger._call(name, args)
     assert snapshot(ledger) == once
-    if name != "reap":  # what it has handed out is being published
+    if name not in ("reap", "mend"):  # what was handed out is being published; there is nothing more to mend
         assert again == ledger._call(name, args)
     if name not in ("renew", "extend", "confirm", "look"):  # they move times only, or nothing
         assert once != before
@@ -193,7 +198,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
 def test_every_script_is_in_the_table() -> None:
     assert {case.script for case in CASES} == set(SCRIPTS)
     files = {file.name.removesuffix(".lua") for file in (resources.files("rollq") / "lua").iterdir()}
-    assert files == {*SCRIPTS, "common"}
+    assert files == {*SCRIPTS, "common", "pulse"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -220,7 +225,7 @@ def test_all_keys_of_a_script_lie_in_one_slot(ledger: Ledger) -> None:
                 break
             if words[0] == "EVALSHA":
                 touched.add(words[3])
-            if entry["client_type"] == "lua" and words[0] not in ("TIME", "EVALSHA"):
+            if entry["client_type"] == "lua" and words[0] not in ("TIME", "SCAN", "EVALSHA"):
                 scripted += 1
                 touched.add(words[1])
     assert scripted > 300

@@ -12,8 +12,8 @@ from rollq.keys import RUNS
 from rollq.ledger import Ledger
 from rollq.letters import DeadLetters
 from rollq.replies import State
+from rollq.runs import runs
 from rollq.trajectory import Stop
-from rollq.view import runs
 from tests.rollq.samples import claim, closed, events, group, journal, play
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
@@ -90,7 +90,7 @@ class TestRequeue:
             taken = ledger.take(1, "t")
             assert [found.id for found in taken] == ["h"]
         ledger.ack("t", [member for found in taken for member in found.members])
-        assert ledger.finished()
+        assert ledger.standing().over
         balanced(ledger)
 
     @pytest.mark.parametrize("where", ["ready", "held", "acked"])

@@ -15,10 +15,10 @@ from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
 from rollq.ledger import Ledger
 from rollq.letters import DeadLetters
 from rollq.patience import patiently
+from rollq.refusal import refuses_writes
 from rollq.replies import State
 from rollq.trajectory import Header
-from rollq.view import refuses_writes
-from tests.rollq.samples import claim, closed, events, group, job, journal, play
+from tests.rollq.samples import claim, closed, events, group, job, journal, play, reap
 
 NOBODY = "redis://127.0.0.1:1/0"
 
@@ -84,15 +84,13 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threadi
     index = journal(ledger, "r/a/1", 1, events()[:5])
     claim(ledger, "r/b/0", "b")
     claim(ledger, "r/b/1", "b")
-    ledger.reap()
-    ledger.redis.hset(ledger.keys.meta, "grace", 0)
     full.set()
     assert ledger.renew([("r/a/1", 1), ("r/b/0", 1)], 100.0) == []
     assert ledger.redis.zscore(ledger.keys.leased, "r/a/1#1") - ledger.now() > 90
     ledger.complete("r/a/1", 1, index, encode_event(closed(), "r/a/1"))
     ledger.release("r/b/0", 1)
     ledger.fail("r/b/1", 1, FailureClass.WORKER, "Redis takes no writes")
-    assert ledger.reap() == ["r/b/0"]
+    assert reap(ledger) == ["r/b/0"]
     ledger.confirm(["r/b/0"])
     ledger.bounce("r/b/0")
     (taken,) = ledger.take(1, "t")
@@ -109,11 +107,9 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threadi
 def test_an_expired_lease_is_brought_back(ledger: Ledger, full: threading.Event) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
-    ledger.reap()
-    ledger.redis.hset(ledger.keys.meta, "grace", 0)
     ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
     full.set()
-    assert ledger.reap() == ["r/g/0"]
+    assert reap(ledger) == ["r/g/0"]
     assert ledger.job("r/g/0").failures == {FailureClass.WORKER: 1}  # type: ignore[union-attr]
 
 
@@ -138,7 +134,7 @@ def test_submit_waits_and_says_so(
         thread.join(30)
     assert not thread.is_alive()
     assert ledger.stats()["submitted"] == 4
-    assert ledger.sealed
+    assert ledger.standing().sealed
     assert "maxmemory" in caplog.text
     assert "Nothing is lost; trying again" in caplog.text
 

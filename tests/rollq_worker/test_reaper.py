@@ -1,15 +1,21 @@
 """The reaper's tick: what is due is published and confirmed, whatever else is broken."""
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from rollq import pulse
 from rollq.connection import connect
 from rollq.errors import Unwritable
 from rollq.job import Job
-from rollq.ledger import Ledger
+from rollq.keys import PULSE, RUNS
+from rollq.ledger import Claim, Ledger
+from rollq.letters import DeadLetters
+from rollq.runs import runs
 from rollq_worker import reaper as reaper_module
 from rollq_worker.reaper import Reaper
 
@@ -60,15 +66,96 @@ def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None
     assert scores[0] < 10 and scores[1] > 500
 
 
-def test_a_broken_run_holds_up_no_other(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_run_holds_up_no_other_and_is_mended(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
     broken = submit(client, "a")
     submit(client, "b")
-    client.delete(broken.keys.leased)
     client.set(broken.keys.leased, "junk")
+    client.hset(broken.keys.meta, "mended", broken.now())  # not again so soon
     broker = Broker()
-    assert Reaper(client, broker).tick() == 1  # type: ignore[arg-type]
+    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+    assert reaper.tick() == 1
     assert broker.published == ["b/g0/0"]
-    assert "run a: LedgerError" in caplog.text
+    assert f"run a: LedgerError: run a: reap: {broken.keys.leased} is a string" in caplog.text
+    client.hdel(broken.keys.meta, "mended")
+    assert reaper.tick() == 1
+    assert broker.published == ["b/g0/0", "a/g0/0"]
+    assert "run a was damaged: 1 entries put right" in caplog.text
+
+
+def test_many_runs_share_one_pulse_and_those_that_are_over_are_left_alone(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper = Reaper(client, Broker())  # type: ignore[arg-type]
+    for number in range(300):
+        ledger = submit(client, f"r{number}")
+        if number % 2:
+            DeadLetters(client, f"r{number}").cancel(f"r{number}/g0/0")
+            ledger.seal()
+    stamps = len(calls := spied(reaper._pulse, "beat", monkeypatch))
+    assert reaper.tick() == 150
+    assert 1 <= len(calls) - stamps <= 10
+    reaped = spied(Ledger, "reap", monkeypatch)
+    reaper.tick()
+    assert len(reaped) == 150
+    before = {name: at.ledger for name, at in reaper._rounds.items()}
+    reaper.tick()
+    assert {name: at.ledger for name, at in reaper._rounds.items()} == before  # not built anew
+
+
+def spied(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is called is called, and noted."""
+    calls: list[object] = []
+    real = getattr(of, name)
+
+    def noted(*args: Any) -> Any:
+        calls.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(of, name, noted)
+    return calls
+
+
+def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing takes its time with every run; the last one's leases expire all the same."""
+    monkeypatch.setattr(pulse, "OUTAGE_S", 0.3)
+    monkeypatch.setattr(pulse, "GRACE_S", 100.0)
+    monkeypatch.setattr(reaper_module, "TICK_S", 0.1)
+
+    class Slow(Broker):
+        def publish(self, job_ids: Sequence[str]) -> list[str]:
+            time.sleep(0.1)
+            return super().publish(job_ids)
+
+    ledgers = [submit(client, f"r{number}") for number in range(8)]
+    reaper = Reaper(client, Slow())  # type: ignore[arg-type]
+    client.hset(PULSE, mapping={"beat": ledgers[0].now(), "grace": 0})
+    last = submit(client, "z")
+    assert isinstance(last.claim("z/g0/0", worker="w", token="t"), Claim)
+    client.zadd(last.keys.leased, {"z/g0/0#1": 1})
+    assert reaper.tick() == 9
+    assert last.stats()["expired"] == 1
+
+
+@pytest.mark.parametrize("damage", ["lost", "junk"])
+def test_a_list_of_runs_that_was_damaged(client: "redis.Redis", damage: str) -> None:
+    for run in ("a", "b"):
+        submit(client, run)
+    broker = Broker()
+    fresh = Reaper(client, broker)  # type: ignore[arg-type]
+    if damage == "junk":
+        client.set(RUNS, "garbage")
+    else:
+        client.delete(RUNS)
+    assert fresh.tick() == 2
+    assert runs(client) == ["a", "b"]
+    client.delete(RUNS)
+    submit(client, "c")
+    assert fresh.tick() == 1
+    assert sorted(runs(client)) == ["a", "b", "c"]
+    for run in ("a", "b", "c"):
+        DeadLetters(client, run).forget_run()
+    assert fresh.tick() == 0
+    assert runs(client) == []
 
 
 def test_it_outlives_everything_and_says_that_it_is_alive(

@@ -272,8 +272,8 @@ class Leases:
                 by_run[attempt.ledger].append(attempt)
         for ledger, members in by_run.items():
             with _reported(ledger.run):
-                stopped = [a.stopped_s + REPORT_S for a in members]
-                lost = set(ledger.renew([(a.job.id, a.number) for a in members], LEASE_S, stopped))
+                left = [a.left_s + REPORT_S for a in members]
+                lost = set(ledger.renew([(a.job.id, a.number) for a in members], LEASE_S, left))
                 for attempt in members:
                     if (attempt.job.id, attempt.number) in lost:
                         attempt.lost.set()

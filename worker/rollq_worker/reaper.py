@@ -2,26 +2,30 @@
 
 Expired leases and due retries go back to `queued`; whatever is due there is published to the broker and then confirmed.
 Publishing is an outbox: a process that dies between the two leaves the job due again. Publishing twice is harmless, the
-claim decides.
+claim decides. A run whose accounts do not add up is mended.
 """
 
 import logging
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from rollq.connection import AWAY
-from rollq.errors import RollqError
+from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger import Ledger
 from rollq.publish import Publisher
-from rollq.view import runs
+from rollq.pulse import Pulse
+from rollq.runs import find_runs, runs
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LIMIT = 100
 """Jobs a call: a script that walks a whole run would stop Redis for everybody."""
+CHECK_S = 5.0
+"""Between two looks at a run's accounts; one that is over is left alone for so long."""
 
 
 class Reaper:
@@ -31,6 +35,11 @@ class Reaper:
         self.connection = connection
         self.publisher = publisher
         self.alive_file = alive_file
+        self._pulse = Pulse(connection)
+        self._expire_until = 0.0
+        self._beaten = float("-inf")
+        self._rounds: dict[str, Round] = {}
+        self._searched = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
 
@@ -62,16 +71,31 @@ class Reaper:
         """Reap and publish once. Returns how many jobs were published. One broken run does not hold up the others."""
         published = 0
         empty = self.publisher.backlog() == 0
-        for run in runs(self.connection):
+        names = self._runs()
+        self._rounds = {name: self._rounds.get(name) or Round(Ledger(self.connection, name)) for name in names}
+        for name, at in self._rounds.items():
             try:
-                published += self._tick(Ledger(self.connection, run), empty)
+                at.check()
+                published += 0 if at.over else self._reap(at.ledger, empty)
             except RollqError as e:
-                log.warning("reaper: run %s: %s: %s", run, type(e).__name__, e)
+                log.warning("reaper: run %s: %s: %s", name, type(e).__name__, e)
+                at.suspect()
         return published
 
-    def _tick(self, ledger: Ledger, empty: bool) -> int:
+    def _runs(self) -> list[str]:
+        """Those of the list, which is made anew when it may have lost some; a run that is missing may be dropped."""
+        try:
+            names = runs(self.connection)
+            whole = self._rounds.keys() <= set(names) and (bool(names) or self._searched)
+        except LedgerError as e:
+            log.warning("reaper: %s", e)
+            whole = False
+        self._searched = True
+        return names if whole else find_runs(self.connection)
+
+    def _reap(self, ledger: Ledger, empty: bool) -> int:
         published = 0
-        while due := ledger.reap(LIMIT, broker_empty=empty):
+        while due := ledger.reap(LIMIT, empty, self._verdict()):
             sent = self.publisher.publish(due)
             ledger.confirm(sent)
             published += len(sent)
@@ -79,3 +103,40 @@ class Reaper:
             if len(due) < LIMIT or len(sent) < len(due):
                 break
         return published
+
+    def _verdict(self) -> float:
+        """Until when leases may expire. One stamp a second, however many runs there are and however long they take."""
+        if time.monotonic() - self._beaten >= TICK_S / 2:
+            self._expire_until = self._pulse.beat()
+            self._beaten = time.monotonic()
+        return self._expire_until
+
+
+class Round:
+    """One run on the reaper's round."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.over = False
+        self._checked = float("-inf")
+
+    def suspect(self) -> None:
+        """Something went wrong: check soon."""
+        self._checked = float("-inf")
+
+    def check(self) -> None:
+        """Every now and then: whether the run is over, and whether it has to be mended."""
+        if time.monotonic() - self._checked < CHECK_S:
+            return
+        try:
+            balance = self.ledger.balance()
+            self.over = balance.over
+            sound = balance.sound
+        except Unwritable:
+            raise
+        except LedgerError as e:
+            log.warning("reaper: %s", e)
+            sound = self.over = False
+        if not sound and (entries := self.ledger.mend()) >= 0:
+            log.warning("run %s was damaged: %d entries put right", self.ledger.run, entries)
+        self._checked = time.monotonic()

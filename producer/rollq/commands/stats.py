@@ -7,7 +7,8 @@ from typing import Any
 
 from rollq.commands.addresses import redis_of
 from rollq.commands.arguments import Commands, add_json, add_redis, name
-from rollq.view import LedgerView, runs
+from rollq.runs import runs
+from rollq.view import LedgerView
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead"),

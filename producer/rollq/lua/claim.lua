@@ -1,18 +1,24 @@
 -- Lease a queued job to a worker. A repeat under the same token gets the same answer. A journal is gone on with, unless
 -- the last failure wants a fresh start (restart): then it is set aside under the number of the attempt that wrote its
 -- end.
--- reads and writes  queued leased count job:<job> group:<group> journal:<job> journal:<job>#<attempt>
+-- reads and writes  queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
+--                   journal:<job>#<attempt>
 -- ARGV   id token worker lease_s
 -- reply  claimed attempt seq set_aside body journal_length | early not_before | leased | done | dead | unknown
+--        (a job whose record is damaged is dead from now on)
 sound('queued', 'leased')
 local id, token = ARGV[1], ARGV[2]
-local job = typed('job:' .. id, 'hash')
-local got = redis.call('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
+local job, time = prefix .. 'job:' .. id, now()
+if redis.call('EXISTS', job) == 0 then return { 'unknown' } end
+local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
   'set_aside', 'aside', 'turned')
-local state, attempt = got[1], tonumber(got[2])
-if not state then return { 'unknown' } end
-local group = read_group(group_name(id))
-if not attempt then damaged(job, 'has no attempt') end
+local state, attempt = got[1], tonumber(got[2] or nil)
+local group = readable_group(group_name(id), time)
+if not group then return { 'dead' } end
+if not JOB_STATES[state] or not attempt or state == 'queued' and group.state ~= 'open' then
+  bury(id, attempt or 0, job .. ' is not a queued job', time)
+  return { 'dead' }
+end
 local journal = prefix .. 'journal:' .. id
 local kind = redis.call('TYPE', journal)['ok']
 
@@ -21,8 +27,8 @@ if state == 'leased' and got[3] == token then
     kind == 'list' and redis.call('LLEN', journal) or 0 }
 end
 if state ~= 'queued' then return { state } end
-local time, not_before = now(), tonumber(got[6]) or 0
-if not_before > time then
+local not_before = tonumber(got[6]) or 0
+if not_before > time and not_before <= time + 30 then -- no backoff is longer: the clock was set back
   -- This message is spent; the job is published again when its backoff is over.
   redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, id)
   return { 'early', seconds(not_before) }

@@ -4,12 +4,15 @@
 -- Counters come last and cannot fail.
 
 local prefix = KEYS[1] -- 'rollq:{run}:'; every key is prefix .. name, so all are in the run's slot
+local run = string.match(prefix, '{(.*)}')
 
 local TYPES = {
-  run = 'hash', count = 'hash', queued = 'zset', leased = 'zset', dead = 'zset',
+  run = 'hash', sources = 'hash', count = 'hash', queued = 'zset', leased = 'zset', dead = 'zset',
   ['open:train'] = 'zset', ['ready:train'] = 'zset', ['held:train'] = 'zset',
   ['open:eval'] = 'zset', ['ready:eval'] = 'zset', ['held:eval'] = 'zset',
 }
+local JOB_STATES = { queued = true, leased = true, done = true, dead = true }
+local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
 -- Failures of a class that a job survives all but the last of; a run may have its own (budget.lua).
 local BUDGET = { engine = 5, user = 5, worker = 5, env = 2, job = 2, cancelled = 1 }
 local INFRASTRUCTURE = { engine = true, user = true, worker = true }
@@ -53,45 +56,101 @@ local function count(field, by)
   redis.pcall('HINCRBY', prefix .. 'count', field, by or 1)
 end
 
+-- What each done job adds to the totals, as 'name number name number ...'; kept in its group's record.
+local function tally(text, sign)
+  for name, number in string.gmatch(text, '(%S+) (%S+)') do
+    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * (tonumber(number) or 0)))
+  end
+end
+
+-- Group and sample of a job id of this run; nil for whatever else a name may be.
+local function parse(id)
+  local of, name, sample = string.match(id, '^([^/]+)/([^/]+)/(%d+)$')
+  if of == run and sample == tostring(tonumber(sample)) then return name, tonumber(sample) end
+end
+
 local function group_name(id)
-  return string.match(id, '^[^/]+/([^/]+)/%d+$') or damaged(prefix .. 'job:' .. id, 'is no job id')
+  return parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run')
+end
+
+local function member(group, sample)
+  return run .. '/' .. group.name .. '/' .. sample
+end
+
+-- A field of a record that may be damaged: nil then, and when it is not there.
+local function field(name, of)
+  local found = redis.pcall('HGET', prefix .. name, of)
+  return type(found) == 'string' and found or nil
 end
 
 -- The group as a table with its key, checked so that settle() cannot fail half-way.
 local function read_group(name)
   local key = typed('group:' .. name, 'hash')
-  local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed')
+  local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed',
+    'discarded')
   local group = {
     name = name, key = key, seq = tonumber(got[1]), size = tonumber(got[2]), viable = tonumber(got[3]),
     purpose = got[4], done = tonumber(got[5]), dead = tonumber(got[6]), state = got[7], token = got[8],
-    handed = tonumber(got[9]),
+    handed = tonumber(got[9]), discarded = tonumber(got[10] or 0),
   }
-  if not (group.seq and group.size and group.viable and group.done and group.dead and group.handed) then
+  if not (group.seq and group.size and group.viable and group.done and group.dead and group.handed and group.discarded)
+    or not GROUP_STATES[group.state] then
     damaged(key, 'is not a group')
   end
-  if group.purpose ~= 'train' and group.purpose ~= 'eval' then damaged(key, 'has no purpose') end
+  if group.purpose ~= 'train' and group.purpose ~= 'eval' and group.state ~= 'dropped' then
+    damaged(key, 'has no purpose')
+  end
+  return group
+end
+
+-- The group of a job that is about to end.
+local function open_group(id)
+  local group = read_group(group_name(id))
+  if group.state ~= 'open' then damaged(group.key, 'is ' .. group.state .. ' while job ' .. id .. ' is being played') end
+  sound('open:' .. group.purpose, 'ready:' .. group.purpose)
   return group
 end
 
 local function budget(class)
-  local own = redis.pcall('HGET', prefix .. 'run', 'budget:' .. class)
-  return type(own) == 'string' and tonumber(own) or BUDGET[class]
+  return tonumber(field('run', 'budget:' .. class)) or BUDGET[class]
 end
 
--- One more member of the group is 'done' or 'dead'; the last one makes it ready, or drops it.
-local function settle(group, outcome)
-  group[outcome] = group[outcome] + 1
-  redis.call('HSET', group.key, outcome, group[outcome])
-  if group.done + group.dead < group.size then return end
+-- What a job that is over held: its body and its journals.
+local function free(id)
+  local record = 'job:' .. id
+  for attempt in string.gmatch(field(record, 'aside') or '', '%d+') do
+    redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
+  end
+  redis.call('DEL', prefix .. 'journal:' .. id)
+  redis.pcall('HDEL', prefix .. record, 'body', 'aside', 'reason')
+end
+
+-- All dead members of a dropped group were discarded: it can never come back, and the graded ones go too.
+local function free_the_rest(group)
+  if group.state ~= 'dropped' or group.discarded < group.dead then return end
+  for sample = 0, group.size - 1 do free(member(group, sample)) end
+end
+
+-- All members have ended: the group is ready, or dropped.
+local function close(group)
   redis.call('ZREM', prefix .. 'open:' .. group.purpose, group.name)
   if group.done >= group.viable then
     redis.call('HSET', group.key, 'state', 'ready')
     redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   else
+    group.state = 'dropped'
     redis.call('HSET', group.key, 'state', 'dropped')
+    free_the_rest(group)
     count('groups_dropped')
     count('dropped', group.done)
   end
+end
+
+-- One more member of the group is 'done' or 'dead'.
+local function settle(group, outcome)
+  group[outcome] = group[outcome] + 1
+  redis.call('HSET', group.key, outcome, group[outcome])
+  if group.done + group.dead >= group.size then close(group) end
 end
 
 -- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
@@ -126,31 +185,79 @@ local function move_away(name)
   end
 end
 
--- The group, or nil when it cannot be read; it is then dropped, so that it holds up nothing else.
-local function readable_group(name)
-  local well, group = pcall(read_group, name)
-  if well then return group end
-  for _, purpose in ipairs({ 'train', 'eval' }) do
-    for _, where in ipairs({ 'open:', 'ready:', 'held:' }) do
-      redis.pcall('ZREM', prefix .. where .. purpose, name)
-    end
-  end
-  move_away('group:' .. name)
-  count('groups_dropped')
-end
-
--- A job whose record is damaged is dead, of class job.
-local function bury(id, attempt, why, time)
-  local group = readable_group(group_name(id))
+-- The job is dead, of class job, because of what was found under its or its group's name.
+local function die(id, attempt, why, time)
   local name = 'job:' .. id
   if not pcall(typed, name, 'hash') then move_away(name) end
   redis.call('HSET', prefix .. name, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage',
     'class', 'job', 'reason', why)
-  redis.call('HINCRBY', prefix .. name, 'fail:job', 1)
+  redis.pcall('HINCRBY', prefix .. name, 'fail:job', 1)
   redis.call('ZREM', prefix .. 'queued', id)
+  redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
   redis.call('ZADD', prefix .. 'dead', time, id)
-  if group and group.state == 'open' then settle(group, 'dead') end
   count('failures:job')
+end
+
+-- A group that cannot be read is dropped and its members end, so that it holds up nothing else. A name that no job has
+-- is only forgotten.
+local function drop_damaged(name, why, time)
+  local purpose
+  for _, of in ipairs({ 'train', 'eval' }) do
+    for _, where in ipairs({ 'open:', 'ready:', 'held:' }) do
+      if redis.pcall('ZREM', prefix .. where .. of, name) == 1 then purpose = of end
+    end
+  end
+  move_away('group:' .. name)
+  local group = { name = name, size = 0, done = 0, dead = 0 }
+  while redis.call('EXISTS', prefix .. 'job:' .. member(group, group.size)) == 1 do
+    local id = member(group, group.size)
+    local state = field('job:' .. id, 'state')
+    if state == 'done' then
+      group.done = group.done + 1
+    else
+      group.dead = group.dead + 1
+      if state ~= 'dead' then die(id, tonumber(field('job:' .. id, 'attempt')) or 0, why, time) end
+    end
+    group.size = group.size + 1
+  end
+  if group.size == 0 then return end
+  redis.call('HSET', prefix .. 'group:' .. name, 'seq', 0, 'size', group.size, 'viable', group.size, 'done', group.done,
+    'dead', group.dead, 'state', 'dropped', 'handed', 0)
+  if purpose then redis.call('HSET', prefix .. 'group:' .. name, 'purpose', purpose) end
+  count('groups_dropped')
+  count('dropped', group.done)
+end
+
+-- The group; nil when it cannot be read and was dropped.
+local function readable_group(name, time)
+  local well, group = pcall(read_group, name)
+  if well then return group end
+  drop_damaged(name, reason(group), time)
+end
+
+-- The groups that are held under this token.
+local function held_groups(token, time)
+  local hold, groups = typed('hold:' .. token, 'set'), {}
+  for _, name in ipairs(redis.call('SMEMBERS', hold)) do
+    local group = readable_group(name, time)
+    if group and group.state == 'held' and group.token == token then
+      groups[#groups + 1] = group
+    else
+      redis.call('SREM', hold, name)
+    end
+  end
+  return groups
+end
+
+-- A job whose record is damaged ends; a name that no job can have is only forgotten.
+local function bury(id, attempt, why, time)
+  local name, sample = parse(id)
+  local group = name and readable_group(name, time)
+  if group and sample < group.size and field('job:' .. id, 'state') ~= 'dead' then
+    die(id, attempt, why, time)
+    if group.state == 'open' then settle(group, 'dead') end
+  end
+  redis.call('ZREM', prefix .. 'queued', id)
 end
 
 local function seconds(time) -- replies carry no fractions

@@ -1,6 +1,6 @@
 -- Journal the last event and end the job as done. A repeat by the attempt that ended it is well.
 -- reads and writes  leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
--- ARGV   id attempt index stop reward turns sampled_tokens total_tokens blob
+-- ARGV   id attempt index blob tally (what the job adds to the totals)
 -- reply  ok | fenced | conflict length
 sound('leased')
 local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -14,18 +14,14 @@ if not redis.call('ZSCORE', prefix .. 'leased', member) then
 end
 local length = redis.call('LLEN', journal)
 if index ~= length then return { 'conflict', length } end
-local group = read_group(group_name(id))
-sound('open:' .. group.purpose, 'ready:' .. group.purpose)
+local group = open_group(id)
 
 even_without_memory()
-redis.call('RPUSH', journal, ARGV[9])
+redis.call('RPUSH', journal, ARGV[4])
 redis.call('ZREM', prefix .. 'leased', member)
 redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete')
+redis.call('HSET', group.key, 'tally:' .. select(2, parse(id)), ARGV[5])
 settle(group, 'done')
 count('done')
-count('stop:' .. ARGV[4])
-count('turns', ARGV[6])
-count('sampled_tokens', ARGV[7])
-count('total_tokens', ARGV[8])
-redis.pcall('HINCRBYFLOAT', prefix .. 'count', 'reward_sum', ARGV[5])
+tally(ARGV[5], 1)
 return { 'ok' }

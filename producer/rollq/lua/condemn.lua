@@ -1,19 +1,20 @@
 -- A consumer cannot read a done job that it holds: the job is dead, and the whole hold goes back untouched.
--- reads and writes  dead count ready:<purpose> held:<purpose> hold:<token> group:<group> job:<job>
+-- reads and writes  dead count open:<purpose> ready:<purpose> held:<purpose> hold:<token> group:<group> job:<job>
 -- ARGV   token id reason
 -- reply  ok | lost
 sound('dead', 'ready:train', 'ready:eval', 'held:train', 'held:eval')
 local token, id = ARGV[1], ARGV[2]
-local hold, mine, groups = typed('hold:' .. token, 'set'), group_name(id), {}
-if redis.call('SISMEMBER', hold, mine) == 0 then
-  local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'condemned')
-  return { got[1] == 'dead' and got[2] == token and 'ok' or 'lost' }
+local mine, sample = parse(id)
+local time, held = now(), false
+local groups = held_groups(token, time)
+for _, group in ipairs(groups) do held = held or group.name == mine end
+if not held or field('job:' .. id, 'state') == 'dead' then
+  return { field('job:' .. id, 'condemned') == token and 'ok' or 'lost' }
 end
-for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
 
-local attempt = redis.pcall('HGET', prefix .. 'job:' .. id, 'attempt')
+local added = redis.call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
 even_without_memory()
-bury(id, type(attempt) == 'string' and attempt or 0, ARGV[3], now())
+bury(id, field('job:' .. id, 'attempt') or 0, ARGV[3], time)
 redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
 for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
@@ -21,12 +22,14 @@ for _, group in ipairs(groups) do
   if group.name == mine then
     group.done = group.done - 1
     redis.call('HSET', group.key, 'done', group.done)
+    redis.call('HDEL', group.key, 'tally:' .. sample)
     settle(group, 'dead')
   else
     redis.call('HSET', group.key, 'state', 'ready')
     redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   end
 end
-redis.call('DEL', hold)
+redis.call('DEL', prefix .. 'hold:' .. token)
 count('done', -1)
+tally(added or '', -1)
 return { 'ok' }

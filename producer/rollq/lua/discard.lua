@@ -14,24 +14,12 @@ if not redis.call('ZSCORE', prefix .. 'dead', id) then
 end
 local well, group = pcall(read_group, group_name(id)) -- one that is damaged has nothing to free
 
-local function free(of)
-  local record = prefix .. 'job:' .. of
-  local aside = redis.pcall('HGET', record, 'aside')
-  for attempt in string.gmatch(type(aside) == 'string' and aside or '', '%d+') do
-    redis.call('DEL', prefix .. 'journal:' .. of .. '#' .. attempt)
-  end
-  redis.call('DEL', prefix .. 'journal:' .. of)
-  redis.pcall('HDEL', record, 'body', 'aside', 'reason')
-end
-
 redis.call('ZREM', prefix .. 'dead', id)
 free(id)
 redis.call('HSET', job, 'state', 'dead', 'discarded', 1)
 if well then
-  local discarded = redis.call('HINCRBY', group.key, 'discarded', 1)
-  if group.state == 'dropped' and discarded >= group.dead then
-    for sample = 0, group.size - 1 do free(string.match(id, '^(.*/)%d+$') .. sample) end
-  end
+  group.discarded = redis.call('HINCRBY', group.key, 'discarded', 1)
+  free_the_rest(group)
 end
 count('discarded')
 return { 'ok' }

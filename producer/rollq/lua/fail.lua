@@ -11,8 +11,7 @@ if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
   count('fenced')
   return { 'fenced' }
 end
-local group = read_group(group_name(id))
-sound('open:' .. group.purpose, 'ready:' .. group.purpose)
+local group = open_group(id)
 local outcome, not_before =
   fail_attempt(id, attempt, group, class, ARGV[4], 'fail', tonumber(ARGV[5]), now(), ARGV[6] == '1')
 return { outcome, seconds(not_before) }

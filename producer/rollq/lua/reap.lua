@@ -1,22 +1,22 @@
 -- Expired leases go back to queued, and whatever is due is handed to the caller to publish.
 -- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
--- ARGV   limit broker_empty (1: nothing waits at the broker) lease_s publishing_s confirmed_s outage_s
+-- ARGV   limit broker_empty (1: nothing waits at the broker) expire_until (after that time no lease expires: pulse.lua)
+--        lease_s publishing_s confirmed_s
 -- reply  ids to publish now
 sound('run', 'leased', 'queued', 'dead', 'open:train', 'open:eval', 'ready:train', 'ready:eval')
 local limit, time, due = tonumber(ARGV[1]), now(), {}
-local publishing, confirmed = tonumber(ARGV[4]), tonumber(ARGV[5])
-local got = redis.call('HMGET', prefix .. 'run', 'reaped', 'grace')
-local grace = tonumber(got[2]) or 0
-if time - (tonumber(got[1]) or 0) > tonumber(ARGV[6]) then
-  -- Nobody could renew while Redis was away: every lease gets the time to.
-  grace = time + tonumber(ARGV[3])
-end
+local lease, publishing, confirmed = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local leased, queued = prefix .. 'leased', prefix .. 'queued'
 even_without_memory()
-redis.call('HSET', prefix .. 'run', 'reaped', time, 'grace', grace)
 
-local function expire(member)
-  local id, attempt = string.match(member, '^(.*)#(%d+)$')
-  local group, job = read_group(group_name(id)), typed('job:' .. id, 'hash')
+-- Whether nobody plays the job under this attempt: the lease was never given, or has ended.
+local function stale(id, attempt)
+  local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'attempt')
+  return JOB_STATES[got[1]] and not (got[1] == 'leased' and got[2] == attempt)
+end
+
+local function expire(id, attempt)
+  local group, job = open_group(id), prefix .. 'job:' .. id
   local got = redis.call('HMGET', job, 'worker', 'fail:worker', 'state')
   if got[3] ~= 'leased' or not tonumber(got[2] or 0) then damaged(job, 'is not a leased job') end
   -- No backoff: the lease was one.
@@ -24,34 +24,42 @@ local function expire(member)
   count('expired')
 end
 
-if time >= grace then
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leased', '-inf', time, 'LIMIT', 0, limit)) do
-    local well, why = pcall(expire, member)
-    if not well then
-      redis.call('ZREM', prefix .. 'leased', member)
-      local id, attempt = string.match(member, '^([^/]+/[^/]+/%d+)#(%d+)$')
-      if id then bury(id, attempt, reason(why), time) end
-    end
+-- Later than any lease can end: Redis's clock was set back.
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '(' .. seconds(time + lease), '+inf', 'LIMIT', 0, limit)) do
+  redis.call('ZADD', leased, time + lease, member)
+end
+if time < tonumber(ARGV[3]) then
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
+    local id, attempt = string.match(member, '^(.*)#(%d+)$')
+    local well, why = true
+    if id and parse(id) and not stale(id, attempt) then well, why = pcall(expire, id, attempt) end
+    redis.call('ZREM', leased, member)
+    if not well then bury(id, attempt, reason(why), time) end
   end
 end
 
 local function publish(id)
   local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'attempt')
-  if got[1] == 'queued' and tonumber(got[2] or nil) then
+  local name = parse(id)
+  if not name or got[1] ~= 'queued' and JOB_STATES[got[1]] then
+    redis.call('ZREM', queued, id)
+  elseif got[1] == 'queued' and tonumber(got[2] or nil) and readable_group(name, time) then
     due[#due + 1] = id
-  elseif not string.match(id, '^[^/]+/[^/]+/%d+$') or got[1] == 'leased' or got[1] == 'done' or got[1] == 'dead' then
-    redis.call('ZREM', prefix .. 'queued', id)
   else
     bury(id, 0, prefix .. 'job:' .. id .. ' is not a queued job', time)
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'queued', '-inf', time, 'LIMIT', 0, limit)) do publish(id) end
-if ARGV[2] == '1' and #due < limit then
-  -- Confirmed, but the message is gone. Younger ones may still be on their way; a backoff ends before this range begins.
-  local from, to = time + 35, time + confirmed - publishing
-  local gone = redis.call('ZRANGEBYSCORE', prefix .. 'queued', from, to, 'LIMIT', 0, limit - #due)
-  for _, id in ipairs(gone) do publish(id) end
+local function publish_between(from, to)
+  if #due >= limit then return end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queued, from, to, 'LIMIT', 0, limit - #due)) do publish(id) end
 end
-for _, id in ipairs(due) do redis.call('ZADD', prefix .. 'queued', time + publishing, id) end
+
+publish_between('-inf', time)
+publish_between('(' .. seconds(time + confirmed), '+inf') -- as above
+if ARGV[2] == '1' then
+  -- Confirmed, but the message is gone. Younger ones may still be on their way; a backoff ends before this range begins.
+  publish_between(time + 35, time + confirmed - publishing)
+end
+for _, id in ipairs(due) do redis.call('ZADD', queued, time + publishing, id) end
 return due

@@ -1,17 +1,16 @@
--- Extend many leases in one call, none past its job's deadline.
--- reads and writes  leased job:<job>
--- ARGV   lease_s, then for each lease: id attempt stopped_s (for so long its deadline's clock stood still)
+-- Extend many leases in one call, none past its attempt's deadline. The worker says how far that is: its clock does not
+-- jump, and stands still while the engine or Redis is away.
+-- reads and writes  leased
+-- ARGV   lease_s, then for each lease: id attempt left_s (until its deadline)
 -- reply  the positions (from 0) of the leases that are lost
 sound('leased')
 local time, lost = now(), {}
 even_without_memory()
-local until_ = time + tonumber(ARGV[1])
+local lease = tonumber(ARGV[1])
 for i = 2, #ARGV, 3 do
-  local id, member = ARGV[i], ARGV[i] .. '#' .. ARGV[i + 1]
+  local member = ARGV[i] .. '#' .. ARGV[i + 1]
   if redis.call('ZSCORE', prefix .. 'leased', member) then
-    local deadline = redis.pcall('HGET', prefix .. 'job:' .. id, 'deadline')
-    deadline = (type(deadline) == 'string' and tonumber(deadline) or time) + tonumber(ARGV[i + 2])
-    redis.call('ZADD', prefix .. 'leased', 'XX', 'GT', math.min(until_, deadline), member)
+    redis.call('ZADD', prefix .. 'leased', 'XX', 'GT', time + math.min(lease, tonumber(ARGV[i + 2])), member)
   else
     lost[#lost + 1] = (i - 2) / 3
   end

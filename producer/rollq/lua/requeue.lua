@@ -15,6 +15,7 @@ local group = read_group(group_name(id))
 if group.state ~= 'open' and group.state ~= 'dropped' then return { 'group', group.state } end
 if group.dead < 1 then damaged(group.key, 'has no dead members') end
 if not tonumber(got[4]) then damaged(job, 'has no attempt') end
+if not group.purpose then damaged(group.key, 'was damaged: nobody knows any more what it is for') end
 sound('open:' .. group.purpose)
 
 redis.call('ZREM', prefix .. 'dead', id)

@@ -49,4 +49,5 @@ for i = 9, #ARGV, 4 do
 end
 move_cursor()
 count('submitted', size)
+count('groups')
 return { 'new', tostring(seq) }

@@ -5,25 +5,25 @@
 -- reply  for each group: name seq size, then the state of each member
 local purpose, token = ARGV[4], ARGV[2]
 sound('run', 'open:' .. purpose, 'ready:' .. purpose, 'held:' .. purpose)
-local ready, held, hold = prefix .. 'ready:' .. purpose, prefix .. 'held:' .. purpose, typed('hold:' .. token, 'set')
-local time, groups = now(), {}
+local ready, held, hold = prefix .. 'ready:' .. purpose, prefix .. 'held:' .. purpose, prefix .. 'hold:' .. token
+local time = now()
+local groups = held_groups(token, time)
 
 local function reply()
   table.sort(groups, function(a, b) return a.seq < b.seq end)
-  local rows, run = {}, string.match(prefix, '{(.*)}')
+  local rows = {}
   for i, group in ipairs(groups) do
     local row = { group.name, tostring(group.seq), group.size }
     for sample = 0, group.size - 1 do
-      local state = redis.pcall('HGET', prefix .. 'job:' .. run .. '/' .. group.name .. '/' .. sample, 'state')
+      local state = field('job:' .. member(group, sample), 'state')
       -- A damaged member reads as done: reading its journal fails, and then the consumer condemns it.
-      row[#row + 1] = type(state) == 'table' and 'done' or state or 'lost'
+      row[#row + 1] = state == 'dead' and state or 'done'
     end
     rows[i] = row
   end
   return rows
 end
 
-for _, name in ipairs(redis.call('SMEMBERS', hold)) do groups[#groups + 1] = read_group(name) end
 if #groups > 0 then
   even_without_memory()
   for _, group in ipairs(groups) do redis.call('ZADD', held, 'XX', 'GT', time + tonumber(ARGV[3]), group.name) end
@@ -31,17 +31,20 @@ if #groups > 0 then
 end
 
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
-  local group = readable_group(name)
-  if group then
+  local group = readable_group(name, time)
+  redis.call('ZREM', held, name)
+  if group and group.state == 'held' then
     redis.call('DEL', prefix .. 'hold:' .. (group.token or '')) -- its groups expire together
-    redis.call('ZREM', held, name)
     redis.call('HSET', group.key, 'state', 'ready')
     redis.call('ZADD', ready, group.seq, name)
   end
 end
 
 local wanted = tonumber(ARGV[1])
-for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do groups[#groups + 1] = readable_group(name) end
+for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do
+  local group = readable_group(name, time)
+  if group and group.state == 'ready' then groups[#groups + 1] = group else redis.call('ZREM', ready, name) end
+end
 if #groups < wanted then
   local last = redis.call('HGET', prefix .. 'run', 'sealed') and redis.call('ZCARD', prefix .. 'open:' .. purpose) == 0
   if not last or redis.call('ZCARD', ready) > #groups then return {} end

@@ -1,0 +1,116 @@
+-- Makes the indexes and the totals of a damaged run what the records of its groups and jobs say. It walks all of Redis
+-- once, so it is called when something was found missing, and rarely.
+-- reads and writes  run sources count queued leased dead open:<purpose> ready:<purpose> held:<purpose> group:<group>
+--                   job:<job>
+-- ARGV   lease_s hold_s every_s (at most once in so long)
+-- reply  how many entries were put right; -1: not again so soon
+local time, mended = now(), tonumber(field('run', 'mended'))
+if mended and mended <= time and time - mended < tonumber(ARGV[3]) then return -1 end
+even_without_memory()
+
+local put_right = 0
+for name, kind in pairs(TYPES) do
+  if not pcall(typed, name, kind) then
+    move_away(name)
+    put_right = put_right + 1
+  end
+end
+
+local groups, cursor = {}, '0'
+repeat
+  local got = redis.call('SCAN', cursor, 'MATCH', prefix .. '*', 'COUNT', 1000)
+  cursor = got[1]
+  for _, key in ipairs(got[2]) do
+    local kind, name = string.match(string.sub(key, #prefix + 1), '^(%a+):(.+)$')
+    if kind == 'group' then groups[name] = true end
+    if kind == 'job' and parse(name) then groups[parse(name)] = true end
+  end
+until cursor == '0'
+
+local index = {} -- what belongs into each: index[name][member] = score
+for name, kind in pairs(TYPES) do
+  if kind == 'zset' then index[name] = {} end
+end
+local totals = { groups = 0, submitted = 0, done = 0, discarded = 0, groups_acked = 0, groups_dropped = 0, dropped = 0,
+  delivered = 0 }
+local function add(name, number) totals[name] = (totals[name] or 0) + number end
+
+-- A member's record, or what ends it: a job of a group that is over cannot be waiting.
+local function look_at(group, id)
+  local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'attempt', 'not_before', 'discarded')
+  local state, attempt = got[1], tonumber(got[2] or nil)
+  if state == 'done' or group.state == 'acked' and state ~= 'dead' then
+    group.done = group.done + 1
+  elseif state == 'queued' and attempt and group.state == 'open' then
+    index.queued[id] = tonumber(got[3]) or 0
+  elseif state == 'leased' and attempt and group.state == 'open' then
+    index.leased[id .. '#' .. got[2]] = time + tonumber(ARGV[1])
+  else
+    if state ~= 'dead' then die(id, attempt or 0, prefix .. 'job:' .. id .. ' was lost or damaged', time) end
+    group.dead = group.dead + 1
+    if state == 'dead' and got[4] then group.discarded = group.discarded + 1 else index.dead[id] = time end
+  end
+end
+
+local function add_up(group)
+  add('groups', 1)
+  add('submitted', group.size)
+  add('done', group.done)
+  add('discarded', group.discarded)
+  if group.state == 'acked' then
+    add('groups_acked', 1)
+    add('delivered', group.done)
+  elseif group.state == 'dropped' then
+    add('groups_dropped', 1)
+    add('dropped', group.done)
+  end
+  for sample = 0, group.size - 1 do
+    local added = redis.call('HGET', group.key, 'tally:' .. sample) or ''
+    for name, number in string.gmatch(added, '(%S+) (%S+)') do add(name, tonumber(number) or 0) end
+  end
+end
+
+local seq = tonumber(field('run', 'seq')) or 0
+for name in pairs(groups) do
+  -- One that cannot be read is dropped, and is then read as that.
+  local group = readable_group(name, time) or readable_group(name, time)
+  if group then
+    local done, dead = group.done, group.dead
+    group.done, group.dead, group.discarded = 0, 0, 0
+    for sample = 0, group.size - 1 do look_at(group, member(group, sample)) end
+    if group.done ~= done or group.dead ~= dead then put_right = put_right + 1 end
+    redis.call('HSET', group.key, 'done', group.done, 'dead', group.dead, 'discarded', group.discarded)
+    local over = group.done + group.dead >= group.size
+    if group.state == 'open' and over or (group.state == 'ready' or group.state == 'held') and group.done < group.viable
+    then
+      close(group)
+      group = read_group(name)
+    end
+    if group.state == 'open' or group.state == 'ready' then index[group.state .. ':' .. group.purpose][name] = group.seq end
+    if group.state == 'held' then index['held:' .. group.purpose][name] = time + tonumber(ARGV[2]) end
+    add_up(group)
+    seq = math.max(seq, group.seq, totals.groups)
+  end
+end
+
+for name, belongs in pairs(index) do
+  for _, found in ipairs(redis.call('ZRANGE', prefix .. name, 0, -1)) do
+    if belongs[found] then
+      belongs[found] = nil
+    else
+      redis.call('ZREM', prefix .. name, found)
+      put_right = put_right + 1
+    end
+  end
+  for missing, score in pairs(belongs) do
+    redis.call('ZADD', prefix .. name, score, missing)
+    put_right = put_right + 1
+  end
+end
+for name, number in pairs(totals) do
+  local text = string.format('%.17g', number)
+  if (tonumber(field('count', name)) or 0) ~= tonumber(text) then put_right = put_right + 1 end
+  redis.call('HSET', prefix .. 'count', name, text)
+end
+redis.call('HSET', prefix .. 'run', 'seq', seq, 'mended', time)
+return put_right

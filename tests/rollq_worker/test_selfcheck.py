@@ -66,8 +66,13 @@ def test_qwen3_rewrites_unless_the_turn_reasoned_and_a_tool_answers(qwen: Callab
 
 def test_hermes_writes_a_tool_result_differently_once_more_follows(qwen: Callable[[str], Tokenizer]):
     found = check(qwen("hermes-3"), [TOOL]).edges
-    thoughts = {Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER}  # it leaves the reasoning out
-    assert {edge for edge in Edge if found[edge].match is Match.REWRITE} == {Edge.AGAIN, Edge.SERVED} | thoughts
+    thoughts = {
+        Edge.THOUGHT_CALL,
+        Edge.THOUGHT_AGAIN,
+        Edge.THOUGHT_USER,
+    }  # it leaves reasoning and words beside a call out
+    beside = {Edge.WORDS, *thoughts}
+    assert {edge for edge in Edge if found[edge].match is Match.REWRITE} == {Edge.AGAIN, Edge.SERVED} | beside
     assert Match.UNSUPPORTED not in {finding.match for finding in found.values()}
 
 
@@ -134,7 +139,7 @@ def test_a_checked_renderer_renders(qwen: Callable[[str], Tokenizer]):
     renderer = checked_renderer(qwen("qwen3"), [TOOL])  # rewriting edges are no obstacle: history stays as sampled
     assert isinstance(renderer, ChatRenderer)
     assert set(NEEDED) == set(Edge) - {
-        *(Edge.CALLS, Edge.CUT, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
+        *(Edge.CALLS, Edge.WORDS, Edge.CUT, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
     }
 
 

@@ -35,7 +35,7 @@ def chatml(system: str = SYSTEM, turn: str = TURN, user: str = USER, tool: str =
 
 
 EXACT = dict.fromkeys(Edge, "E")
-CALL_EDGES = (Edge.CALL, Edge.CALLS, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
+CALL_EDGES = (Edge.CALL, Edge.CALLS, Edge.WORDS, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
 THOUGHTS = (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
 USERS = (Edge.USER, Edge.SERVED, Edge.CUT)
 
@@ -142,8 +142,7 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
     "drops tool messages": (
         chatml(tool=""),
         [],
-        EXACT
-        | but("U", *CALL_EDGES[:2], *CALL_EDGES[3:], Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.EMPTY),
+        EXACT | but("U", *CALL_EDGES, Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
     ),
     "drops all results but the first": (
         chatml(tool="{% if loop.previtem.role != 'tool' %}" + TOOL + "{% endif %}"),
@@ -199,7 +198,7 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
         "{%- if m['role'] == 'tool' %}{% set ns.tool = true %}{{ '<｜tool▁outputs▁begin｜>' if ns.first else '\n' }}<｜tool▁output▁begin｜>{{ m['content'] }}<｜tool▁output▁end｜>{% set ns.first = false %}{%- endif %}"
         "{%- endfor %}{%- if ns.tool %}<｜tool▁outputs▁end｜>{% endif %}{% if add_generation_prompt and not ns.tool %}<｜Assistant｜>{% endif %}",
         DEEPSEEK,
-        EXACT | but("R", Edge.THOUGHT_CALL) | but("U", Edge.AGAIN, Edge.THOUGHT_AGAIN),
+        EXACT | but("R", Edge.AGAIN, Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
     ),
     "kimi-k2": (
         "{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}{%- for m in messages %}"
@@ -232,7 +231,7 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
         "{%- elif m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>{%- endif %}{%- endfor %}"
         "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
         LLAMA,
-        EXACT | but("U", Edge.CALLS) | but("R", Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+        EXACT | but("U", Edge.CALLS) | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
     ),
 }
 REFUSED: dict[str, tuple[str, list[str], str]] = {

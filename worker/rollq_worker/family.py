@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
+from rollq_worker.guard import any_of
 from rollq_worker.protocols import Action
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
@@ -72,6 +73,14 @@ class ToolsText:
         return "".join((self.head, *told, self.tail))
 
 
+KEEPING: Mapping[str, Json] = {
+    "preserve_thinking": True,  # Qwen3.6, Kimi K2.5, Gemma 4
+    "clear_thinking": False,  # GLM-4.7 and later
+    "truncate_history_thinking": False,  # Nemotron 3
+    "keep_past_thinking": True,  # LFM2.5
+    "drop_thinking": False,  # DeepSeek-V4
+}
+"""Arguments that make templates write old reasoning where they would leave it out, by the names they go by."""
 CHATML = ("<|im_end|>", "<|endoftext|>")
 _V31 = ToolsText(
     head="\n\n## Tools\nYou have access to the following tools:\n",
@@ -210,15 +219,19 @@ def _written_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> t
     call["tool_calls"][0]["function"]["arguments"] = arguments
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
     whole = _render(tokenizer, [call], False).rpartition(_USER)[2]
-    same = next(
-        (n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
-    )
+    same = _same(prompt, whole)
     # Not into the middle of a control token.
     for start in range(max(0, same - 40), same):
         if any(start + len(token) > same and whole.startswith(token, start) for token in tokenizer.added_tokens):
             same = start
             break
     return prompt, whole[same:]
+
+
+def _same(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family]:
@@ -234,15 +247,18 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
 
 
 def end_of_turn(tokenizer: Tokenizer) -> str:
-    """The control token that the template writes behind an assistant's words when a user follows; "" for none."""
+    """The control token that the template writes at the end of an assistant's turn, whether more follows or not; the
+    one that the model's files name, if it is among several; "" for none."""
     word = _USER[::-1]
     turns: list[Message] = [{"role": "assistant", "content": word}, {"role": "user", "content": "u"}]
     try:
-        text = _render(tokenizer, turns, False).rpartition(word)[2]
+        last, more = (_render(tokenizer, shown, False).rpartition(word)[2] for shown in (turns[:1], turns))
     except JobFailure:
         return ""
-    found = [(at, -len(token), token) for token in tokenizer.added_tokens if token and (at := text.find(token)) >= 0]
-    return min(found)[2] if found else ""
+    control = any_of(filter(None, tokenizer.added_tokens))
+    own = control.findall(last[: _same(last, more)])
+    named = [token for token in own if tokenizer.added_tokens[token] in tokenizer.eos_ids]
+    return next(iter([*named, *own[-1:], *control.findall(more)]), "")
 
 
 def _fits(family: Family, turn: str) -> bool:

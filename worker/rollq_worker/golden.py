@@ -5,7 +5,7 @@ templates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rollq.job import Json
@@ -14,6 +14,8 @@ from rollq_worker.family import probe_call
 
 THOUGHT = "thoughtword"
 """What the sampled turn's reasoning holds."""
+ASIDE = "asideword"
+"""What the sampled turn says beside a call."""
 
 
 class Edge(StrEnum):
@@ -23,6 +25,7 @@ class Edge(StrEnum):
     CALL = "call -> tool"
     AGAIN = "second call -> tool"
     CALLS = "calls -> tools"
+    WORDS = "words, call -> tool"
     USER = "reply -> user"
     SERVED = "call, reply -> user"
     CUT = "truncated turn -> user"
@@ -48,15 +51,20 @@ class Play:
     """What of the replies must show."""
     cut: bool = False
     """The turn ended without a stop token."""
-    thought: str = ""
-    """A word of the turn's reasoning."""
+    beside: str = ""
+    """A word of the turn that is neither its call nor its reply: some templates leave such out."""
 
 
 class Golden:
     """Conversations with a set of tools."""
 
-    def __init__(self, tools: Sequence[Json]) -> None:
+    def __init__(
+        self, tools: Sequence[Json], complaint: str = "tool", think: tuple[str, str] = ("<think>", "</think>")
+    ) -> None:
+        """`complaint`: the role that answers a malformed call; `think`: what stands around reasoning in a turn."""
         self.tools = list(tools)
+        self._complaint = complaint
+        self._think = think
         self._name = str(tools[0]["function"]["name"]) if tools else "probe"
         self.opening: list[Message] = [
             {"role": "system", "content": "You are an agent.\n\nBe brief (systemword)."},
@@ -73,22 +81,32 @@ class Golden:
         self.told_once: Sequence[str] = ("systemword", *self.words["the tools"][1:])
         """What the replies have no reason to show again: the system prompt, and the tools that are not called."""
 
-    def plays(self, edge: Edge) -> Iterator[Play]:
-        """What the edge is tried on: the first one that the template can render."""
+    def plays(self, edge: Edge, tags: bool = True) -> Iterator[Play]:
+        """What the edge is tried on: the first one that the template can render. `tags`: reasoning in tags as well."""
         if edge is Edge.MALFORMED:
             broken: Message = {"role": "assistant", "content": "Trying. call name args"}
+            if self._complaint != "tool":
+                yield self._play(self.opening, broken, [{"role": self._complaint, "content": self.result()["content"]}])
+                return
             yield self._play(self.opening, broken, [self.result()])
             # A template may refuse a tool message without a call before it: then there is nothing to compare with but
             # the same with a call.
             yield self._play(self.opening, self.call(), [self.result()], message=broken)
             return
         thoughts = edge in (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
-        for form in ("key", "tags") if thoughts else ("",):
+        for form in ("key", *["tags"] * tags) if thoughts else ("",):
             yield self._on(edge, form)
+
+    def plainer(self, play: Play) -> Play:
+        """The same as the first turn of the conversation, and without words beside its calls."""
+        if not play.turn.get("tool_calls"):
+            return replace(play, history=self.opening)
+        turn, message = ({**said, "content": ""} for said in (play.turn, play.message))
+        return replace(play, history=self.opening, turn=turn, message=message)
 
     def _on(self, edge: Edge, thought: str) -> Play:
         user: Message = {"role": "user", "content": "Thank you. And the secondword one?"}
-        reply: Message = {"role": "assistant", "content": "It is on its way."}
+        reply = self.say()
         first, again = self.think(self.call(), thought), self.think(self.call("call00001"), thought)
         former = self.think(self.call(), thought, "formerword")
         one, two = self.result(), self.result("call00001", '{"status": "laterword", "total": 7}')
@@ -97,6 +115,8 @@ class Golden:
                 return self._play([*self.opening, former, one], again, [two])
             case Edge.CALLS:
                 return self._play(self.opening, self.call("call00000", "call00001"), [one, two])
+            case Edge.WORDS:
+                return self._play(self.opening, self.call() | {"content": f"I look it up ({ASIDE})."}, [one])
             case Edge.USER:
                 return self._play(self.opening, reply, [user])
             case Edge.SERVED | Edge.THOUGHT_USER:
@@ -120,15 +140,20 @@ class Golden:
     ) -> Play:
         known = ("pendingword", "laterword", "secondword", "three")
         words = [word for word in known if any(word in reply["content"] for reply in replies)]
-        thought = THOUGHT if THOUGHT in f"{turn.get('reasoning_content')}{turn['content']}" else ""
+        shown = f"{turn.get('reasoning_content')}{turn['content']}"
+        beside = next((word for word in (THOUGHT, ASIDE) if word in shown), "")
         return Play(
-            history=history, turn=turn, message=message or turn, replies=replies, words=words, cut=cut, thought=thought
+            history=history, turn=turn, message=message or turn, replies=replies, words=words, cut=cut, beside=beside
         )
 
     def call(self, *ids: str) -> Message:
         """A turn with a call for each id."""
         calls = [probe_call(self._name, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def say(self) -> Message:
+        """A turn that only speaks."""
+        return {"role": "assistant", "content": "It is on its way."}
 
     def result(self, id: str = "call00000", content: str = '{"status": "pendingword", "total": 19.5}') -> Message:
         """What a tool answered."""
@@ -139,5 +164,6 @@ class Golden:
         if form == "key":
             return {**turn, "reasoning_content": f"They want the {word} order."}
         if form == "tags":
-            return {**turn, "content": f"<think>\nThey want the {word} order.\n</think>\n\n{turn['content']}"}
+            before, after = self._think
+            return {**turn, "content": f"{before}\nThey want the {word} order.\n{after}\n\n{turn['content']}"}
         return turn

@@ -21,7 +21,7 @@ from rollq_worker.family import Family, family_of, probe_call, shows_tools
 from rollq_worker.guard import Controls, Guard
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS, THINKS
+from rollq_worker.toolcalls import PARSERS, think_tags
 
 _PROBE_ID = "zqxjkvbwp"
 """Nine characters, which some templates insist on, that nothing else spells."""
@@ -89,7 +89,8 @@ class ChatRenderer:
         self._begun = len(self._render(self._base, self._probe_tools(), header=False))
         after_call = self._after_call()
         self._ids_shown = _PROBE_ID in after_call or bool(self.family.call_id)
-        inside = {text.rstrip().endswith(THINKS) for text in (header, after_call) if text}
+        opens = think_tags(self.family.parser)[0]
+        inside = {text.rstrip().endswith(opens) for text in (header, after_call) if text}
         self._thinking = inside.pop() if len(inside) == 1 else None
         """Turns start inside reasoning, because the assistant header opens it; None: after some replies only."""
 
@@ -104,13 +105,6 @@ class ChatRenderer:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """What the template writes for `open`, as text. Raises JobFailure."""
         return self._render(self._told(for_template(messages, self.family), tools), tools)
-
-    def rewrite(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The whole conversation as the template writes it now, for a new trace; generation prompt included.
-
-        What the assistant said is rendered from its text, so it need not be the sampled ids. Raises JobFailure.
-        """
-        return self.open(messages, tools)
 
     def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
         """Whether the template writes the conversation so far, its last turn included, otherwise once replies follow.

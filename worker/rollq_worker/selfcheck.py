@@ -7,6 +7,7 @@ puts at the end. Runs once per tokenizer, template and tools. It does not know e
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import contextlib
 import hashlib
 import json
 from array import array
@@ -18,9 +19,11 @@ from functools import cached_property
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.conversation import for_template
-from rollq_worker.golden import Edge, Golden, Play
+from rollq_worker.family import KEEPING, Family
+from rollq_worker.golden import THOUGHT, Edge, Golden, Play
 from rollq_worker.renderer import STAGES, ChatRenderer, Extension, Stage
 from rollq_worker.tokenizer import Tokenizer
+from rollq_worker.toolcalls import think_tags
 
 
 class Match(StrEnum):
@@ -37,8 +40,8 @@ class Match(StrEnum):
 NEEDED = (Edge.OPEN, Edge.CALL, Edge.AGAIN, Edge.USER, Edge.SERVED, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
 """The edges any tool-calling episode may take."""
 MOVED = "the template moves the tools or the system prompt behind earlier turns; the bridge leaves them where they are"
-SILENT = "the template leaves the reasoning of a turn out"
-WRONG = "the bridge differs from what the template writes after this history"
+ONCE = "the template writes this turn and its answer otherwise than a plain first turn's; the bridge is the latter's"
+SILENT = "the template leaves out the reasoning of a turn, or the words beside its call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,7 @@ class SelfCheck:
     """The edges of one tokenizer, template and tools."""
 
     tokenizer: str
-    family: str
-    parser: str
+    record: Family
     stage: Stage
     edges: Mapping[Edge, Finding]
 
@@ -75,6 +77,20 @@ class SelfCheck:
                 )
 
     @property
+    def family(self) -> str:
+        return self.record.name
+
+    @property
+    def parser(self) -> str:
+        """The reader of its calls."""
+        return self.record.parser
+
+    @property
+    def kwargs(self) -> Mapping[str, Json]:
+        """What the template is given beside messages and tools."""
+        return self.record.kwargs
+
+    @property
     def missing(self) -> Sequence[Edge]:
         """The edges which any episode may take that are unsupported."""
         return [edge for edge in NEEDED if self.edges[edge].match is Match.UNSUPPORTED]
@@ -87,15 +103,19 @@ class SelfCheck:
         return "\n".join(line.rstrip() for line in lines)
 
 
-_checked: dict[tuple[str, str, str], SelfCheck] = {}
+_checked: dict[tuple[str, str, str, bool], SelfCheck] = {}
 
 
-def check(tokenizer: Tokenizer, tools: Sequence[Json]) -> SelfCheck:
-    """Class every edge for these tools. Raises JobFailure for an unknown family or a prompt that cannot be rendered."""
+def check(tokenizer: Tokenizer, tools: Sequence[Json], anew: bool = False) -> SelfCheck:
+    """Class every edge for these tools. Raises JobFailure for an unknown family or a prompt that cannot be rendered.
+
+    `anew`: see `SelfCheck.require`. Otherwise the template is asked to keep old reasoning, if it can be and that makes
+    more edges exact: the history keeps it anyway.
+    """
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
-    key = (tokenizer.hash, tokenizer.template_hash, digest)
+    key = (tokenizer.hash, tokenizer.template_hash, digest, anew)
     if key not in _checked:
-        _checked[key] = _best(tokenizer, tools)
+        _checked[key] = _best(tokenizer, tools, anew)
     return replace(_checked[key], tokenizer=tokenizer.name)
 
 
@@ -105,53 +125,66 @@ def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, 
     Raises JobFailure when an edge that any episode may take, or one of `edges`, is unsupported; `anew`: see
     `SelfCheck.require`.
     """
-    found = check(tokenizer, tools)
+    found = check(tokenizer, tools, anew)
     found.require(*NEEDED, *edges, anew=anew)
-    return ChatRenderer(tokenizer, tools, stage=found.stage)
+    return ChatRenderer(tokenizer, tools, found.record, found.stage)
 
 
-def _best(tokenizer: Tokenizer, tools: Sequence[Json]) -> SelfCheck:
+def _best(tokenizer: Tokenizer, tools: Sequence[Json], anew: bool) -> SelfCheck:
+    """The findings as the template is, or as it is when asked to keep old reasoning where that is better."""
+    plain = ChatRenderer(tokenizer, tools)
+    found = _on_some_stage(plain)
+    keeping = {} if anew else {name: value for name, value in KEEPING.items() if tokenizer.mentions(name)}
+    if not keeping:
+        return found
+    kept = _on_some_stage(ChatRenderer(tokenizer, tools, replace(plain.family, kwargs=keeping)))
+    return max(found, kept, key=lambda one: (-_count(one, Match.UNSUPPORTED), _count(one, Match.EXACT)))
+
+
+def _on_some_stage(first: ChatRenderer) -> SelfCheck:
     """The findings on the first stage with nothing unsupported, else on the one with the least."""
-    first = ChatRenderer(tokenizer, tools)
     found: list[SelfCheck] = []
     for stage in STAGES:
         try:
-            renderer = ChatRenderer(tokenizer, tools, first.family, stage)
+            renderer = ChatRenderer(first.tokenizer, first.tools, first.family, stage)
         except JobFailure:
             continue
-        probe = _Probe(renderer, Golden(tools))
+        probe = _Probe(renderer)
         edges = {edge: probe.find(edge) for edge in Edge}
-        found.append(
-            SelfCheck(
-                tokenizer=tokenizer.name,
-                family=renderer.family.name,
-                parser=renderer.family.parser,
-                stage=stage,
-                edges=edges,
-            )
-        )
-        if _unsupported(found[-1]) == 0:
+        found.append(SelfCheck(tokenizer=first.tokenizer.name, record=first.family, stage=stage, edges=edges))
+        if _count(found[-1], Match.UNSUPPORTED) == 0:
             break
-    return min(found, key=_unsupported)
+    return min(found, key=lambda one: _count(one, Match.UNSUPPORTED))
 
 
-def _unsupported(found: SelfCheck) -> int:
-    return sum(finding.match is Match.UNSUPPORTED for finding in found.edges.values())
+def _count(found: SelfCheck, match: Match) -> int:
+    return sum(finding.match is match for finding in found.edges.values())
 
 
 class _Probe:
     """Golden conversations rendered in full and by bridges."""
 
-    def __init__(self, renderer: ChatRenderer, golden: Golden) -> None:
+    def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
         self.tokenizer = renderer.tokenizer
-        self.golden = golden
+        think = think_tags(renderer.family.parser)
+        self.golden = Golden(renderer.tools, renderer.complaint_role(None), think)
+
+    @cached_property
+    def shows_thoughts(self) -> bool:
+        """The template takes reasoning under its key; one that does not may know tags in the content."""
+        shown = (self.golden.think(turn, "key") for turn in (self.golden.call(), self.golden.say()))
+        for turn in shown:
+            with contextlib.suppress(JobFailure):
+                if THOUGHT in self.renderer.prompt([*self.golden.opening, turn], self.golden.tools):
+                    return True
+        return False
 
     def find(self, edge: Edge) -> Finding:
         if edge is Edge.OPEN:
             return self.open()
         first: Finding | None = None
-        for play in self.golden.plays(edge):
+        for play in self.golden.plays(edge, tags=not self.shows_thoughts):
             # Twice: a template may show the time, and it has just become another one.
             finding = self.compare(play)
             if finding.match is Match.UNSUPPORTED:
@@ -174,15 +207,17 @@ class _Probe:
         unseen = [word for word in play.words if word not in self.tokenizer.decode(bridge)]
         if unseen:
             return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
-        if play.thought and play.thought not in extension.said:
-            right = self.ends_with(extension, bridge)
-            return Finding(Match.REWRITE, SILENT) if right else Finding(Match.UNSUPPORTED, WRONG)
-        if not extension.rewritten:
+        rewritten = SILENT if play.beside not in extension.said else extension.rewritten
+        if not rewritten:
             if self.tokenizer.encode(extension.said) + bridge == self.tokenizer.encode(extension.full):
                 return Finding(Match.EXACT)
         elif self.ends_with(extension, bridge):
-            return Finding(Match.REWRITE, extension.rewritten)
-        return self.moved(play, extension, bridge)
+            return Finding(Match.REWRITE, rewritten)
+        if self.moved(play, extension, bridge):
+            return Finding(Match.REWRITE, MOVED)
+        if extension.rewritten and self.is_plain_one(play):
+            return Finding(Match.REWRITE, ONCE)
+        return Finding(Match.UNSUPPORTED, "the bridge differs from what the template writes after this history")
 
     def bridge(self, play: Play) -> array[int]:
         """The bridge, told of the calls under the ids that the model gives them."""
@@ -197,21 +232,23 @@ class _Probe:
         before = len(full) - len(bridge)
         return before > 0 and full[before:] == bridge and self.renderer.is_end(full[before - 1])
 
-    def moved(self, play: Play, extension: Extension, bridge: array[int]) -> Finding:
-        """The same without tools and system prompt, for templates that move those to the last message."""
-        wrong = Finding(Match.UNSUPPORTED, WRONG)
+    def is_plain_one(self, play: Play) -> bool:
+        """The bridge is right behind the plainer turn that this one is told apart from."""
+        plainer = self.golden.plainer(play)
+        return plainer != play and self.compare(plainer).match is not Match.UNSUPPORTED
+
+    def moved(self, play: Play, extension: Extension, bridge: array[int]) -> bool:
+        """The bridge is right without tools and system prompt, which the template moves to the last message."""
         prompt = self.renderer.prompt(self.golden.opening, self.golden.tools)
         full, told = extension.full, self.golden.told_once
         if any(full.count(word) > prompt.count(word) for word in told):
-            return wrong  # they are not moved but repeated, and the bridge does not repeat them
+            return False  # they are not moved but repeated, and the bridge does not repeat them
         if all(full.rfind(word) < full.find(self.golden.asked) for word in told):
-            return wrong  # they are where they were, in front of the user's first message
+            return False  # they are where they were, in front of the user's first message
         history = [message for message in play.history if message["role"] != "system"]
-        try:
-            bare = self.renderer.extend([*history, play.turn], play.replies, ())
-        except JobFailure:
-            return wrong
-        return Finding(Match.REWRITE, MOVED) if self.ends_with(bare, bridge) else wrong
+        with contextlib.suppress(JobFailure):
+            return self.ends_with(self.renderer.extend([*history, play.turn], play.replies, ()), bridge)
+        return False
 
     def open(self) -> Finding:
         """The first prompt is what the template writes, and the template leaves nothing out of it."""

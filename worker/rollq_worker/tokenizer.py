@@ -54,6 +54,7 @@ class Tokenizer:
         self._full = _parse(name, spec)
         self._plain = _without_added_tokens(self._full)
         self._template = _template_renderer(name, config, template)
+        self._template_text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
         self.template_hash = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
@@ -98,6 +99,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no token nothing."""
         return self._full.decode(list(ids), skip_special_tokens=skip_special)
+
+    def mentions(self, name: str) -> bool:
+        """Whether the chat template has this word in it."""
+        return re.search(rf"\b{re.escape(name)}\b", self._template_text) is not None
 
     def render(
         self,

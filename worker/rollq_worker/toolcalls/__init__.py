@@ -36,7 +36,12 @@ PARSERS: Mapping[str, Reader] = {
     "gemma4": read_gemma4,
 }
 """Readers by the name that a family's record gives."""
-THINKS = (THINK[0], SEED_THINK[0], MISTRAL_THINK[0], GEMMA_THINK[0])
-"""What opens reasoning, in all formats."""
+_THINKS = {"seed": SEED_THINK, "mistral": MISTRAL_THINK, "gemma4": GEMMA_THINK}
 
-__all__ = ["FORM", "MAX_DEPTH", "PARSERS", "THINKS", "Kind", "Piece", "Reader", "hermes_pieces", "read_hermes"]
+
+def think_tags(parser: str) -> tuple[str, str]:
+    """What opens and closes reasoning in the text of a turn that this reader reads."""
+    return _THINKS.get(parser, THINK)
+
+
+__all__ = ["FORM", "MAX_DEPTH", "PARSERS", "Kind", "Piece", "Reader", "hermes_pieces", "read_hermes", "think_tags"]

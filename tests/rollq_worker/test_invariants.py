@@ -134,6 +134,12 @@ BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
         EngineBreach,
     ),
     "I3 spans that end early": (OPEN, sampled(0, 5, END, versions=[VersionSpan("v", 0, 1)]), EngineBreach),
+    "I3 an empty span": (
+        OPEN,
+        sampled(0, 5, END, versions=[VersionSpan("v", 0, 0), VersionSpan("v", 0, 2)]),
+        EngineBreach,
+    ),
+    "I9 answered before anything was sampled": (OPEN, observed(0, END, 4), JobBreach),
     "I3 no spans": (OPEN, sampled(0, 5, END, versions=[]), EngineBreach),
     "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
     "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),

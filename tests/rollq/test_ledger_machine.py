@@ -1,6 +1,7 @@
 """The ledger's scripts against a plain Python model, in random order, on a real Redis.
 
-The model knows no leases in seconds: time passes when a rule makes a lease, a hold or a backoff run out.
+The model knows no leases in seconds: time passes when a rule makes a lease, a hold or a backoff run out. Redis's clock
+is set by moving all that was written by it the other way.
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ from hypothesis.stateful import (
 from rollq.codec import encode_event
 from rollq.connection import connect
 from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, LedgerError, NotHeld
+from rollq.job import Purpose
+from rollq.keys import PULSE
 from rollq.ledger import Claim, Ledger
 from rollq.letters import DeadLetters
+from rollq.pulse import Pulse
 from tests.rollq.samples import closed, group, job, observed
 
-NAMES = ["a", "b", "c"]
-SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1}
+NAMES = ["a", "b", "c", "e"]
+SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1, "e": 1}
+PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
 BUDGET = {"engine": 5, "user": 5, "worker": 5, "env": 2, "job": 2, "cancelled": 1}
 IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
+OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
+TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
 tokens = st.sampled_from(["t", "t", "u"])
+purposes = st.sampled_from([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
 
 
 @dataclass
@@ -44,6 +52,7 @@ class ModelJob:
     reach: int = 0
     ended: tuple[int, str] = (0, "")
     discarded: bool = False
+    reward: float = 0.0
 
 
 @dataclass
@@ -57,11 +66,14 @@ class ModelGroup:
 class LedgerMachine(RuleBasedStateMachine):
     url = ""
 
-    @initialize(names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
-    def start(self, names: list[str]) -> None:
+    @initialize(names=st.lists(st.sampled_from(NAMES), min_size=2, unique=True), own=st.booleans())
+    def start(self, names: list[str], own: bool) -> None:
         self.ledger = Ledger(connect(self.url), "r")
         self.letters = DeadLetters(self.ledger.redis, "r")
+        self.pulse = Pulse(self.ledger.redis)
         self.ledger.redis.flushdb()
+        self.budget = BUDGET | (OWN if own else {})
+        self.ledger.fix_budgets(OWN if own else {})
         self.jobs: dict[str, ModelJob] = {}
         self.groups: dict[str, ModelGroup] = {}
         self.sealed = False
@@ -86,11 +98,26 @@ class LedgerMachine(RuleBasedStateMachine):
             viable = states.count("done") >= VIABLE[name]
             self.groups[name].state = "ready" if viable else "dropped"
             self.counts["dropped"] += 0 if viable else states.count("done")
+            self.free_the_rest(name)
+
+    def free_the_rest(self, name: str) -> None:
+        """Of a dropped group nothing is kept once all its dead members were discarded."""
+        members = [self.jobs[member] for member in self.members(name)]
+        if self.groups[name].state == "dropped" and all(m.discarded for m in members if m.state == "dead"):
+            for member in members:
+                member.journal = []
+
+    def calm(self) -> None:
+        """Redis was there all the time."""
+        self.ledger.redis.hset(PULSE, mapping={"beat": self.ledger.now(), "grace": 0})
+
+    def leases(self) -> list[tuple[str, int]]:
+        return [(job_id, self.jobs[job_id].attempt) for job_id in self.of_jobs("leased")]
 
     def fails(self, job_id: str, failure: str, how: str) -> str:
         found = self.jobs[job_id]
         found.failures[failure] = found.failures.get(failure, 0) + 1
-        found.state = "dead" if found.failures[failure] >= BUDGET[failure] else "queued"
+        found.state = "dead" if found.failures[failure] >= self.budget[failure] else "queued"
         found.backoff = found.state == "queued" and how == "fail" and failure in ("engine", "user", "worker")
         found.restart = found.restart or failure not in ("engine", "user", "worker")
         found.ended = (found.attempt, how)
@@ -120,7 +147,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), other=st.sampled_from([False, False, True]))
     def submit(self, name: str, other: bool) -> None:
-        jobs = group(name, SIZE, min_viable=VIABLE[name], seed=int(other and name in self.groups))
+        seed = int(other and name in self.groups)
+        jobs = group(name, SIZE, min_viable=VIABLE[name], purpose=PURPOSE[name], seed=seed)
         if name in self.groups and other:
             with pytest.raises(JobConflict):
                 self.ledger.submit(jobs)
@@ -150,7 +178,10 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert isinstance(got, Claim)
             self.takes_over(found, got)
-            assert got.job == job(got.job.sample, got.job.group, min_viable=VIABLE[got.job.group], seq=got.job.seq)
+            name = got.job.group
+            assert got.job == job(
+                got.job.sample, name, min_viable=VIABLE[name], purpose=PURPOSE[name], seq=self.groups[name].seq
+            )
 
     @precondition(lambda self: self.of_jobs("leased"))
     @rule(data=st.data(), off=st.sampled_from([0, 0, 0, 0, 1, -1]))
@@ -222,25 +253,56 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.fail(job_id, found.attempt, FailureClass.CANCELLED, "why")
                 self.fails(job_id, "cancelled", "fail")
             elif found.state == "leased":
-                blob = encode_event(closed(float(sample)), job_id)
+                found.reward = sample + 0.3
+                blob = encode_event(closed(found.reward), job_id)
                 for _ in range(2):
-                    self.ledger.complete(job_id, found.attempt, len(found.journal), blob)
+                    self.ledger.complete(job_id, found.attempt, len(found.journal), blob, **TALLY)
                 found.journal.append(blob)
                 found.state, found.ended = "done", (found.attempt, "complete")
                 self.counts["done"] += 1
                 self.settle(job_id)
 
     @precondition(lambda self: self.of_jobs("leased"))
-    @rule(data=st.data())
-    def leases_run_out(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), after_an_outage=st.booleans())
+    def leases_run_out(self, data: st.DataObject, after_an_outage: bool) -> None:
         leased = self.of_jobs("leased")
         chosen = data.draw(st.lists(st.sampled_from(leased), min_size=1, unique=True))
         for job_id in chosen:
             self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].attempt}": 1}, xx=True)
-        self.ledger.redis.hset(self.ledger.keys.meta, mapping={"reaped": self.ledger.now(), "grace": 0})
+        self.calm()
+        if after_an_outage:
+            self.ledger.redis.hset(PULSE, "beat", self.ledger.now() - 6)
+            assert not set(self.ledger.reap(expire_until=self.pulse.beat())) & set(leased)
+            assert self.ledger.renew(self.leases()) == []
+            return
         expected = {job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"}
         # What runs out is due at once; released and freshly failed ones may be due as well.
-        assert expected <= set(self.ledger.reap())
+        assert expected <= set(self.ledger.reap(expire_until=self.pulse.beat()))
+
+    @rule(by=st.sampled_from([-7200.0, -100.0, 100.0, 7200.0]))
+    def redis_is_set_another_time(self, by: float) -> None:
+        """No lease is lost, and nobody waits any longer."""
+        redis, keys = self.ledger.redis, self.ledger.keys
+        self.calm()
+        for key in (keys.queued, keys.leased, *(keys.held(purpose) for purpose in Purpose)):
+            times = {member: at - by for member, at in redis.zrange(key, 0, -1, withscores=True) if at > 0}
+            if times:
+                redis.zadd(key, times)
+        for job_id, found in self.jobs.items():
+            for name in ("not_before", "deadline"):
+                if at := float(redis.hget(keys.job(job_id), name) or 0):
+                    redis.hset(keys.job(job_id), name, at - by)
+            found.backoff = False
+        redis.hset(PULSE, "beat", self.ledger.now() - by)
+        due = self.ledger.reap(expire_until=self.pulse.beat())
+        assert set(due) <= set(self.of_jobs("queued"))
+        if abs(by) > 1000:
+            assert set(due) == set(self.of_jobs("queued"))
+        assert self.ledger.renew(self.leases()) == []
+        ends = [redis.zscore(keys.leased, f"{job_id}#{attempt}") for job_id, attempt in self.leases()]
+        assert all(14 < end - self.ledger.now() <= 15 for end in ends)
+        for name in self.of_state("held"):
+            self.ledger.extend(self.groups[name].token)
 
     @precondition(lambda self: any(found.backoff for found in self.jobs.values()))
     @rule(data=st.data())
@@ -265,13 +327,16 @@ class LedgerMachine(RuleBasedStateMachine):
             assert job_id in self.ledger.reap()
 
     @precondition(lambda self: self.of_state("ready", "held", "acked"))
-    @rule(token=tokens, groups=st.sampled_from([1, 1, 2, 3]))
-    def take(self, token: str, groups: int) -> None:
+    @rule(token=tokens, groups=st.sampled_from([1, 1, 2, 3]), purpose=purposes)
+    def take(self, token: str, groups: int, purpose: Purpose) -> None:
+        token = f"{token}-{purpose}"
+        there = [name for name in self.of_state("ready") if PURPOSE[name] is purpose]
         mine = [name for name in self.of_state("held") if self.groups[name].token == token]
-        expected = mine or self.of_state("ready")[:groups]
-        if not mine and len(expected) < groups and not (self.sealed and not self.of_state("open")):
+        expected = mine or there[:groups]
+        more = [name for name in self.of_state("open") if PURPOSE[name] is purpose]
+        if not mine and len(expected) < groups and (more or not self.sealed):
             expected = []
-        taken = self.ledger.take(groups, token)
+        taken = self.ledger.take(groups, token, purpose=purpose)
         assert [g.id for g in taken] == expected
         for got in taken:
             assert got.members == [m for m in self.members(got.id) if self.jobs[m].state == "done"]
@@ -285,19 +350,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.of_state("held"))
     @rule(data=st.data(), groups=st.integers(1, 2))
     def a_hold_runs_out(self, data: st.DataObject, groups: int) -> None:
-        lost = self.groups[data.draw(st.sampled_from(self.of_state("held")))].token
+        found = data.draw(st.sampled_from(self.of_state("held")))
+        lost, purpose = self.groups[found].token, PURPOSE[found]
         for name in self.of_state("held"):
             if self.groups[name].token == lost:
-                self.ledger.redis.zadd(self.ledger.keys.held("train"), {name: 1}, xx=True)
+                self.ledger.redis.zadd(self.ledger.keys.held(purpose), {name: 1}, xx=True)
                 self.groups[name].state = "ready"
         self.claims += 1
-        self.take(f"v{self.claims}", groups)  # only a taker of another batch finds out
+        self.take(f"v{self.claims}", groups, purpose)  # only a taker of another batch finds out
 
     @precondition(lambda self: self.of_state("held", "acked"))
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         known = self.of_state("held", "acked")
-        token = data.draw(st.sampled_from([self.groups[name].token for name in known] * 3 + ["t", "u"]))
+        token = data.draw(st.sampled_from([self.groups[name].token for name in known] * 3 + ["t-train", "u-eval"]))
         mine = [name for name in known if self.groups[name].token == token]
         names = data.draw(st.lists(st.sampled_from(mine * 3 + known), min_size=1, max_size=3, unique=True))
         done = [m for name in names for m in self.members(name) if self.jobs[m].state == "done"]
@@ -311,8 +377,31 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(NotHeld):
                 self.ledger.ack(token, done)
 
-    @rule(token=tokens)
-    def extend(self, token: str) -> None:
+    @precondition(lambda self: any(m.state == "done" for n in self.of_state("held") for m in self.played(n)))
+    @rule(data=st.data())
+    def condemn(self, data: st.DataObject) -> None:
+        """A consumer cannot read a member: it is dead, and all that the consumer held goes back."""
+        held = [m for name in self.of_state("held") for m in self.members(name) if self.jobs[m].state == "done"]
+        job_id = data.draw(st.sampled_from(held))
+        name = job_id.split("/")[1]
+        token = self.groups[name].token
+        for _ in range(2):
+            self.ledger.condemn(token, job_id, "torn")
+        found = self.jobs[job_id]
+        found.state, found.failures["job"], found.ended = "dead", found.failures.get("job", 0) + 1, (0, "damage")
+        self.counts["done"] -= 1
+        for other in self.of_state("held"):
+            if self.groups[other].token == token:
+                self.groups[other].state = "ready"
+                self.groups[other].handed -= 1
+        self.settle(job_id)
+
+    def played(self, name: str) -> list[ModelJob]:
+        return [self.jobs[member] for member in self.members(name)]
+
+    @rule(token=tokens, purpose=purposes)
+    def extend(self, token: str, purpose: Purpose) -> None:
+        token = f"{token}-{purpose}"
         if any(self.groups[name].token == token for name in self.of_state("held")):
             self.ledger.extend(token)
         else:
@@ -358,12 +447,28 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.letters.discard(job_id)
             return
         self.letters.discard(job_id)
-        first, name = not found.discarded, job_id.split("/")[1]
         found.discarded, found.journal = True, []
-        members = [self.jobs[member] for member in self.members(name)]
-        if first and self.groups[name].state == "dropped" and all(m.discarded for m in members if m.state == "dead"):
-            for member in members:
-                member.journal = []
+        self.free_the_rest(job_id.split("/")[1])
+
+    @rule(data=st.data(), junk=st.booleans())
+    def an_index_is_damaged(self, data: st.DataObject, junk: bool) -> None:
+        """What the records know is found again; what only the totals knew is not."""
+        keys, redis = self.ledger.keys, self.ledger.redis
+        groups = [of(purpose) for of in (keys.open, keys.ready, keys.held) for purpose in Purpose]
+        key = data.draw(st.sampled_from([keys.queued, keys.leased, keys.dead, keys.count, *groups]))
+        if junk and key != keys.count:
+            redis.zadd(key, {"junk": 1e12, "r/a/7#1": 1e12, "other/a/0": 1e12, b"\xff": 1e12})
+        elif junk:
+            redis.hset(key, mapping=dict.fromkeys(("submitted", "done", "turns", "groups"), 1000))
+        else:
+            redis.delete(key)
+            redis.set(key, "garbage")
+        if key == keys.count and not junk:
+            self.counts |= {"fenced": 0, "redelivered": 0}
+        redis.hdel(keys.meta, "mended")
+        self.ledger.mend()
+        redis.hdel(keys.meta, "mended")
+        assert self.ledger.mend() == 0
 
     @precondition(lambda self: len(self.groups) > 2)
     @rule()
@@ -396,6 +501,11 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in ("open", "ready", "held", "acked", "dropped"):
             assert stats[f"groups_{name}"] == len(self.of_state(name)), name
         assert stats["duplicates"] == 0
+        assert self.ledger.balance().sound
+        done = [found.reward for found in self.jobs.values() if found.state == "done"]
+        assert {name: stats[name] for name in TALLY} == {name: each * len(done) for name, each in TALLY.items()}
+        assert stats["stops"] == {"done": len(done)} or (not done and not any(stats["stops"].values()))
+        assert stats["reward_mean"] == (pytest.approx(sum(done) / len(done)) if done else None)
         acked = {m for name in self.of_state("acked") for m in self.members(name) if self.jobs[m].state == "done"}
         pipe = self.ledger.redis.pipeline(transaction=False)
         for job_id in self.jobs:

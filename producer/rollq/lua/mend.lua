@@ -107,6 +107,12 @@ for name, belongs in pairs(index) do
     put_right = put_right + 1
   end
 end
+-- Totals that no record tells: they stay as they are.
+local COUNTED = { resubmitted = true, claims = true, resumed = true, turns_saved = true, released = true,
+  expired = true, fenced = true, duplicates = true, redelivered = true, requeued = true }
+for _, name in ipairs(redis.call('HKEYS', prefix .. 'count')) do
+  if not COUNTED[name] and not string.match(name, '^failures:') then totals[name] = totals[name] or 0 end
+end
 for name, number in pairs(totals) do
   local text = string.format('%.17g', number)
   if (tonumber(field('count', name)) or 0) ~= tonumber(text) then put_right = put_right + 1 end

@@ -1,10 +1,14 @@
 """Counts that show how faithful a trajectory's tokens are to what the engine saw: derived from its events.
 
 None of them is an error. A growing number says that something upstream changes: a template that rewrites history, a
-policy that writes calls nobody can read, a fleet whose servers disagree about the weights.
+policy that writes calls nobody can read or text in unusual tokens, a fleet whose servers disagree about the weights.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
 
@@ -20,8 +24,15 @@ class Fidelity:
     traces: int = 0
     malformed_turns: int = 0
     """Turns with a call that could not be read."""
+    drifted_turns: int = 0
+    """Turns that would be other tokens if their text had been encoded again."""
     version_breaks: int = 0
     """Times that older weights came back in a trajectory after others had been used."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By name."""
+        return asdict(self)
 
     @property
     def extension_ratio(self) -> float | None:
@@ -29,12 +40,13 @@ class Fidelity:
         return self.kept_tokens / self.sent_tokens if self.sent_tokens else None
 
 
-def fidelity(trajectory: Trajectory) -> Fidelity:
-    """One pass over the events; no token is looked at."""
-    sent = kept = traces = malformed = breaks = 0
+def fidelity(trajectory: Trajectory, respell: Callable[[array[int]], array[int]] | None = None) -> Fidelity:
+    """One pass over the events. `respell` decodes ids and encodes the text; without it no drift is counted."""
+    sent = kept = traces = malformed = drifted = breaks = 0
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
     current, seen = "", set[str]()
+    turn = array("I")
     for event in trajectory.events:
         if isinstance(event, Prompt):
             traces += 1
@@ -45,11 +57,21 @@ def fidelity(trajectory: Trajectory) -> Fidelity:
                 sent, kept = sent + length, kept + known
             length += len(event.ids)
             known = length
+            turn.extend(event.ids)
             for span in event.versions:
                 breaks += span.version != current and span.version in seen
                 current = span.version
                 seen.add(current)
         elif isinstance(event, Observed):
             malformed += bool(event.errors)
+            drifted += respell is not None and respell(turn) != turn
             length += len(event.ids)
-    return Fidelity(sent_tokens=sent, kept_tokens=kept, traces=traces, malformed_turns=malformed, version_breaks=breaks)
+            turn = array("I")
+    return Fidelity(
+        sent_tokens=sent,
+        kept_tokens=kept,
+        traces=traces,
+        malformed_turns=malformed,
+        drifted_turns=drifted,
+        version_breaks=breaks,
+    )

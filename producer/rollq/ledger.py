@@ -22,6 +22,7 @@ from rollq.errors import (
     NotHeld,
     SettingsError,
 )
+from rollq.fidelity import Fidelity
 from rollq.job import Job, Purpose
 from rollq.keys import RUNS
 from rollq.replies import Claim, Cursor, DeadLetter, JobState, Outcome, Refusal, State, Submission, TakenGroup
@@ -182,6 +183,7 @@ class Ledger(LedgerView):
         turns: int = 0,
         sampled_tokens: int = 0,
         total_tokens: int = 0,
+        fidelity: Fidelity = Fidelity(),  # noqa: B008 (frozen)
     ) -> None:
         """Journal the `Closed` event of a graded episode and end the job as done; the numbers are for the stats.
 
@@ -196,6 +198,7 @@ class Ledger(LedgerView):
             "turns": turns,
             "sampled_tokens": sampled_tokens,
             "total_tokens": total_tokens,
+            **fidelity.counts,
         }
         text = " ".join(f"{name} {number}" for name, number in tally.items())
         self._written(self._call("complete", [job_id, attempt, index, blob, text]), job_id, attempt, index)

@@ -13,6 +13,7 @@ import redis
 
 from rollq.codec import decode_job, read_trajectory
 from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
+from rollq.fidelity import Fidelity
 from rollq.job import Purpose, parse_id
 from rollq.keys import Keys
 from rollq.refusal import translated
@@ -43,6 +44,7 @@ COUNTS = (
     "turns",
     "sampled_tokens",
     "total_tokens",
+    *Fidelity().counts,
 )
 
 
@@ -194,6 +196,7 @@ class LedgerView:
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
         for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:], strict=True):
             stats[f"groups_{place}"] = train + evaluation
+        stats["extension_ratio"] = Fidelity(**{name: stats[name] for name in Fidelity().counts}).extension_ratio
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         completed = sum(stats["stops"].values())

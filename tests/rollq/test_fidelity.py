@@ -37,6 +37,19 @@ def test_malformed_turns():
     assert of(prompt(), sampled(0), replace(observed(0), errors=("no JSON",)), sampled(1)).malformed_turns == 1
 
 
+def test_turns_whose_text_is_other_tokens():
+    events = [prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0, 8), observed(0), sampled(1, 9), observed(1)]
+    spelt = []
+
+    def respell(turn):
+        spelt.append(turn[:])
+        return turn if len(turn) > 1 else ids(1, 2)
+
+    assert fidelity(replace(trajectory(), events=events), respell).drifted_turns == 1
+    assert [list(turn) for turn in spelt] == [[7, 8], [9]]
+    assert of(*events).drifted_turns == 0
+
+
 def test_older_weights_that_come_back():
     spans = [VersionSpan("1", 0, 1), VersionSpan("2", 1, 2)]
     steady = [prompt(), replace(sampled(0), versions=spans), observed(0), sampled(1, version="2"), observed(1)]

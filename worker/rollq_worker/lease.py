@@ -18,6 +18,7 @@ from typing import TypeVar
 from rollq.codec import decode_event, decode_header, encode_event, encode_header
 from rollq.connection import AWAY
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, RollqError
+from rollq.fidelity import Fidelity
 from rollq.ledger import Claim, Ledger
 from rollq.patience import patiently
 from rollq.trajectory import Event, Header, Trajectory
@@ -85,7 +86,7 @@ class Attempt:
     def append(self, event: Event) -> None:
         self._append(encode_event(event, self.job.id))
 
-    def complete(self, trajectory: Trajectory) -> None:
+    def complete(self, trajectory: Trajectory, fidelity: Fidelity) -> None:
         """Append the closing event and end the job, in one step."""
         closed = trajectory.closed
         if closed is None:
@@ -100,6 +101,7 @@ class Attempt:
             turns=trajectory.turns,
             sampled_tokens=trajectory.sampled_tokens,
             total_tokens=len(trajectory.tokens),
+            fidelity=fidelity,
         )
         try:
             self._patiently(end)

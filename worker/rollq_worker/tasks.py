@@ -4,12 +4,15 @@ Nothing that a job does may take the worker down: every failure ends here as a f
 ledger and the agent loop; how messages arrive is `app`'s business.
 """
 
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
 import logging
 import random
 import threading
 import time
 import traceback
 import uuid
+from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
@@ -28,6 +31,7 @@ from rollq.errors import (
     SettingsError,
     WorkerFailure,
 )
+from rollq.fidelity import fidelity
 from rollq.job import parse_id
 from rollq.ledger import Claim, Ledger, Refusal
 from rollq.patience import patiently
@@ -170,7 +174,7 @@ class Player:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self._play(attempt, claim)
-            attempt.complete(trajectory)
+            attempt.complete(trajectory, fidelity(trajectory, self._respell))
         except Fenced as e:
             log.warning("%s", e)
             return {"job": job.id, "stop": "fenced"}
@@ -256,6 +260,9 @@ class Player:
             if isinstance(event, Sampled):
                 self.engine.admit(event.ids)
         return events
+
+    def _respell(self, ids: array[int]) -> array[int]:
+        return self.tokenizer.encode(self.tokenizer.decode(ids))
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         reason = f"{failure}\n{trace or _trace(failure)}".strip()

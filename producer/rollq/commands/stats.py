@@ -62,8 +62,15 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
     for subject, keys in ROWS.items():
         lines.append(f"{subject:<9} " + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys))
+    lines.append(f"fidelity  {_fidelity(counts)}")
     lines.append(f"reward    {mean} mean")
     for subject in ("stops", "failures"):
         if counts[subject]:
             lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
     return lines
+
+
+def _fidelity(counts: Mapping[str, Any]) -> str:
+    ratio = "-" if counts["extension_ratio"] is None else f"{counts['extension_ratio']:.1%}"
+    turns = f"{counts['malformed_turns']} malformed   {counts['drifted_turns']} drifted turns"
+    return f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   {counts['version_breaks']} version breaks"

@@ -10,24 +10,27 @@ import os
 import socket
 import threading
 import time
+import warnings
 from typing import Any
 
 import celery
 from celery import signals
+from celery.exceptions import SecurityWarning
 from celery.worker import state
 from kombu.transport import TRANSPORT_ALIASES
 
-from rollq.connection import check_redis, connect, mask_url
+from rollq.connection import connect, mask_url
+from rollq.errors import RollqError, SettingsError
 from rollq.keys import QUEUE
 from rollq.publish import TASK, Publisher, verified
 from rollq.settings import Settings
 from rollq.turn import Turn
+from rollq_worker import frozen, start
 from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
 from rollq_worker.engine_watch import EngineWatch
 from rollq_worker.lease import release_all
 from rollq_worker.reaper import Reaper
-from rollq_worker.renderer import ChatRenderer
 from rollq_worker.tasks import Player
 from rollq_worker.tokenizer import load_tokenizer
 
@@ -35,6 +38,8 @@ log = logging.getLogger("rollq.worker")
 
 ABORT_S = 1.5
 """For so long a worker that drains waits for the engine to hand out what it has."""
+REACH_S = 3.0
+"""For so long a broker may take to answer when the worker starts."""
 CRIPPLED = 75
 """Exit code (EX_TEMPFAIL) of a worker that has lost most of its slots to code that does not end: start it again."""
 
@@ -60,19 +65,18 @@ CONFIG = {
 def main(settings: Settings) -> int:
     """Run a worker in the foreground until a signal stops it. Returns the exit code.
 
-    Raises SettingsError when Redis' address or the tokenizer cannot be used.
+    Raises SettingsError for a setting that cannot be, RollqError when Redis or the broker cannot be used.
     """
     name = f"rollq@{socket.gethostname()}-{os.getpid()}"
     drain = Drain(threading.Event())
     drain.install()
     tokenizer = load_tokenizer(settings.tokenizer)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
-    for warning in check_redis(connection):
-        log.warning("%s", warning)
+    start.check(settings, connection)
     engine = SGLangEngine(
         settings.engine_url,
         concurrency=settings.concurrency,
-        stop_ids=ChatRenderer(tokenizer).stop_ids,
+        stop_ids=start.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
         turn=Turn(connection, settings.engine_url),
     )
@@ -80,7 +84,9 @@ def main(settings: Settings) -> int:
     player.isolation.start()
     player.crippled = lambda: drain.begin(CRIPPLED)
     reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
-    worker = make_worker(make_app(settings, player), settings, name)
+    app = make_app(settings, player)
+    reach_broker(app, settings.broker_url)
+    worker = make_worker(app, settings, name)
 
     def on_ready(**_: object) -> None:
         signals.worker_ready.disconnect(on_ready)  # Celery says so again after every lost connection
@@ -89,12 +95,15 @@ def main(settings: Settings) -> int:
             interrupt=lambda: interrupt(engine),
             release=lambda: leave(player, reaper),
         )
+        frozen.watch()
         for thread in (player.leases, reaper, EngineWatch(engine)):
             thread.start()
         where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
         print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
 
-    engine.ready()  # nothing is claimed before it is there
+    if not engine.ready():
+        where = mask_url(settings.engine_url)
+        log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
     signals.worker_ready.connect(on_ready, weak=False)
     worker.start()
     leave(player, reaper)
@@ -115,7 +124,21 @@ def make_app(settings: Settings, player: Player) -> celery.Celery:
     return app
 
 
+def reach_broker(app: celery.Celery, url: str) -> None:
+    """Once, and quickly: a worker that runs waits for a broker that is away. Raises SettingsError, RollqError."""
+    try:
+        with app.connection_for_write(connect_timeout=REACH_S) as connection:
+            connection.ensure_connection(max_retries=1, timeout=REACH_S)
+            app.amqp.queues[QUEUE].bind(connection.default_channel).declare()
+    except KeyError as e:
+        raise SettingsError(f"ROLLQ_BROKER_URL: {mask_url(url)}: {e.args[0]} (redis:// or rediss://)") from e
+    except Exception as e:  # the boundary to kombu and whatever transport there is; its text may hold a password
+        why = f"{type(e).__name__}: {mask_url(str(e))}"
+        raise RollqError(f"no broker at {mask_url(url)}: {why} (ROLLQ_BROKER_URL, or --broker URL)") from e
+
+
 def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
+    warnings.filterwarnings("ignore", category=SecurityWarning)  # as root, it warns of pickles: JSON alone is taken
     worker = app.Worker(
         hostname=name,
         pool="threads",

@@ -497,6 +497,14 @@ class TestDelivery:
         assert second.members == ["r/b/0", "r/b/1"]
         stats = ledger.stats()
         assert (stats["done"], stats["dead"], stats["redelivered"]) == (3, 1, 0)
+        # As an account of what was delivered counts it: without the one that nobody can read.
+        assert (stats["stops"], stats["turns"], stats["sampled_tokens"], stats["total_tokens"]) == (
+            {"done": 3},
+            6,
+            12,
+            33,
+        )
+        assert stats["reward_mean"] == pytest.approx(2 / 3)
         ledger.condemn("u", "r/a/1", "torn too")
         assert ledger.stats()["groups_dropped"] == 1
 

@@ -178,6 +178,18 @@ class TestDiscard:
         assert not list(ledger.redis.scan_iter("*journal*"))
         balanced(ledger)
 
+    def test_a_group_that_is_dropped_later_takes_the_rest_along(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group(size=3))
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        letters.discard("r/g/1")
+        assert ledger.trajectory("r/g/0").reward == 1.0
+        play(ledger, "r/g/2")
+        assert ledger.stats()["groups_dropped"] == 1
+        assert not list(ledger.redis.scan_iter("*journal*"))
+        assert not [sample for sample in range(3) if ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body")]
+        balanced(ledger)
+
     def test_a_record_that_is_gone_can_be_discarded(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())
         kill(ledger, "r/g/0")

@@ -198,8 +198,8 @@ local function die(id, attempt, why, time)
   count('failures:job')
 end
 
--- A group that cannot be read is dropped and its members end, so that it holds up nothing else. A name that no job has
--- is only forgotten.
+-- A group that cannot be read is dropped and its members end, so that it holds up nothing else; one that was
+-- acknowledged stays that. A name that no job has is only forgotten.
 local function drop_damaged(name, why, time)
   local purpose
   for _, of in ipairs({ 'train', 'eval' }) do
@@ -208,10 +208,11 @@ local function drop_damaged(name, why, time)
     end
   end
   move_away('group:' .. name)
-  local group = { name = name, size = 0, done = 0, dead = 0 }
+  local group = { name = name, size = 0, done = 0, dead = 0, state = 'dropped' }
   while redis.call('EXISTS', prefix .. 'job:' .. member(group, group.size)) == 1 do
     local id = member(group, group.size)
     local state = field('job:' .. id, 'state')
+    if field('job:' .. id, 'acked') then group.state, purpose = 'acked', 'train' end
     if state == 'done' then
       group.done = group.done + 1
     else
@@ -222,8 +223,9 @@ local function drop_damaged(name, why, time)
   end
   if group.size == 0 then return end
   redis.call('HSET', prefix .. 'group:' .. name, 'seq', 0, 'size', group.size, 'viable', group.size, 'done', group.done,
-    'dead', group.dead, 'state', 'dropped', 'handed', 0)
+    'dead', group.dead, 'state', group.state, 'handed', 0)
   if purpose then redis.call('HSET', prefix .. 'group:' .. name, 'purpose', purpose) end
+  if group.state == 'acked' then return end
   count('groups_dropped')
   count('dropped', group.done)
 end

@@ -12,7 +12,12 @@ if not redis.call('ZSCORE', prefix .. 'dead', id) then
   if got[1] then return { 'state', got[1] } end
   return { 'unknown' }
 end
-local well, group = pcall(read_group, group_name(id)) -- one that is damaged has nothing to free
+local name, sample = parse(id)
+local well, group = pcall(read_group, name) -- one that is damaged has nothing to free
+if not got[1] and not (well and sample < group.size) then
+  redis.call('ZREM', prefix .. 'dead', id) -- no job ever had this name
+  return { 'unknown' }
+end
 
 redis.call('ZREM', prefix .. 'dead', id)
 free(id)

@@ -7,7 +7,13 @@ Reads `{"tools": [...], "turns": [{"format": ..., "text": ...}]}`; writes a list
 import json
 import sys
 
-PARSERS = {"hermes": "qwen25", "glm45": "glm45", "deepseek_v31": "deepseekv31", "minimax_m2": "minimax-m2"}
+PARSERS = {
+    "hermes": "qwen25",
+    "glm45": "glm45",
+    "deepseek_v31": "deepseekv31",
+    "deepseek_v32": "deepseekv32",
+    "minimax_m2": "minimax-m2",
+}
 """SGLang's name for a format, where it is another one."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollq_worker.protocols import Action
 from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.values import typed
-from tests.rollq_worker.turns import TOOLS, TURNS, C, D, E, G, H, K, L, M, Turn
+from tests.rollq_worker.turns import TOOLS, TURNS, C, D, E, G, H, K, L, M, Turn, dsml
 
 NAMES = sorted(PARSERS)
 
@@ -61,6 +61,12 @@ def test_ids_that_the_model_gave():
 PARTS = [
     *[C, D, E, G, H, K, L, M, "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=s>", "f"],
     *["</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<think>", "</think>", "<|call|>"],
+    *["<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>"],
+    *[
+        '<｜DSML｜parameter name="s" string="true">',
+        '<｜DSML｜parameter name="n" string="false">',
+        "</｜DSML｜parameter>",
+    ],
     *["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="s">'],
     *[
         "<|python_tag|>",
@@ -153,6 +159,11 @@ def written(name: str, arguments: dict[str, Any]) -> str:
     if name == "minimax_m2":
         inside = "".join(f'<parameter name="{key}">{text}</parameter>\n' for key, text in texts.items())
         return f'<minimax:tool_call>\n<invoke name="f">\n{inside}</invoke>\n</minimax:tool_call>'
+    if name == "deepseek_v32":
+        kinds = {key: json.dumps(isinstance(value, str)) for key, value in arguments.items()}
+        return dsml(
+            *(f'<DSML:parameter name="{key}" string="{kinds[key]}">{texts[key]}</DSML:parameter>' for key in texts)
+        )
     if name == "gemma4":
         return f"<|tool_call>call:f{gemma(arguments)}<tool_call|>"
     return {

@@ -207,6 +207,48 @@ MINIMAX = [
 ]
 
 
+def dsml(*parameters: str, name: str = "f", block: str = "function_calls") -> str:
+    """A block of DeepSeek-V3.2's, whose `DSML:` stands for the token in every tag."""
+    inside = "".join(f"{parameter}\n" for parameter in parameters)
+    text = f'<DSML:{block}>\n<DSML:invoke name="{name}">\n{inside}</DSML:invoke>\n</DSML:{block}>'
+    return text.replace("DSML:", "｜DSML｜")
+
+
+def param(key: str, value: str, text: bool = False) -> str:
+    return f'<DSML:parameter name="{key}" string="{"true" if text else "false"}">{value}</DSML:parameter>'
+
+
+def v32(name: str, text: str, **read: Any) -> Turn:
+    return Turn(format="deepseek_v32", name=name, text=text, **read)
+
+
+V = dsml(param("s", "hi", text=True))
+V32 = [
+    v32("one call", V, calls=[f(s="hi")]),
+    v32("no call", "Hello.", content="Hello."),
+    v32("text before", f"Well.\n\n{V}", calls=[f(s="hi")], content="Well."),
+    v32("text behind", f"{V}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
+    v32("V4's block", dsml(param("n", "2"), block="tool_calls"), calls=[f(n=2)]),
+    v32("no arguments", dsml(), calls=[f()]),
+    v32(
+        "all types",
+        dsml(
+            *(param(key, value) for key, value in (("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'))),
+            *(param("l", '["a", 2]'), param("s", 'a "b"\nc', text=True)),
+        ),
+        calls=[Action("f", FULL)],
+    ),
+    v32("text that is a number", dsml(param("n", "2", text=True)), calls=[f(n="2")]),
+    v32("bad JSON", dsml(param("n", "two")), error="not valid JSON", sglang=LENIENT),
+    v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),
+    v32("a key twice", dsml(param("o", '{"k": 1, "k": 2}')), error="'k' twice", sglang=LENIENT),
+    v32("an unknown tool", dsml(name="h"), calls=[Action("h", {})], sglang=UNKNOWN),
+    v32("half a call", V[:-40], error="not closed", sglang=TEXT),
+    v32("no block", V.partition("\n")[2].rpartition("\n")[0], error="does not stand between", sglang=TEXT),
+    v32("reasoning", f"hm</think>\n\n{V}", calls=[f(s="hi")], reasoning="hm", sglang="reasoning is text"),
+]
+
+
 def llama(name: str, text: str, **read: Any) -> Turn:
     return Turn(format="llama3", name=name, text=text, **read)
 
@@ -215,6 +257,12 @@ L = '{"name": "f", "parameters": {"s": "hi"}}'
 LLAMA = [
     llama("one call", L, calls=[f(s="hi")]),
     llama("behind the tag", f"<|python_tag|>{L}", calls=[f(s="hi")]),
+    llama(
+        "behind Llama 4's tokens",
+        f"<|python_start|><|python_end|>{L}",
+        calls=[f(s="hi")],
+        sglang="Llama 4's tokens are not known",
+    ),
     llama("text before the tag", f"Well. <|python_tag|>{L}", calls=[f(s="hi")], content="Well."),
     llama("two calls", f"{L};{L}", calls=[f(s="hi"), f(s="hi")]),
     llama("two calls with a comma", f"{L}, {L}", calls=[f(s="hi"), f(s="hi")]),
@@ -462,4 +510,4 @@ HERMES = [
     ),
     hermes("reasoning", f"<think>hm</think>{J}", calls=[f(s="hi")], reasoning="hm", sglang="reasoning is text"),
 ]
-TURNS = [*HERMES, *CODER, *GLM, *MINIMAX, *LLAMA, *MISTRAL, *DEEPSEEK, *KIMI, *HARMONY, *GEMMA]
+TURNS = [*HERMES, *CODER, *GLM, *MINIMAX, *V32, *LLAMA, *MISTRAL, *DEEPSEEK, *KIMI, *HARMONY, *GEMMA]

@@ -109,6 +109,7 @@ FAMILIES = (
     ),
     # V3 and R1 fence the arguments, V3.1 does not and has a form in which its tools are told
     Family(name="deepseek-v3", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v31", mark="```json"),
+    Family(name="deepseek-v3.2", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v32", mark="<｜DSML｜"),
     Family(name="deepseek-v3.1", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v31", tools_text=_V31),
     Family(
         name="kimi-k2",
@@ -220,9 +221,10 @@ def _written_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> t
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
     whole = _render(tokenizer, [call], False).rpartition(_USER)[2]
     same = _same(prompt, whole)
-    # Not into the middle of a control token.
+    # Not into the middle of a control token of either.
     for start in range(max(0, same - 40), same):
-        if any(start + len(token) > same and whole.startswith(token, start) for token in tokenizer.added_tokens):
+        tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
+        if any(prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens):
             same = start
             break
     return prompt, whole[same:]

@@ -15,28 +15,28 @@ from rollq_worker.toolcalls.gpt_oss import read_gpt_oss
 from rollq_worker.toolcalls.hermes import FORM, hermes_pieces, read_hermes
 from rollq_worker.toolcalls.kimi_k2 import read_kimi_k2
 from rollq_worker.toolcalls.llama3 import read_llama3
-from rollq_worker.toolcalls.minimax_m2 import read_minimax_m2
+from rollq_worker.toolcalls.markup import CODER, DEEPSEEK, MINIMAX, SEED
 from rollq_worker.toolcalls.mistral import THINK as MISTRAL_THINK
 from rollq_worker.toolcalls.mistral import read_mistral
-from rollq_worker.toolcalls.qwen3_coder import SEED_THINK, read_qwen3_coder, read_seed
 from rollq_worker.toolcalls.turn import THINK, Kind, Piece, Reader
 from rollq_worker.toolcalls.values import MAX_DEPTH
 
 PARSERS: Mapping[str, Reader] = {
     "hermes": read_hermes,
-    "qwen3_coder": read_qwen3_coder,
-    "seed": read_seed,
+    "qwen3_coder": CODER.read,
+    "seed": SEED.read,
     "llama3": read_llama3,
     "mistral": read_mistral,
     "glm45": read_glm45,
     "deepseek_v31": read_deepseek_v31,
+    "deepseek_v32": DEEPSEEK.read,
     "kimi_k2": read_kimi_k2,
-    "minimax_m2": read_minimax_m2,
+    "minimax_m2": MINIMAX.read,
     "gpt_oss": read_gpt_oss,
     "gemma4": read_gemma4,
 }
 """Readers by the name that a family's record gives."""
-_THINKS = {"seed": SEED_THINK, "mistral": MISTRAL_THINK, "gemma4": GEMMA_THINK}
+_THINKS = {"seed": SEED.think, "mistral": MISTRAL_THINK, "gemma4": GEMMA_THINK}
 
 
 def think_tags(parser: str) -> tuple[str, str]:

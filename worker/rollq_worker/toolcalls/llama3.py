@@ -1,7 +1,8 @@
-"""Llama 3's format: a turn that is JSON, or JSON behind the python tag.
+"""Llama's format: a turn that is JSON, or JSON behind the python tag (Llama 3) or the python tokens (Llama 4).
 
     {"name": "f", "parameters": {"a": 1}}
     <|python_tag|>{"name": "f", "parameters": {"a": 1}}
+    <|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
 
 Several calls are separated by ";" or ",". JSON behind other text is text.
 """
@@ -15,7 +16,7 @@ from rollq_worker.toolcalls.hermes import action
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut, skip
 from rollq_worker.toolcalls.values import MAX_DEPTH, not_json, strict_json
 
-_TAG = "<|python_tag|>"
+_TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
 
 
@@ -26,7 +27,7 @@ def read_llama3(text: str, thinking: bool | None = False, tools: Sequence[Json] 
 
 def llama_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
     """The turn cut into pieces that tile it."""
-    pieces = cut(text, {_TAG: _calls}, thinking)
+    pieces = cut(text, dict.fromkeys(_TAGS, _calls), thinking)
     first = next((n for n, piece in enumerate(pieces) if _spoken(text, piece)), None)
     if first is None or pieces[first].kind is not Kind.TEXT:
         return pieces
@@ -44,7 +45,7 @@ def _spoken(text: str, piece: Piece) -> bool:
 def _calls(text: str, start: int) -> Sequence[Piece]:
     """The calls from `start` to the end of the turn: one piece each, or one broken piece."""
     pieces: list[Piece] = []
-    at = start + len(_TAG) if text.startswith(_TAG, start) else start
+    at = start + len(next((tag for tag in _TAGS if text.startswith(tag, start)), ""))
     while True:
         call, end = _call(text, at)
         if isinstance(call, str):

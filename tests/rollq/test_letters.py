@@ -341,6 +341,25 @@ def test_requeue_by_class_by_name_and_all(ledger: Ledger, redis_url: str, capsys
     assert cli.main([*requeue, "r/a/0", "--class", "env", "--redis", redis_url]) == 2
 
 
+def test_nonsense_among_the_jobs_stops_no_command(
+    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.submit(group("a", size=3))
+    kill(ledger, "r/a/0")
+    junk = {"junk": 0, "\x1b[31mred": 0, b"\xff": 1, "other/a/0": 2, "r/a/7": 3, "r/nobody/0": 4}
+    for key in (ledger.keys.dead, ledger.keys.queued):
+        ledger.redis.zadd(key, junk)
+    ledger.redis.zadd(ledger.keys.leased, {"r/a/1#x": 0, "junk": 1})
+    assert "junk" in said(capsys, redis_url, "dead", "--run", "r")
+    text = said(capsys, redis_url, "requeue", "--run", "r")
+    assert "\x1b" not in text
+    assert text.endswith("run r: 1 requeued, 6 not\n")
+    assert "'junk' is not a job id" in text
+    assert json.loads(said(capsys, redis_url, "cancel", "--run", "r", "--all", "--json"))["cancelled"] >= 3
+    assert said(capsys, redis_url, "drop", "--run", "r").endswith("run r: 3 dropped, 6 not\n")
+    assert ledger.stats()["discarded"] == 3
+
+
 def test_drop_and_cancel(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ledger.submit(group("a", size=3))
     assert cli.main(["cancel", "--run", "r", "--redis", redis_url]) == 2

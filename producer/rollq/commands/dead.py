@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rollq.client import Client
 from rollq.commands.addresses import client
 from rollq.commands.arguments import Commands, add_json, add_redis, name
-from rollq.errors import FailureClass, LedgerError, SettingsError
+from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.job import parse_id
 from rollq.patience import patiently
 from rollq.replies import DeadLetter
@@ -67,13 +67,13 @@ def each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], None
         try:
             patiently(lambda job_id=job_id: act(job_id))  # type: ignore[misc]
             done += 1
-        except LedgerError as e:
+        except RollqError as e:  # also of a name that no job can have
             refused[job_id] = str(e)
     if args.json:
         print(json.dumps({"run": args.run_name, verb: done, "refused": refused}))
     else:
         for why in refused.values():
-            print(why)
+            print(clean(why))
         print(f"run {args.run_name}: {done} {verb}" + (f", {len(refused)} not" if refused else ""))
     return 1 if refused and args.jobs else 0
 
@@ -107,7 +107,8 @@ def table(letters: Sequence[DeadLetter]) -> list[str]:
     rows = [("JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON")]
     for letter in letters:
         numbers = str(letter.attempts), str(letter.turns), age(letter.age_s)
-        rows.append((letter.job_id, letter.failure, *numbers, letter.worker or "-", first_line(letter.reason)))
+        names = clean(letter.job_id), letter.failure, *numbers, clean(letter.worker or "-")
+        rows.append((*names, first_line(letter.reason)))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[6]]) for row in rows]
 

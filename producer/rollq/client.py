@@ -73,6 +73,11 @@ class Client:
         """Distinct jobs received in batches."""
         return len(self._received)
 
+    @property
+    def broker_error(self) -> str | None:
+        """Why the broker does not take messages, by exception type: the workers' reapers publish in its place."""
+        return self._publisher.error
+
     def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
         """Submit jobs group by group; the jobs of one group follow one another.
 

@@ -281,6 +281,14 @@ def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixtu
     assert "jobs      4 submitted   4 queued" in capsys.readouterr().out
 
 
+def test_a_broker_that_takes_nothing_is_said(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url, "--broker", "redis://me:hunter2@127.0.0.1:1/0"]) == 0
+    said = capsys.readouterr()
+    assert "4 jobs submitted" in said.out
+    assert "rollq: warning: the broker takes no messages (OperationalError): the workers publish" in said.err
+    assert "hunter2" not in said.err
+
+
 def test_a_pull_in_vain_says_what_is_missing(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["pull", "--run", "r", "--groups", "4", "--timeout", "0.1", "--redis", redis_url, "--json"]
     assert cli.main(line) == 1

@@ -141,6 +141,9 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
 
 def check(args: argparse.Namespace, refill: int = 0) -> None:
     """Raises SettingsError for a line with a job that cannot be, before anything is submitted."""
+    for flag in ("env", "split"):
+        if not getattr(args, flag):
+            raise SettingsError(f"--{flag} must be a name, not empty")
     try:
         encode_job(_job(args, args.tasks[0], 0))
         last = _job(args, args.tasks[-1], args.epochs - 1)

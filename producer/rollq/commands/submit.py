@@ -108,6 +108,13 @@ def run(args: argparse.Namespace) -> int:
             refilled = connected.refill(plan.jobs(args), times=args.refill, ahead=args.ahead).new
         if args.seal:
             connected.seal()
+        broker_error = connected.broker_error
+    if broker_error:
+        print(
+            f"rollq: warning: the broker takes no messages ({broker_error}): the workers publish the jobs in its place;"
+            " is --broker theirs?",
+            file=sys.stderr,
+        )
     report(args, groups, done, len(refilled))
     return 0
 

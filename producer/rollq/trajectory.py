@@ -124,8 +124,8 @@ class Observed(_Texts):
     """The turn as an assistant message in OpenAI's form."""
     actions: Sequence[Mapping[str, Json]]
     """What the environment was given, each `{"name": ..., "arguments": {...}}`; empty when the turn could not be acted
-    on. Only a policy of several calls a turn gives more than one. `"user": [...]` is what the user said meanwhile, where
-    that is not the reply itself."""
+    on. Only a policy of several calls a turn gives more than one. Where what the user said meanwhile is not the reply
+    itself, it is there as well: `"user": [...]`."""
     replies: Sequence[Message]
     """The tool results or user messages that answer it, one an action; an episode's last are left out of the tokens."""
     ids: array[int]

@@ -99,13 +99,22 @@ def test_a_turn_that_was_cut_is_closed_as_the_template_does(models: Models, name
     assert tokenizer.added_tokens[CLOSES[name]] not in sampled
 
 
-def test_a_cut_call_is_closed_for_the_tool(models: Models) -> None:
-    """GLM closes for whoever speaks next."""
-    tokenizer = models.real("glm-4.6")
-    call = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
-    trajectory = episode(tokenizer, call, CUT, CUT, CUT, sampling={"stop": ["</tool_call>", "END"]})
+CALLS = {
+    "glm-4.6": ("<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<|observation|>"),
+    "gpt-oss": ('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}', "<|call|>"),
+    "qwen2.5": ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "<|im_end|>"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cut_call_is_closed_for_the_tool(models: Models, name: str) -> None:
+    """Some families close for whoever speaks next."""
+    tokenizer = models.real(name)
+    call, close = CALLS[name]
+    cut = SPOKEN.get(name, "") + CUT
+    trajectory = episode(tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]})
     assert [m["role"] for m in trajectory.messages[2:6]] == ["assistant", "tool", "assistant", "user"]
-    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == ["<|observation|>", "<|user|>"]
+    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [close, CLOSES[name]]
 
 
 def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(models: Models) -> None:

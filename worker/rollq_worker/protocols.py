@@ -61,8 +61,8 @@ class User(Protocol):
 class Environment(Protocol):
     """One episode of one task; deterministic given the actions and the user's replies.
 
-    It may ask its user in any step. Raises RolloutFailure; anything else that escapes counts as EnvironmentFailure. Errors that the policy made (unknown
-    tool, wrong arguments) are observations.
+    It may ask its user in any step. Raises RolloutFailure; anything else that escapes counts as EnvironmentFailure.
+    Errors that the policy made (unknown tool, wrong arguments) are observations.
     """
 
     @property

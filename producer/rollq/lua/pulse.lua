@@ -11,6 +11,7 @@ local beat, grace = tonumber(got[1] or nil) or 0, tonumber(got[2] or nil) or 0
 local silence = time - beat
 -- A silence below 0: the clock was set back, and with it every lease's end moved.
 if silence < 0 or silence > tonumber(ARGV[1]) then grace = time + tonumber(ARGV[2]) end
+grace = math.min(grace, time + tonumber(ARGV[2]))
 redis.call('DEL', KEYS[1]) -- first, so that a Redis that is out of memory takes the rest; whatever lay there
 redis.call('HSET', KEYS[1], 'beat', time, 'grace', grace)
 return time < grace and '0' or string.format('%.6f', time + tonumber(ARGV[1]))

@@ -206,12 +206,29 @@ class BadGrade(FakeEnvironment):
         return Grade(float("nan"))
 
 
+class BadInfo(FakeEnvironment):
+    def grade(self) -> Grade:
+        return Grade(1.0, {"seen": {1, 2}})
+
+
+class NoPolicy(FakeEnvironment):
+    def __init__(self) -> None:
+        super().__init__(system_prompt=None)  # type: ignore[arg-type]
+
+
+class NoOpening(FakeEnvironment):
+    def reset(self, user):
+        self.user = user
+
+
 class NoText(FakeEnvironment):
     def step(self, action: Action) -> Observation:
         return Observation(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("environment", [Broken(), BadGrade(), NoText()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "environment", [Broken(), BadGrade(), BadInfo(), NoPolicy(), NoOpening(), NoText()], ids=lambda e: type(e).__name__
+)
 def test_what_the_environment_breaks_is_its_own_failure(environment):
     with pytest.raises(errors.EnvironmentFailure):
         run("bye", environment=environment)

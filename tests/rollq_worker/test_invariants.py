@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
-from rollq.job import Budget, Job
+from rollq.job import Budget, History, Job
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
 from rollq_worker import episode
 from rollq_worker.episode import play
@@ -272,17 +272,31 @@ def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event],
             checks.sending(array("I", wrong))
 
 
+class Cutting(FakeEngine):
+    """Ends turns behind a stop string, where the job has one."""
+
+    def generate(self, ids: Any, *, sampling: Any, **options: Any) -> Any:
+        got = super().generate(ids, sampling=sampling, **options)
+        if "stop" in sampling and got.finish is Finish.STOP and len(got.ids) > 1:
+            self.replies[-1] = short = got.ids[:-1]
+            spans = [VersionSpan(self.version, 0, len(short))]
+            return replace(got, ids=short, logprobs=got.logprobs[:-1], versions=spans)
+        return got
+
+
 @given(
+    sampling=st.sampled_from([{}, {"stop": "x"}, {"json_schema": "{}"}, {"stop_token_ids": [0]}]),
+    history=st.sampled_from(History),
     texts=st.lists(st.sampled_from(['{"name": "add", "arguments": {}}', "{bad", "hm", "bye, bye"]), min_size=1),
     interrupts=st.integers(0, 4),
     max_new_tokens=st.integers(1, 40),
     max_turns=st.integers(1, 6),
 )
 def test_whatever_the_loop_records_holds(
-    texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
+    sampling: dict[str, Any], history: History, texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
 ) -> None:
-    played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns))
-    engine = FakeEngine(texts, interrupts=interrupts)
+    played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns), sampling=sampling, history=history)
+    engine = Cutting(texts, interrupts=interrupts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(episode, "ABORT_PAUSE_S", 0)
         trajectory = play(

@@ -7,6 +7,7 @@ never rendered, decoded or encoded again. It knows nothing of Redis, Celery, HTT
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import json
 import math
 import time
 from array import array
@@ -97,6 +98,9 @@ class _Episode:
                 # A replay could not give it what it asked for.
                 raise ValueError(f"it returned {first!r:.100} where the user said {self.replayed.said!r:.100}")
             policy = self.environment.system_prompt
+            for what, text in (("message", first), ("system prompt", policy)):
+                if not isinstance(text, str):
+                    raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
         messages: list[Message] = [
             {"role": "system", "content": self.agent.system_prompt(policy)},
             {"role": "user", "content": first},
@@ -258,6 +262,7 @@ class _Episode:
                 reward = grade.reward
                 if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
                     raise TypeError(f"the reward is {reward!r}, not a finite number")
+                json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
     def record(self, event: Event, known: bool = False) -> None:

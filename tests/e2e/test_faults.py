@@ -335,8 +335,19 @@ class TestSteps:
         path = os.pathsep.join([str(HERE / "site"), os.environ.get("PYTHONPATH", "")])
         return {"PYTHONPATH": path}
 
-    @pytest.mark.parametrize("fault", ["error", "memory", "quit", "sleep", "loop"])
-    def test_a_step_that_fails_or_hangs_costs_its_job_one_attempt(
+    def test_a_step_that_fails_costs_its_job_one_attempt(self, stack: Stack, site: dict[str, str], tmp_path: Path):
+        faults = ("error", "memory", "quit", "panic", "recursion", "flood", "chatter")
+        stack.engine("--latency", "0.2")
+        for task, fault in enumerate(faults):
+            args = {"fault": fault, "once": str(tmp_path / fault)}
+            submit(stack, "step", 1, first=task, env="faulty", env_args=args)
+        submit(stack, "step", 5, first=len(faults))
+        stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=site)
+        stats = check_whole(stack, "step", 12)
+        assert stats["failures"] == {"env": len(faults)}, stack.logs()
+
+    @pytest.mark.parametrize("fault", ["sleep", "loop"])
+    def test_a_step_that_hangs_costs_its_job_one_attempt(
         self, stack: Stack, site: dict[str, str], tmp_path: Path, fault: str
     ):
         stack.engine("--latency", "0.2")

@@ -99,6 +99,9 @@ def faulty(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("error", "ZeroDivisionError: the environment broke"),
         ("memory", "MemoryError"),
         ("quit", "SystemExit: 3"),
+        ("panic", "Panic: a panic in Rust code"),
+        ("recursion", "RecursionError"),
+        ("flood", r"an answer of \d+ bytes; 16777216 may be had"),
         ("killed", "its process ended with exit code 137"),
     ],
 )

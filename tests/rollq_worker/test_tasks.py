@@ -102,7 +102,8 @@ def test_a_damaged_record_takes_nothing_down(player: Player, ledger: Ledger) -> 
     job_id = submit(ledger)
     ledger.redis.delete(ledger.keys.job(job_id))
     ledger.redis.set(ledger.keys.job(job_id), "junk")
-    assert player.play(job_id) == {"stop": "refused: damaged"}
+    assert player.play(job_id) == {"stop": "refused: dead"}
+    assert ledger.stats()["failures"] == {"job": 1}
 
 
 @pytest.mark.parametrize("key", ["group", "journal", "ready"])
@@ -117,7 +118,11 @@ def test_a_key_that_is_damaged_under_an_attempt_costs_nothing(
 ) -> None:
     monkeypatch.setattr(tasks, "REFUSED_S", 0.0)
     job_id = submit(ledger)
-    keys = {"group": ledger.keys.group("g"), "journal": ledger.keys.journal(job_id), "ready": ledger.keys.ready("train")}
+    keys = {
+        "group": ledger.keys.group("g"),
+        "journal": ledger.keys.journal(job_id),
+        "ready": ledger.keys.ready("train"),
+    }
     play = episode.play
 
     def damage(*args: Any, **options: Any) -> Any:
@@ -231,6 +236,15 @@ class TestFailures:
         assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "worker", "queued")
         state = ledger.job("r/g/0")
         assert state is not None and "KeyError: 'a bug'" in state.reason and "Traceback" in state.reason
+
+    def test_so_does_a_panic_in_rust_code(
+        self, player: Player, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class PanicException(BaseException):
+            """As pyo3 raises it."""
+
+        summary = self.play(player, monkeypatch, PanicException("index out of bounds"), submit(ledger))
+        assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "worker", "queued")
 
     def test_a_job_that_kills_engines_is_dead_at_once(
         self, player: Player, ledger: Ledger, monkeypatch: pytest.MonkeyPatch

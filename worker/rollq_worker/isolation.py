@@ -20,6 +20,8 @@ from fnmatch import fnmatchcase
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -31,6 +33,8 @@ from rollq_worker.steps import OPEN_S, STEP_S
 
 CHECK_S = 0.25
 """At most this long between two calls of `check` while waiting."""
+LARGEST_ANSWER = 1 << 24
+"""Bytes, pickled."""
 PRELOAD = "ROLLQ_PRELOAD"
 """Environment variable that names to the fork server what to load."""
 
@@ -173,6 +177,7 @@ def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str
     """The environment's process, until the worker hangs up or something fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     _die_with_parent()
+    _die_first()
     try:
         environment = domain(name).open(split, task, args)
         _answer(pipe, "done", list(environment.tools))
@@ -200,10 +205,20 @@ def _hear(pipe: Connection) -> Any:
 
 
 def _answer(pipe: Connection, kind: str, value: Any) -> None:
+    message = ForkingPickler.dumps((kind, value))
+    if len(message) > LARGEST_ANSWER:  # it would take that memory in the worker as well
+        failure = (EnvironmentFailure, f"an answer of {len(message)} bytes; {LARGEST_ANSWER} may be had", "")
+        message = ForkingPickler.dumps(("failed", failure))
     try:
-        pipe.send((kind, value))
+        pipe.send_bytes(message)
     except OSError:
         os._exit(0)
+
+
+def _die_first() -> None:
+    """When memory runs out, the system ends this process rather than the worker."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _die_with_parent() -> None:

@@ -19,6 +19,8 @@ from rollq_worker.protocols import Action, Environment, Grade, Observation, User
 
 STEP_S = 60.0
 """Longest reset, step or grade of an environment, without the time that its user takes."""
+LARGEST = 1 << 22
+"""Characters of an observation: more than any context holds, and every copy of them takes memory."""
 OPEN_S = 300.0
 """Longest opening of an environment: the first one in a process imports packages and reads data."""
 
@@ -60,7 +62,9 @@ class Steps:
         try:
             with boundary(failure, what):
                 yield
-        except (SystemExit, KeyboardInterrupt) as e:
+        except (Exception, Abandoned):
+            raise
+        except BaseException as e:  # sys.exit(), a cancelled coroutine, a panic in Rust code: not to end this thread
             raise failure(f"{what}: {type(e).__name__}: {e}") from e
         finally:
             with self._lock:
@@ -104,7 +108,10 @@ class WatchedEnvironment:
 
     def step(self, action: Action) -> Observation:
         with self._steps.inside(EnvironmentFailure, f"environment.step({action.name})", STEP_S):
-            return self._environment.step(action)
+            observation = self._environment.step(action)
+            if isinstance(observation.text, str) and len(observation.text) > LARGEST:
+                raise ValueError(f"an observation of {len(observation.text)} characters; {LARGEST} may be had")
+            return observation
 
     def grade(self) -> Grade:
         with self._steps.inside(EnvironmentFailure, "environment.grade", STEP_S):

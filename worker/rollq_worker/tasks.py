@@ -188,8 +188,9 @@ class Player:
             return self._fail(attempt, e)
         except ContractError as e:
             return self._fail(attempt, JobFailure(str(e)), traceback.format_exc())
-        except Exception as e:
-            # The boundary of the worker: a bug or a lack of memory costs one attempt, never the process.
+        except BaseException as e:
+            # The boundary of the worker: a bug, a lack of memory or a panic in Rust code (which is no Exception) costs
+            # one attempt, never this thread.
             log.exception("%s: attempt %d broke", job.id, attempt.number)
             return self._fail(attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc())
         return {

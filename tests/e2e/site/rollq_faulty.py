@@ -5,10 +5,15 @@ import time
 from pathlib import Path
 
 from rollq_worker.environments.shop import load as load_shop
+from rollq_worker.protocols import Observation
 
 
 def load(variant):
     return Faulty()
+
+
+class Panic(BaseException):
+    """As pyo3's: no Exception."""
 
 
 class Faulty:
@@ -43,7 +48,8 @@ class FaultyEpisode:
         if self.steps == 2 and self.fault is not None and not (self.once and self.once.exists()):
             if self.once:
                 self.once.touch()
-            self.fault()
+            if text := self.fault():
+                return Observation(text)
         return self.environment.step(action)
 
     def grade(self):
@@ -57,6 +63,19 @@ class FaultyEpisode:
 
     def quit(self):
         raise SystemExit(3)
+
+    def panic(self):
+        raise Panic("a panic in Rust code")
+
+    def recursion(self):
+        self.recursion()
+
+    def flood(self):
+        return "x" * (64 << 20)
+
+    def chatter(self):
+        print("said by an environment\n" * 100_000)
+        raise ZeroDivisionError("the environment broke")
 
     def killed(self):
         os._exit(137)

@@ -1,0 +1,97 @@
+"""The counts of `rollq stats` against a count of one's own: of the exported file, the journals and the dead letters."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rollq import Budget, Client, Job
+from rollq.export import record
+from rollq.replies import State
+from tests.e2e.conftest import Stack, lines
+
+HERE = Path(__file__).parent
+
+
+def submit(client: Client) -> set[str]:
+    """Whole groups, ones that will lose a member, ones that are to be dropped, ones that run out of turns, and ones
+    whose environment breaks: always, or once."""
+    once = {"fault": "error", "once": os.environ["ONCE"]}
+    jobs = [
+        *(Job(env="shop", task=task, size=4) for task in range(6)),
+        *(Job(env="shop", task=task, size=3, min_viable=2, group=f"thin{task}") for task in (6, 7)),
+        *(Job(env="shop", task=task, size=3, group=f"dropped{task}") for task in (8, 9)),
+        *(Job(env="shop", task=task, size=2, budget=Budget(max_turns=3), group=f"short{task}") for task in (10, 11)),
+        Job(env="faulty", task=12, size=2, env_args={"fault": "error"}, group="broken"),
+        Job(env="faulty", task=13, size=2, env_args=once, group="once"),
+    ]
+    done = client.submit(jobs)
+    client.seal()
+    return set(done.new)
+
+
+def ended(stack: Stack) -> int:
+    stats = stack.stats("a")
+    return int(stats["done"] + stats["dead"])
+
+
+def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCE", str(tmp_path / "once"))
+    out = tmp_path / "out.jsonl"
+    site = {"PYTHONPATH": os.pathsep.join([str(HERE / "site"), os.environ.get("PYTHONPATH", "")])}
+    stack.engine("--latency", "0.1", "--mistakes", "0.4", "--errors", "0.02")
+    start = ("worker", "-c", "16", "--engine", stack.engine_url)
+    with Client(stack.redis_url, run="a") as client:
+        ids = submit(client)
+        client.cancel(["a/thin6/0", "a/dropped8/1", "a/dropped9/0", "a/dropped9/2"])
+        victim = stack.start(*start, env=site)
+        stack.wait(lambda: stack.stats("a")["done"] >= 4, 60, "some jobs")
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait(10)
+        leased = stack.stats("a")["leased"]
+        assert leased
+        stack.start(*start, env=site)
+        stack.wait(lambda: ended(stack) == len(ids), 120, "all jobs")
+        states = {job_id: client.job(job_id) for job_id in ids}
+        played = {job_id: record(client.trajectory(job_id)) for job_id in ids if states[job_id].state is State.DONE}
+        done = stack.run("pull", "--run", "a", "--groups", "20", "--out", str(out), "--json")
+        assert done.returncode == 1, done.stderr  # four groups are dropped or dead
+        records, said = lines(out), json.loads(done.stdout)
+        letters = client.dead()
+        stats = json.loads(stack.run("stats", "--run", "a", "--json").stdout)
+
+    delivered = {found["job"] for found in records}
+    dropped = {job_id for job_id in played if states[job_id].group_state == "dropped"}
+    assert len(records) == len(delivered) == stats["delivered"] == said["delivered"]
+    assert stats["duplicates"] == said["duplicates"] == 0
+    assert delivered | dropped == set(played)
+    assert not delivered & dropped
+    assert dropped == {"a/dropped8/0", "a/dropped8/2", "a/dropped9/1"}
+    assert {found["job"]: found for found in records} == {job_id: played[job_id] for job_id in delivered}
+
+    assert (stats["submitted"], stats["done"], stats["dead"]) == (len(ids), len(played), len(ids) - len(played))
+    assert {letter.job_id for letter in letters} == ids - set(played)
+    assert Counter(letter.failure for letter in letters) == {"cancelled": 4, "env": 2}
+    assert (stats["groups_acked"], stats["groups_dropped"]) == (11, 3)
+    assert stats["dropped"] == len(dropped)
+
+    # Dropped groups were played as well: the run's totals hold them, the file does not.
+    everything = [*records, *(played[job_id] for job_id in dropped)]
+    assert stats["turns"] == sum(found["turns"] for found in everything)
+    assert stats["sampled_tokens"] == sum(sum(found["mask"]) for found in everything)
+    assert stats["total_tokens"] == sum(len(found["tokens"]) for found in everything)
+    assert stats["stops"] == Counter(found["stop"] for found in everything)
+    assert stats["stops"]["turns"] == 4
+    assert stats["reward_mean"] == pytest.approx(sum(found["reward"] for found in everything) / len(everything))
+    assert said["reward_mean"] == pytest.approx(sum(found["reward"] for found in records) / len(records))
+    assert said["stops"] == Counter(found["stop"] for found in records)
+
+    failures = Counter({"worker": leased})  # of which a job's record tells nothing once another worker got further
+    for state in states.values():
+        failures.update({str(failure): n for failure, n in state.failures.items() if failure != "worker"})
+    assert stats["failures"] == failures
+    assert (failures["cancelled"], failures["env"]) == (4, 5)
+    assert all(found["failure"] is None and found["reward"] is not None for found in records)

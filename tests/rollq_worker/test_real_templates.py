@@ -61,9 +61,7 @@ def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
     for event in trajectory.events:
         if isinstance(event, Observed):
             if event.ids:
-                full = tokenizer.encode(
-                    renderer.prompt([*messages, event.message, *event.replies], list(environment.tools))
-                )
+                full = renderer.open([*messages, event.message, *event.replies], list(environment.tools))
                 assert full[-len(event.ids) :] == event.ids
             messages += [event.message, *event.replies]
     return trajectory
@@ -115,6 +113,15 @@ def test_a_cut_call_is_closed_for_the_tool(models: Models, name: str) -> None:
     trajectory = episode(tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]})
     assert [m["role"] for m in trajectory.messages[2:6]] == ["assistant", "tool", "assistant", "user"]
     assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [close, CLOSES[name]]
+
+
+def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(models: Models) -> None:
+    tokenizer = models.real("glm-4.6")
+    broken = "<tool_call>add\n<arg_key>a END"
+    trajectory = episode(tokenizer, broken, broken, broken, sampling={"stop": "END"})
+    assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)] == ["<|user|>"] * 2
+    assert trajectory.stop == "malformed"
 
 
 def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(models: Models) -> None:

@@ -176,6 +176,27 @@ class TestScoring:
         scored = [entry[0] for entry in again["meta_info"]["input_token_logprobs"][1:]]
         assert scored == pytest.approx(sampled, abs=0.1)  # bfloat16
 
+    @pytest.mark.parametrize("temperature", [1.0, 0.5])
+    def test_a_token_is_scored_as_the_next_one(self, server: Server, temperature: float) -> None:
+        prompt, sampling = server.prompt(), {"temperature": temperature, "max_new_tokens": 2}
+        reply = server.generate(prompt, sampling_params=sampling)
+        first, token = reply["output_ids"][:2]
+        body = {"token_ids_logprob": [token, first], "extra_key": "a-name", "sampling_params": sampling}
+        asked = server.generate([*prompt, first], **body)["meta_info"]
+        for at, (entries, sampled) in enumerate(
+            zip(asked["output_token_ids_logprobs"], asked["output_token_logprobs"], strict=True)
+        ):
+            assert [entry[1] for entry in entries] == [token, first]
+            said = {entry[1]: entry[0] for entry in entries}
+            assert said.get(sampled[1], sampled[0]) == sampled[0]
+            if not at:
+                assert said[token] == pytest.approx(reply["meta_info"]["output_token_logprobs"][1][0], abs=0.07)
+
+    def test_a_token_that_is_none_is_not_scored(self, server: Server) -> None:
+        body = {"input_ids": server.prompt(), "return_logprob": True, "token_ids_logprob": [10_000_000]}
+        assert "out-of-vocabulary token id 10000000" in error_of(server.post("/generate", body))
+        TestRefusals.assert_invalid(server.post("/generate", {**body, "token_ids_logprob": ["a"]}))
+
     def test_a_place_behind_the_prompt_is_refused(self, server: Server) -> None:
         body = {"input_ids": server.prompt(), "return_logprob": True, "logprob_start_len": 1000}
         assert "logprob_start_len" in error_of(server.post("/generate", body))

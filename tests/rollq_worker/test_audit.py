@@ -1,5 +1,6 @@
 """The audit: what is compared, what is skipped and why, and what makes it say no."""
 
+import gzip
 import json
 import math
 from array import array
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from rollq.errors import ContractError, SettingsError
-from rollq_worker.audit import COMPARED, CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor, Report
+from rollq_worker.audit import CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor
+from rollq_worker.audit_report import COMPARED, Report, spread
 from rollq_worker.exported import read
 from rollq_worker.scorer import Refused, Scored
 
@@ -25,6 +27,8 @@ class FakeScorer:
     def __init__(self, *, noise: float = 0.0, longest: int = 1000, refuses: str = "", lists: bool = True) -> None:
         self.noise, self.longest, self.refuses, self.lists = noise, longest, refuses, lists
         self.asked: list[tuple[list[int], int, int]] = []
+        self.nexts: list[tuple[int, int, float, str]] = []
+        """Tokens before it, token, temperature, branch."""
 
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
         self.asked.append((ids.tolist(), start, likeliest))
@@ -35,6 +39,10 @@ class FakeScorer:
             return Scored(logprobs, None)
         # Two tokens share all the mass: the sampled one and another.
         return Scored(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
+
+    def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
+        self.nexts.append((len(ids), token, temperature, branch))
+        return truth(ids + array("I", [token]), len(ids))
 
 
 def line(**changes: Any) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def audited(path: Path, *lines: object, scorer: FakeScorer | None = None, vocabu
     report = Report()
     for found in read(written(path, *lines)):
         report.add(auditor.audit(found))
-    return report.found()
+    return {**report.found(), "problems": report.reasons, "reasons": dict(report.total.skipped)}
 
 
 def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
@@ -73,33 +81,78 @@ def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
     assert (found["trajectories"], found["tokens"], found["skipped"], found["shift"]) == (2, 16, 0, 0)
     assert found["mean_abs"] == pytest.approx(0.002) and found["max_abs"] == pytest.approx(0.002)
     assert found["verdict"] == "ok" and found["problems"] == []
-    assert [each["job"] for each in found["each"]] == ["r/g/0", "r/g/1"]
     assert scorer.asked[0] == (line()["tokens"], 4, 0)
 
 
-def test_rounding_in_a_long_prefill_is_no_difference(tmp_path: Path) -> None:
-    class Rounds(FakeScorer):
-        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
-            scored = super().score(ids, start, likeliest=likeliest)
-            if len(scored.logprobs) > 1:
-                scored.logprobs[2] += 0.06
-            return scored
+class Rounds(FakeScorer):
+    """Rounds the third token of a prefill the other way, and that of the token by itself as `alone` says."""
 
-    scorer = Rounds()
-    found = audited(tmp_path, line(), scorer=scorer)
-    assert found["max_abs"] < 1e-9
-    assert scorer.asked[1:] == [(line()["tokens"][:8], 6, 0)]  # the one token that was off, by itself
-    wrong = line()
-    wrong["logprobs"][7] -= 0.5
-    assert audited(tmp_path, wrong, scorer=Rounds())["max_abs"] == pytest.approx(0.5)
+    def __init__(self, alone: float = 0.0, walked: float = 0.0) -> None:
+        super().__init__()
+        self.alone, self.walked = alone, walked
+
+    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
+        scored = super().score(ids, start, likeliest=likeliest)
+        scored.logprobs[2] += 0.06
+        return scored
+
+    def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
+        known = any(before[3] == branch for before in self.nexts)
+        return super().next(ids, token, temperature=temperature, branch=branch) + (self.walked if known else self.alone)
 
 
-def test_what_is_all_wrong_is_not_asked_for_again(tmp_path: Path) -> None:
-    tokens = [1] * 40
-    wrong = line(tokens=tokens, mask=[0] + [1] * 39, logprobs=[-9.0] * 40, versions=["v1"] * 40, traces=[40])
-    scorer = FakeScorer()
-    assert audited(tmp_path, wrong, scorer=scorer)["verdict"] == "bad"
-    assert len(scorer.asked) == 1
+class TestSecondOpinion:
+    def test_a_token_that_a_prefill_rounds_the_other_way_is_asked_for_as_the_next_one(self, tmp_path: Path) -> None:
+        scorer = Rounds()
+        found = audited(tmp_path, line(), scorer=scorer)
+        assert found["max_abs"] < 1e-9
+        assert [asked[:3] for asked in scorer.nexts] == [(7, line()["tokens"][7], 1.0)]
+
+    def test_or_as_it_was_sampled_behind_the_tokens_sampled_before_it(self, tmp_path: Path) -> None:
+        scorer = Rounds(alone=0.05)
+        found = audited(tmp_path, line(), scorer=scorer)
+        assert found["max_abs"] < 1e-9
+        assert [asked[0] for asked in scorer.nexts] == [7, 5, 6, 7]
+        assert len({asked[3] for asked in scorer.nexts}) == 2  # each from a cache of its own
+
+    def test_the_nearest_counts(self, tmp_path: Path) -> None:
+        assert audited(tmp_path, line(), scorer=Rounds(0.05, 0.03))["max_abs"] == pytest.approx(0.03)
+        assert audited(tmp_path, line(), scorer=Rounds(0.02, 0.03))["max_abs"] == pytest.approx(0.02)
+        assert audited(tmp_path, line(), scorer=Rounds(0.2, 0.3))["max_abs"] == pytest.approx(0.06)
+
+    def test_what_is_wrong_stays_wrong(self, tmp_path: Path) -> None:
+        wrong = line()
+        wrong["logprobs"][7] -= 0.5
+        assert audited(tmp_path, wrong, scorer=Rounds())["max_abs"] == pytest.approx(0.5)
+
+    def test_an_engine_that_refuses_has_none(self, tmp_path: Path) -> None:
+        class Refuses(Rounds):
+            def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
+                raise Refused("no")
+
+        found = audited(tmp_path, line(), scorer=Refuses())
+        assert found["max_abs"] == pytest.approx(0.06) and found["skipped"] == 0
+
+    def test_it_takes_a_bounded_number_of_steps(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("rollq_worker.audit_opinion.STEPS", 4)
+        scorer = Rounds(alone=0.05)
+        found = audited(tmp_path, line(), line(job="r/g/1"), scorer=scorer)
+        assert len(scorer.nexts) == 1 + 3 + 1 and found["max_abs"] == pytest.approx(0.05)
+
+    def test_what_is_all_wrong_is_not_asked_for_again(self, tmp_path: Path) -> None:
+        tokens = [1] * 40
+        wrong = line(tokens=tokens, mask=[0] + [1] * 39, logprobs=[-9.0] * 40, versions=["v1"] * 40, traces=[40])
+        scorer = FakeScorer()
+        assert audited(tmp_path, wrong, scorer=scorer)["verdict"] == "bad"
+        assert len(scorer.asked) == 1 and not scorer.nexts
+
+
+@pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
+def test_the_spread_of_differences(n: int) -> None:
+    found = spread(array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0]))
+    ordered = [i / n for i in range(n)] if n != 2 else [1.0, 3.0]
+    assert found["p99_abs"] == ordered[int(0.99 * (n - 1))] and found["max_abs"] == ordered[-1]
+    assert found["mean_abs"] == pytest.approx(sum(ordered) / n) and found["tokens"] == n
 
 
 def test_a_bad_mean_and_a_bad_percentile(tmp_path: Path) -> None:
@@ -209,9 +262,16 @@ def test_a_file_without_sampled_tokens_proves_nothing(tmp_path: Path) -> None:
     assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")
 
 
+def test_a_compressed_file_says_so(tmp_path: Path) -> None:
+    (path := tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(json.dumps(line()).encode()))
+    with pytest.raises(ContractError, match=r"gzip -d it first"):
+        list(read(path))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[" * 100_000, "x.jsonl:2 is not a line of JSON"),
         ("hello", "x.jsonl:2 is not a line of JSON"),
         ("[]", "not an exported trajectory but a list"),
         ({"job": "r/g/0"}, "it has no 'tokens'"),

@@ -1,6 +1,8 @@
 """The audit's requests against engines that misbehave; how it gets on with a real one is in tests/contract."""
 
 import json
+import math
+import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from rollq.errors import EngineFailure
 from rollq_worker import scorer as scorer_module
 from rollq_worker.scorer import Refused, Scorer
 from tests.conftest import free_port
-from tests.rollq_worker.engines import Scripted, scripted
+from tests.rollq_worker.engines import Scripted, reply, scripted
 
 IDS = array("I", [5, 6, 7, 8])
 MODEL = {"model_info": (200, {"weight_version": "v1"}), "server_info": (200, {"max_req_input_len": 90})}
@@ -65,6 +67,8 @@ def test_the_likeliest_tokens(engine: Scripted) -> None:
         ((401, {"error": "no key"}), "answered 401: no key"),
         ((500, {"error": {"message": "broken"}}), "answered 500: broken"),
         ((200, []), "not a scoring reply"),
+        ((200, b"[" * 100_000), "not a scoring reply"),
+        (lambda body: scores(body, input_token_logprobs=[[None, 6], [math.nan, 7], [-1, 8]]), "is not finite"),
         ((200, {"meta_info": {}}), "not a scoring reply"),
         (lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}), "are not those of the 3 ids sent"),
         (lambda body: scores({**body, "logprob_start_len": 2}), "the 2 logprobs are not those of the 3"),
@@ -79,6 +83,49 @@ def test_what_ends_an_audit(engine: Scripted, answer: Any, said: str) -> None:
         connected(engine).score(IDS, 1, likeliest=2)
     assert said in str(caught.value) and engine.url in str(caught.value)
     assert len(engine.bodies()) == 1  # what broke an engine is never sent again
+
+
+def next_reply(*entries: Any, version: str = "v1") -> tuple[int, Any]:
+    return 200, {"output_ids": [3], "meta_info": {"weight_version": version, "output_token_ids_logprobs": [entries]}}
+
+
+def test_a_token_as_the_next_one(engine: Scripted) -> None:
+    engine.answers = [next_reply([-0.25, 9, None])]
+    assert connected(engine).next(IDS, 9, temperature=0.7, branch="mine") == -0.25
+    assert engine.bodies() == [
+        {
+            "input_ids": [5, 6, 7, 8],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.7},
+            "return_logprob": True,
+            "token_ids_logprob": [9],
+            "extra_key": "mine",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        next_reply(),
+        next_reply([-0.25, 8, None]),
+        next_reply([None, 9, None]),
+        next_reply([-1, 9], [-1, 9]),
+        next_reply([-1, 9], version="v2"),
+        (200, {"meta_info": {"weight_version": "v1", "output_token_ids_logprobs": 5}}),
+        (500, b"oh"),
+        "reset",
+    ],
+)
+def test_a_next_token_that_is_none(engine: Scripted, answer: Any) -> None:
+    engine.answers = [answer]
+    with pytest.raises(EngineFailure, match=engine.url):
+        connected(engine).next(IDS, 9, temperature=1.0, branch="mine")
+
+
+def test_an_engine_that_cannot_score_a_next_token(engine: Scripted) -> None:
+    engine.answers = [(200, reply([3]))]
+    with pytest.raises(Refused, match="does not score"):
+        connected(engine).next(IDS, 9, temperature=1.0, branch="mine")
 
 
 def test_a_refusal_is_told_apart(engine: Scripted) -> None:
@@ -145,14 +192,15 @@ class TestCommand:
         assert "r/g/0" in shown and shown.rstrip().endswith("verdict: ok")
         assert cli.main(["audit", str(file), "--engine", engine.url, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert (found["tokens"], found["mean_abs"], found["verdict"]) == (2, 0.0, "ok")
+        assert list(found) == ("trajectories tokens skipped mean_abs p99_abs max_abs shift worst verdict".split())
+        assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 2, 0.0, "ok")
 
     def test_a_bad_one(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        engine.answers = [scores, scores]
+        engine.answers = [scores, next_reply([-0.51, 7, None]), next_reply([-0.49, 7, None])]
         self.write(file, logprobs=[0.0, 0.0, -0.9, -0.5])
         assert cli.main(["audit", str(file), "--engine", engine.url]) == 1
         shown = capsys.readouterr().out
-        assert "recorded -0.9000, scored -0.5000" in shown and "verdict: bad; the mean difference is 0.2" in shown
+        assert "recorded -0.9000, scored -0.5100" in shown and "verdict: bad; the mean difference is 0.19" in shown
 
     def test_weights_by_another_name(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.write(file, versions=[None, None, "step-4", "step-4"])
@@ -183,9 +231,41 @@ class TestCommand:
         assert not engine.bodies()
 
     def test_an_engine_that_breaks(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        engine.answers = ["reset"]
-        assert cli.main(["audit", str(file), "--engine", engine.url]) == 1
-        assert "or it broke" in capsys.readouterr().err
+        file.write_text(file.read_text() * 3)
+        engine.answers = [scores, scores, "reset"]
+        assert cli.main(["audit", str(file), "--engine", engine.url, "-c", "1"]) == 1
+        captured = capsys.readouterr()
+        assert "or it broke" in captured.err and "2 of 3 trajectories were scored" in captured.err
+        assert captured.out.count("r/g/0") == 2 and "verdict" not in captured.out
+
+    @pytest.mark.parametrize(
+        ("content", "code", "said"),
+        [
+            (b"", 1, "holds no trajectory"),
+            (b"hello\n", 1, "x.jsonl:1 is not a line of JSON"),
+            (b"\x1f\x8b\x08 and so on", 1, "gzip -d it first"),
+            (b'{"job": 5}\n', 1, "x.jsonl:1 is not an exported trajectory"),
+        ],
+    )
+    def test_a_file_that_is_none(
+        self, engine: Scripted, file: Path, content: bytes, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file.write_bytes(content)
+        assert cli.main(["audit", str(file), "--engine", engine.url]) == code
+        captured = capsys.readouterr()
+        assert said in captured.err and not captured.out and not engine.seen
+
+    def test_what_can_be_read_once_only(
+        self, engine: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        os.mkfifo(pipe := tmp_path / "pipe")
+        for path in (pipe, tmp_path):
+            assert cli.main(["audit", str(path), "--engine", engine.url]) == 2
+            assert "it must be a file" in capsys.readouterr().err
+
+    def test_an_engine_that_is_away(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["audit", str(file), "--engine", f"http://127.0.0.1:{free_port()}"]) == 1
+        assert "no engine at" in capsys.readouterr().err
 
     def test_no_file(self, engine: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["audit", str(tmp_path / "none.jsonl"), "--engine", engine.url]) == 2

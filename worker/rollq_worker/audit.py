@@ -1,40 +1,24 @@
 """The audit: are the logprobs in an exported file those that the engine's weights give to those very tokens?
 
-Every sampled token is scored again by prefill and compared with what was recorded. A token that cannot be compared is
-skipped, with the reason; nothing is guessed. It knows neither files nor HTTP.
+Every sampled token is scored again by prefill and compared with what was recorded; the few that are off are computed a
+second time (`audit_opinion`). A token that cannot be compared is skipped, with the reason; nothing is guessed. It knows
+neither files nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import heapq
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, Protocol
 
 from rollq.job import Json
+from rollq_worker.audit_opinion import Scores, SecondOpinion
 from rollq_worker.exported import Line
 from rollq_worker.scorer import Refused, Scored
 
-MEAN = 0.01
-"""Largest mean |difference| of a good file, in nats. Decoding and prefill differ by kernels and rounding only: in bf16
-SGLang's are equal up to 2e-6 on GPUs with like kernels, 7e-5 (CPU, tiny model) on average; two bf16 engines differ by
-0.005 to 0.006 (dense 32B). A temperature wrong by 0.1, a token off by one or a stale step are tenths."""
-P99 = 0.1
-"""Largest 99th percentile, in nats: the worst single token between two bf16 engines is 0.084, 0.036 on the CPU."""
-COMPARED = 0.95
-"""Least share of the sampled tokens that must have been compared."""
-NOISE = 0.001
-"""Below this mean a shift says nothing: a confident policy's logprobs are all about 0."""
-DOUBT = 0.01
-"""A token off by more is scored once more by itself. A prefill of many tokens rounds some logits the other way than
-decoding did, by up to one step of bf16 (0.06 for logits above 8); as the last of its prompt a token mostly gets the
-very number that decoding gave it. A logprob that is wrong stays wrong."""
-AGAIN = 20
-"""More doubtful tokens in a trace than one, and one in that many, are no matter of rounding."""
 LIKELIEST = 128
 """Tokens from which the normaliser at another temperature is computed."""
 VOCABULARY = 1 << 18
@@ -52,14 +36,6 @@ NO_LIST = "sampled at another temperature than 1, and the engine lists no likeli
 FLAT = "sampled at another temperature than 1, from too flat a distribution"
 
 
-class Scores(Protocol):
-    """What the audit needs of `scorer.Scorer`."""
-
-    longest: int
-
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scored: ...
-
-
 @dataclass(slots=True)
 class Result:
     """What became of the sampled tokens of one trajectory."""
@@ -75,28 +51,18 @@ class Result:
     """Tokens in those sums."""
     worst: list[tuple[float, dict[str, Json]]] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Json]:
-        return {"job": self.job, **spread(self.differences), "skipped": self.skipped.total()}
 
-
-def spread(differences: Sequence[float]) -> dict[str, Json]:
-    """Number, mean, 99th percentile (the nearest rank below) and maximum; None for none."""
-    if not differences:
-        return {"tokens": 0, "mean_abs": None, "p99_abs": None, "max_abs": None}
-    ordered, n = sorted(differences), len(differences)
-    p99 = ordered[int(0.99 * (n - 1))]
-    return {"tokens": n, "mean_abs": math.fsum(ordered) / n, "p99_abs": p99, "max_abs": ordered[-1]}
-
-
-@dataclass(frozen=True, slots=True)
 class Auditor:
-    """Scores and compares trajectories against one engine."""
+    """Scores and compares trajectories against one engine; used by several threads.
 
-    scorer: Scores
-    versions: frozenset[str]
-    """The weight versions that the engine can speak for."""
-    vocabulary: int
-    """Ids from here on are never sent."""
+    `versions` are the weight versions that the engine can speak for; ids from `vocabulary` on are never sent.
+    """
+
+    def __init__(self, scorer: Scores, versions: frozenset[str], vocabulary: int) -> None:
+        self.scorer = scorer
+        self.versions = versions
+        self.vocabulary = vocabulary
+        self.second = SecondOpinion(scorer)
 
     def audit(self, line: Line) -> Result:
         """Raises EngineFailure."""
@@ -123,7 +89,7 @@ class Auditor:
             if scored is None:
                 result.skipped[NO_LIST] += len(positions)
                 return
-            self._again(line, first, positions, scored)
+            self.second.revise(line, first, positions, scored)
         except Refused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return
@@ -134,20 +100,6 @@ class Auditor:
         likeliest = LIKELIEST if line.temperature != 1.0 else 0
         scored = self.scorer.score(line.tokens[first : last + 1], start - 1 - first, likeliest=likeliest)
         return None if likeliest and scored.likeliest is None else rescaled(scored, line.temperature)
-
-    def _again(self, line: Line, first: int, positions: Sequence[int], scored: list[float | None]) -> None:
-        """A second opinion on the few tokens that are off: the score that is nearer to the record counts."""
-
-        def off(i: int, score: float | None) -> float:
-            return 0.0 if score is None else abs(line.logprobs[i] - score)
-
-        doubtful = [i for i in positions if off(i, scored[i - positions[0]]) > DOUBT]
-        if len(doubtful) > 1 + len(positions) // AGAIN:
-            return
-        for i in doubtful:
-            alone = self._score(line, first, i, i)
-            if alone and alone[0] is not None and off(i, alone[0]) < off(i, scored[i - positions[0]]):
-                scored[i - positions[0]] = alone[0]
 
     def _positions(self, line: Line, first: int, end: int, result: Result) -> list[int]:
         """The sampled tokens of a trace that the engine can speak for."""
@@ -207,59 +159,3 @@ def _keep(worst: list[tuple[float, dict[str, Json]]], difference: float, token: 
     worst.append((difference, token))
     worst.sort(key=lambda entry: -entry[0])
     del worst[WORST:]
-
-
-class Report:
-    """The sum of all results."""
-
-    def __init__(self) -> None:
-        self.each: list[dict[str, Json]] = []
-        self.total = Result("")
-
-    def add(self, result: Result) -> None:
-        self.each.append(result.summary())
-        self.total.differences.extend(result.differences)
-        self.total.skipped.update(result.skipped)
-        self.total.shifted += result.shifted
-        for shift, value in result.shifts.items():
-            self.total.shifts[shift] += value
-        self.total.worst = list(heapq.merge(self.total.worst, result.worst, key=lambda entry: -entry[0]))[:WORST]
-
-    @property
-    def shift(self) -> int:
-        """How many positions later the scores fit the recorded logprobs best: twice as well as in place, or 0."""
-        sums, n = self.total.shifts, self.total.shifted
-        best = min(SHIFTS, key=lambda shift: (sums[shift], abs(shift)))
-        return best if n and sums[0] / n > NOISE and sums[best] < sums[0] / 2 else 0
-
-    def found(self) -> dict[str, Any]:
-        """Everything, as JSON can say it."""
-        numbers, skipped = spread(self.total.differences), self.total.skipped.total()
-        problems = self._problems(numbers, skipped)
-        compared = numbers["tokens"] >= COMPARED * max(1, numbers["tokens"] + skipped)
-        verdict = "bad" if problems else "ok" if compared else "incomplete"
-        if not compared:
-            problems.append(f"{numbers['tokens']} of {numbers['tokens'] + skipped} sampled tokens could be compared")
-        return {
-            "trajectories": len(self.each),
-            "tokens": numbers.pop("tokens"),
-            "skipped": skipped,
-            **numbers,
-            "shift": self.shift,
-            "worst": [token for _, token in self.total.worst],
-            "verdict": verdict,
-            "problems": problems,
-            "reasons": dict(self.total.skipped),
-            "each": self.each,
-        }
-
-    def _problems(self, numbers: Mapping[str, Json], skipped: int) -> list[str]:
-        problems = []
-        if numbers["tokens"] and numbers["mean_abs"] > MEAN:
-            problems.append(f"the mean difference is {numbers['mean_abs']:.4f}, above {MEAN:g}")
-        if numbers["tokens"] and numbers["p99_abs"] > P99:
-            problems.append(f"the 99th percentile is {numbers['p99_abs']:.4f}, above {P99:g}")
-        if self.shift:
-            direction = "later" if self.shift > 0 else "earlier"
-            problems.append(f"the recorded logprobs fit the tokens one position {direction}")
-        return problems

@@ -28,6 +28,7 @@ CHANGED_BY: Mapping[str, Json] = {
     "ebnf": None,
 }
 """Sampling parameters that change a sampled token's logprob and not a scored one's, with the value that means none."""
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Line:
     """One trajectory as exported. Position i of every list is the same token."""
 
     where: str
+    size: int
+    """Bytes of the line."""
     job: str
     tokens: array[int]
     mask: bytes
@@ -68,7 +71,8 @@ class Line:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The file's trajectories. Raises SettingsError when it cannot be read, ContractError naming the line."""
+    """The file's trajectories, one at a time. Raises SettingsError when it cannot be read, ContractError naming the
+    line."""
     number = 0
     try:
         with path.open("rb") as f:
@@ -83,13 +87,15 @@ def read(path: Path) -> Iterator[Line]:
 def _line(text: bytes, where: str) -> Line:
     try:
         found = json.loads(text)
-    except ValueError as e:
-        raise ContractError(f"{where} is not a line of JSON: {e}") from e
+    except (ValueError, RecursionError) as e:
+        packed = " (it is compressed: gzip -d it first)" if text.startswith(GZIP) else ""
+        raise ContractError(f"{where} is not a line of JSON{packed}: {e}") from e
     if not isinstance(found, dict):
         raise ContractError(f"{where} is not an exported trajectory but a {type(found).__name__}")
     try:
         line = Line(
             where=where,
+            size=len(text),
             job=str(found["job"]),
             tokens=array("I", found["tokens"]),
             mask=bytes(found["mask"]),

@@ -1,16 +1,18 @@
-"""Prefill scoring over SGLang's native API: what an engine now thinks of tokens that were sampled before.
+"""Scoring over SGLang's native API: what an engine now thinks of tokens that were sampled before.
 
-The invariant: the logprobs it returns belong to the ids it was given, under the weights it named at the start. Nothing
-is sampled, and no id is sent that the engine may not know: one is enough to kill a real server. It knows nothing of
+The invariant: the logprobs it returns are finite and belong to the ids it was given, under the weights it named at the
+start. No id is sent that the engine may not know: one is enough to kill a real server. It knows nothing of
 trajectories.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
+import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,29 +87,63 @@ class Scorer:
         }
         if likeliest:
             body["top_logprobs_num"] = likeliest
+        with self._reading():
+            return self._read(self._generate(body), ids[start:], bool(likeliest))
+
+    def next(self, ids: array[int], token: int, *, temperature: float, branch: str) -> float:
+        """The logprob of `token` right behind `ids`, computed as for sampling, at that temperature.
+
+        What the engine has cached is used where it comes from requests of the same `branch`: routers may ignore that.
+        Raises Refused, EngineFailure.
+        """
+        body = {
+            "input_ids": ids.tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+            "return_logprob": True,
+            "token_ids_logprob": [token],
+            "extra_key": branch,
+        }
+        with self._reading():
+            asked = self._generate(body).get("output_token_ids_logprobs")
+            if asked is None:
+                raise Refused("the engine does not score tokens that it did not sample")
+            ((logprob, said, *_),) = asked[0]
+            if said != token or not math.isfinite(logprob):
+                raise ValueError(f"{logprob} for token {said}, asked for {token}")
+            return float(logprob)
+
+    def close(self) -> None:
+        self.session.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as e:
+            raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e
+
+    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The `meta_info` of the reply."""
         answer = self._send("POST", "/generate", body)
         if answer.status_code == 400:
             raise Refused(read_error(answer.content))
         if answer.status_code != 200:
             raise EngineFailure(f"{self.url} answered {answer.status_code}: {read_error(answer.content)}")
-        try:
-            return self._read(answer.json()["meta_info"], ids[start:], bool(likeliest))
-        except (ValueError, KeyError, TypeError, IndexError) as e:
-            raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e
-
-    def close(self) -> None:
-        self.session.close()
-
-    def _read(self, meta: dict[str, Any], ids: array[int], wanted: bool) -> Scored:
+        meta: dict[str, Any] = answer.json()["meta_info"]
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
                 f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: they"
                 " were changed in the middle of the audit, or the servers behind a router differ"
             )
+        return meta
+
+    def _read(self, meta: dict[str, Any], ids: array[int], wanted: bool) -> Scored:
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():
             raise EngineFailure(f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent")
         logprobs = array("d", [entry[0] for entry in entries[1:]])
+        if not all(map(math.isfinite, logprobs)):
+            raise ValueError("a logprob is not finite")
         tops = meta.get("input_top_logprobs") if wanted else None
         if not tops:
             return Scored(logprobs, None)

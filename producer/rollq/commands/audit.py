@@ -1,22 +1,27 @@
-"""`rollq audit`: has the engine score an exported file's tokens again, and compares with what was recorded."""
+"""`rollq audit`: has the engine score an exported file's tokens again, and compares with what was recorded.
+
+The file is read twice, a line at a time: once to know that all of it can be audited, then to do it.
+"""
 
 import argparse
+import io
 import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.addresses import extra, settings
 from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, whole
-from rollq.errors import ContractError, SettingsError
+from rollq.errors import ContractError, EngineFailure, SettingsError
 from rollq.progress import Progress, open_progress
 
 if TYPE_CHECKING:
-    from rollq_worker.audit import Auditor, Report, Result
-    from rollq_worker.exported import Line
+    from rollq_worker.audit import Auditor, Result
+    from rollq_worker.audit_report import Report
     from rollq_worker.scorer import Scorer
 
 
@@ -41,7 +46,7 @@ def add(commands: Commands) -> None:
         "-c", "--concurrency", dest="at_once", type=whole(1), default=4, metavar="N", help="requests at a time (4)"
     )
     add_tokenizer(parser)
-    add_json(parser, "print one JSON object: the numbers, the worst tokens, the verdict, and each trajectory's numbers")
+    add_json(parser, "print one JSON object: the numbers, the worst tokens and the verdict; the rest goes to stderr")
     parser.set_defaults(run=run)
 
 
@@ -53,46 +58,75 @@ def names(text: str) -> frozenset[str]:
     return found
 
 
+@dataclass
+class Contents:
+    """What must be known of a file before any of it is sent."""
+
+    lines: int = 0
+    ids: set[int] = field(default_factory=set)
+    given: set[int] = field(default_factory=set)
+    """Ids that were not sampled."""
+    width: int = len("trajectory")
+    """Of the table's first column."""
+
+
 def run(args: argparse.Namespace) -> int:
     with extra("worker"):
-        from rollq_worker.audit import Auditor, Report
-        from rollq_worker.exported import read
+        from rollq_worker.audit import Auditor
+        from rollq_worker.audit_report import Report
         from rollq_worker.scorer import Scorer
-    ids: set[int] = set()
-    given: set[int] = set()
-    lines = 0
-    for line in read(args.file):  # a file that cannot be audited is refused before anything is sent
-        ids.update(line.tokens)
-        given.update(line.given)
-        lines += 1
-    scorer = Scorer(settings(args).engine_url, args.at_once)
-    try:
-        vocabulary, whose = _vocabulary(args, scorer, ids)
-        if max(given) >= vocabulary:
-            raise ContractError(
-                f"{args.file} holds token id {max(given)}, which {whose} does not know; an unknown id can kill an"
-                " engine, so nothing was sent. Is it the same model? --tokenizer names its tokenizer"
-            )
-        auditor = Auditor(scorer, _versions(args, scorer), vocabulary)
-        report = Report()
-        with open_progress(sys.stderr) as progress:
-            _audit(auditor, read(args.file), lines, report, args.at_once, progress)
-    finally:
-        scorer.close()
+    report = Report()
+    # On a terminal the rows themselves show how far it is.
+    rows_show = not args.json and sys.stdout.isatty()
+    with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
+        contents = _read(args.file, progress)
+        scorer = Scorer(settings(args).engine_url, args.at_once)
+        try:
+            auditor = Auditor(scorer, _versions(args, scorer), _vocabulary(args, scorer, contents))
+            _audit(auditor, args, contents, report, progress)
+        except EngineFailure as e:
+            raise EngineFailure(f"{e} ({report.trajectories} of {contents.lines} trajectories were scored)") from e
+        finally:
+            scorer.close()
     found = report.found()
-    print(json.dumps(found) if args.json else "\n".join(table(found)))
+    if args.json:
+        print(json.dumps(found))
+    _tell(report, found, sys.stderr if args.json else sys.stdout)
     return 0 if found["verdict"] == "ok" else 1
 
 
-def _vocabulary(args: argparse.Namespace, scorer: "Scorer", ids: set[int]) -> tuple[int, str]:
-    """The first id that must not be sent, and whose word that is: the named tokenizer's, else the engine's, else that
-    of the tokenizer that rollq ships (routers and the replay engine do not say)."""
+def _read(path: Path, progress: Progress) -> Contents:
+    """A file that cannot be audited is refused before anything is sent. Raises SettingsError, ContractError."""
+    from rollq_worker.exported import read
+
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"cannot read {path}: it is read twice, so it must be a file")
+    contents, reached = Contents(), 0
+    for line in read(path):
+        contents.lines += 1
+        contents.ids.update(line.tokens)
+        contents.given.update(line.given)
+        contents.width = max(contents.width, len(line.job))
+        reached += line.size
+        progress.show(reached >> 20, path.stat().st_size >> 20, {"MB": "read"})
+    return contents
+
+
+def _vocabulary(args: argparse.Namespace, scorer: "Scorer", contents: Contents) -> int:
+    """The first id that must not be sent, by the word of the named tokenizer, else of the engine, else of the tokenizer
+    that rollq ships (routers and the replay engine do not say). Raises ContractError when the file needs others."""
     named = settings(args).tokenizer
-    if named is None and (bound := scorer.known(ids)) is not None:
-        return bound, "the engine's tokenizer"
-    with extra("worker"):
-        from rollq_worker.tokenizer import load_tokenizer
-    return load_tokenizer(named).vocab_size, f"the tokenizer {named or 'of rollq'}"
+    bound, whose = (None if named else scorer.known(contents.ids)), "the engine's tokenizer"
+    if bound is None:
+        with extra("worker"):
+            from rollq_worker.tokenizer import load_tokenizer
+        bound, whose = load_tokenizer(named).vocab_size, f"the tokenizer {named or 'of rollq'}"
+    if (highest := max(contents.given, default=0)) >= bound:
+        raise ContractError(
+            f"{args.file} holds token id {highest}, which {whose} does not know; an unknown id can kill an engine, so"
+            " nothing was sent. Is it the same model? --tokenizer names its tokenizer"
+        )
+    return bound
 
 
 def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
@@ -105,37 +139,55 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
 
 
 def _audit(
-    auditor: "Auditor", lines: "Iterator[Line]", total: int, report: "Report", at_once: int, progress: Progress
+    auditor: "Auditor", args: argparse.Namespace, contents: Contents, report: "Report", progress: Progress
 ) -> None:
-    """Some lines at a time, reported in the file's order. Raises EngineFailure."""
+    """Fill the report and print the rows. Raises EngineFailure."""
+    from rollq_worker.audit_report import spread
+
+    if not args.json:
+        print(f"{'trajectory':<{contents.width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
+    for result in _results(auditor, args.file, args.at_once):
+        report.add(result)
+        progress.show(report.trajectories, contents.lines, {"trajectories": "scored"})
+        if not args.json:
+            numbers = {**spread(result.differences), "skipped": result.skipped.total()}
+            print(_row(result.job, numbers, contents.width), flush=True)
+    if not args.json:
+        print(_row("all", report.found(), contents.width))
+
+
+def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[Result]":
+    """Some lines at a time, in the file's order. Raises EngineFailure."""
+    from rollq_worker.exported import read
+
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            for line in lines:
+            for line in read(path):
                 running.append(pool.submit(auditor.audit, line))
                 if len(running) > 2 * at_once:
-                    report.add(running.popleft().result())
-                    progress.show(len(report.each), total, {"trajectories": "scored"})
+                    yield running.popleft().result()
             while running:
-                report.add(running.popleft().result())
+                yield running.popleft().result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
-    """The report for people."""
-    width = max([len(each["job"]) for each in found["each"]] + [len("trajectory")])
-    lines = [f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}"]
-    for each in (*found["each"], {**found, "job": "all"}):
-        numbers = [each[key] for key in ("mean_abs", "p99_abs", "max_abs")]
-        columns = " ".join(f"{'-':>9}" if number is None else f"{number:9.6f}" for number in numbers)
-        lines.append(f"{each['job']:<{width}}  {each['tokens']:>7} {each['skipped']:>7} {columns}")
+def _row(job: str, numbers: Mapping[str, Any], width: int) -> str:
+    values = [numbers[key] for key in ("mean_abs", "p99_abs", "max_abs")]
+    columns = " ".join(f"{'-':>9}" if value is None else f"{value:9.6f}" for value in values)
+    return f"{job:<{width}}  {numbers['tokens']:>7} {numbers['skipped']:>7} {columns}"
+
+
+def _tell(report: "Report", found: Mapping[str, Any], stream: Any) -> None:
+    """What a person wants to know beside the numbers."""
     for token in found["worst"][:3]:
-        lines.append(
+        print(
             f"worst: {token['job']} token {token['position']} (id {token['token']}):"
-            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}"
+            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}",
+            file=stream,
         )
-    lines += [f"skipped: {count} tokens {reason}" for reason, count in found["reasons"].items()]
-    lines.append(f"verdict: {found['verdict']}" + "".join(f"; {problem}" for problem in found["problems"]))
-    return lines
+    for reason, count in report.total.skipped.items():
+        print(f"skipped: {count} tokens {reason}", file=stream)
+    print("; ".join([f"verdict: {found['verdict']}", *report.reasons]), file=stream)

@@ -133,11 +133,16 @@ class ReplayEngine:
         start = request.logprob_start if request.logprob_start >= 0 else len(request.ids)
         rest = request.ids[start:]
         said = logprobs.continuation(request.ids[-1], kept.ids)
-        return {
+        found: dict[str, Any] = {
             "input_token_logprobs": self._entries(logprobs.prompt(request.ids, start), rest, request),
             "output_token_logprobs": self._entries(said, kept.ids, request),
             "output_token_logprobs_length": len(said),
         }
+        if asked := request.asked_about:
+            before = [request.ids[-1], *kept.ids][: len(kept.ids)]
+            scores = [[logprobs.logprob(last, id) for id in asked] for last in before]
+            found["output_token_ids_logprobs"] = [self._entries(score, asked, request) for score in scores]
+        return found
 
     def _entries(self, scores: Any, ids: Any, request: GenerateRequest) -> list[Any]:
         if not request.text_in_logprobs:

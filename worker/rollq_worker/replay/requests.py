@@ -48,6 +48,8 @@ class GenerateRequest:
     logprob_start: int = -1
     """Score the prompt from this token on; -1: not at all."""
     text_in_logprobs: bool = False
+    asked_about: tuple[int, ...] = ()
+    """Ids whose logprob is wanted at every sampled position."""
 
 
 Check = Callable[[Any], bool]
@@ -198,6 +200,12 @@ def _one(body: Mapping[str, Any], ids: Any, rid: str, params: Any, limits: Limit
         raise bad_contract(f"invalid type: {_shown(start)}, expected a value or an array of values for I64OrList")
     if body.get("stream"):
         raise bad_value("The replay engine does not stream.")
+    asked = body.get("token_ids_logprob") or []
+    if not _are_ints(asked):
+        raise bad_body("token_ids_logprob", "Input should be a valid list")
+    if strangers := [id for id in asked if not 0 <= id < limits.vocab]:
+        wrong = f"token_ids_logprob contains out-of-vocabulary token id {strangers[0]}"
+        raise bad_value(f"{wrong}; valid range is [0, {limits.vocab}).")
     sampling = _sampling(params)
     room = _fit(ids, params.get("max_new_tokens", DEFAULT_NEW_TOKENS), "max_new_tokens" in params, limits)
     if start is not None and start > len(ids):
@@ -210,6 +218,7 @@ def _one(body: Mapping[str, Any], ids: Any, rid: str, params: Any, limits: Limit
         return_logprob=bool(body.get("return_logprob")),
         logprob_start=-1 if start is None else start,
         text_in_logprobs=bool(body.get("return_text_in_logprobs")),
+        asked_about=tuple(asked),
     )
 
 

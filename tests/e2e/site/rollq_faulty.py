@@ -52,6 +52,14 @@ class FaultyEpisode:
                 return Observation(text)
         return self.environment.step(action)
 
+    def is_first(self):
+        try:
+            if self.once:
+                self.once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def grade(self):
         return self.environment.grade()
 

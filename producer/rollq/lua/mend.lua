@@ -23,7 +23,8 @@ repeat
   for _, key in ipairs(got[2]) do
     local kind, name = string.match(string.sub(key, #prefix + 1), '^(%a+):(.+)$')
     if kind == 'group' then groups[name] = true end
-    if kind == 'job' and parse(name) then groups[parse(name)] = true end
+    local of = kind == 'job' and parse(name)
+    if of then groups[of] = true end
   end
 until cursor == '0'
 
@@ -64,6 +65,7 @@ local function add_up(group)
     add('groups_dropped', 1)
     add('dropped', group.done)
   end
+  if group.done == 0 then return end
   for sample = 0, group.size - 1 do
     local added = redis.call('HGET', group.key, 'tally:' .. sample) or ''
     for name, number in string.gmatch(added, '(%S+) (%S+)') do add(name, tonumber(number) or 0) end
@@ -75,11 +77,13 @@ for name in pairs(groups) do
   -- One that cannot be read is dropped, and is then read as that.
   local group = readable_group(name, time) or readable_group(name, time)
   if group then
-    local done, dead = group.done, group.dead
+    local done, dead, discarded = group.done, group.dead, group.discarded
     group.done, group.dead, group.discarded = 0, 0, 0
     for sample = 0, group.size - 1 do look_at(group, member(group, sample)) end
-    if group.done ~= done or group.dead ~= dead then put_right = put_right + 1 end
-    redis.call('HSET', group.key, 'done', group.done, 'dead', group.dead, 'discarded', group.discarded)
+    if group.done ~= done or group.dead ~= dead or group.discarded ~= discarded then
+      redis.call('HSET', group.key, 'done', group.done, 'dead', group.dead, 'discarded', group.discarded)
+      put_right = put_right + 1
+    end
     local over = group.done + group.dead >= group.size
     if group.state == 'open' and over or (group.state == 'ready' or group.state == 'held') and group.done < group.viable
     then

@@ -111,7 +111,7 @@ def test_bridges_are_what_the_templates_write_at_the_end(models: Models):
             if edge is Edge.OPEN or found.edges[edge].match is Match.UNSUPPORTED:
                 continue
             for play in golden.plays(edge):
-                bridge = renderer.bridge(play.message, play.replies)
+                bridge = renderer.bridge(play.turn, play.replies)
                 try:
                     full = tokenizer.encode(renderer.prompt([*play.history, play.turn, *play.replies], TOOLS))
                 except JobFailure:
@@ -154,6 +154,33 @@ def test_an_unsupported_edge_may_be_rendered_anew(models: Models):
     history = [*OPENING, called(), result("one"), called("call_1")]
     anew = renderer.open([*history, result("two", "call_1")], TOOLS)
     assert anew == tokenizer.encode(renderer.prompt([*history, result("two", "call_1")], TOOLS))
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"role": "assistant", "content": "Well. <tool_call>{'name'"},
+        {"role": "assistant", "content": "", "reasoning_content": "A thought without its end"},
+        {"role": "assistant", "content": ""},
+    ],
+    ids=["malformed call", "open thought", "nothing"],
+)
+def test_a_turn_that_could_not_be_read_is_rendered_anew_with_its_complaint(
+    models: Models, name: str, unread: dict[str, Any]
+):
+    renderer = checked_renderer(models.real(name), TOOLS, anew=True)
+    complaint = {"role": renderer.complaint_role(None), "content": "Error: complaintword."}
+    if complaint["role"] == "tool":
+        complaint["tool_call_id"] = "call_0"
+    history = [*OPENING, unread, complaint]
+    for more in ([], [called("call_1"), result("resultword", "call_1")], [REPLY, USER]):
+        messages = [*history, *more]
+        turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        renderer.rewrites(messages[: turns[-1] + 1], messages[turns[-1] + 1 :], TOOLS)
+        text = renderer.tokenizer.decode(renderer.open(messages, TOOLS))
+        assert "complaintword" in text and ("resultword" in text) is any("resultword" in str(m) for m in more)
+    assert check(models.real(name), TOOLS, anew=True).edges[Edge.MALFORMED].renders
 
 
 def test_an_edge_that_a_job_needs_is_named(models: Models):

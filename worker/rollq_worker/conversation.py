@@ -45,6 +45,20 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
     return shown
 
 
+def with_calls(messages: Sequence[Message], tool: str) -> list[Message]:
+    """The conversation with a call of `tool` made up in each turn that a tool's result answers though it called none.
+
+    Such a turn could not be read, and the result says so; some templates refuse a result without a call, or hide it.
+    """
+    shown: list[Message] = []
+    for message, after in zip(messages, [*messages[1:], {}], strict=True):
+        if message.get("role") == "assistant" and not message.get("tool_calls") and after.get("role") == "tool":
+            made_up = probe_call(tool, {}, str(after.get("tool_call_id") or "call00000"))
+            message = {**message, "tool_calls": made_up["tool_calls"]}
+        shown.append(message)
+    return shown
+
+
 def stand_in(message: Message, replies: Sequence[Message], tool: str, keep_ids: bool = True) -> list[Message]:
     """A short turn to put in front of `replies` in place of `message`, and the replies.
 

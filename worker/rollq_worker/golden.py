@@ -43,9 +43,6 @@ class Play:
 
     history: Sequence[Message]
     turn: Message
-    """As the template is shown it."""
-    message: Message
-    """As the bridge is told of it."""
     replies: Sequence[Message]
     words: Sequence[str]
     """What of the replies must show."""
@@ -85,13 +82,10 @@ class Golden:
         """What the edge is tried on: the first one that the template can render. `tags`: reasoning in tags as well."""
         if edge is Edge.MALFORMED:
             broken: Message = {"role": "assistant", "content": "Trying. call name args"}
+            complaint = self.result()
             if self._complaint != "tool":
-                yield self._play(self.opening, broken, [{"role": self._complaint, "content": self.result()["content"]}])
-                return
-            yield self._play(self.opening, broken, [self.result()])
-            # A template may refuse a tool message without a call before it: then there is nothing to compare with but
-            # the same with a call.
-            yield self._play(self.opening, self.call(), [self.result()], message=broken)
+                complaint = {"role": self._complaint, "content": complaint["content"]}
+            yield self._play(self.opening, broken, [complaint])
             return
         thoughts = edge in (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
         for form in ("key", *["tags"] * tags) if thoughts else ("",):
@@ -101,8 +95,7 @@ class Golden:
         """The same as the first turn of the conversation, and without words beside its calls."""
         if not play.turn.get("tool_calls"):
             return replace(play, history=self.opening)
-        turn, message = ({**said, "content": ""} for said in (play.turn, play.message))
-        return replace(play, history=self.opening, turn=turn, message=message)
+        return replace(play, history=self.opening, turn={**play.turn, "content": ""})
 
     def _on(self, edge: Edge, thought: str) -> Play:
         user: Message = {"role": "user", "content": "Thank you. And the secondword one?"}
@@ -135,16 +128,13 @@ class Golden:
         history: Sequence[Message],
         turn: Message,
         replies: Sequence[Message],
-        message: Message | None = None,
         cut: bool = False,
     ) -> Play:
         known = ("pendingword", "laterword", "secondword", "three")
         words = [word for word in known if any(word in reply["content"] for reply in replies)]
         shown = f"{turn.get('reasoning_content')}{turn['content']}"
         beside = next((word for word in (THOUGHT, ASIDE) if word in shown), "")
-        return Play(
-            history=history, turn=turn, message=message or turn, replies=replies, words=words, cut=cut, beside=beside
-        )
+        return Play(history=history, turn=turn, replies=replies, words=words, cut=cut, beside=beside)
 
     def call(self, *ids: str) -> Message:
         """A turn with a call for each id."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.conversation import call_id, for_template, stand_in
+from rollq_worker.conversation import call_id, for_template, stand_in, with_calls
 from rollq_worker.family import Family, family_of, probe_call, shows_tools
 from rollq_worker.guard import Controls, Guard
 from rollq_worker.protocols import ReadTurn
@@ -88,6 +88,7 @@ class ChatRenderer:
         self.stage, self._base, header = self._set(stage)
         self._begun = len(self._render(self._base, self._probe_tools(), header=False))
         after_call = self._after_call()
+        self._needs_calls = not self._answers_alike()
         self._ids_shown = _PROBE_ID in after_call or bool(self.family.call_id)
         opens = think_tags(self.family.parser)[0]
         inside = {text.rstrip().endswith(opens) for text in (header, after_call) if text}
@@ -97,14 +98,14 @@ class ChatRenderer:
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it."""
         guard = Guard(self._controls)
-        shown = [guard.hide(message) for message in for_template(messages, self.family)]
+        shown = [guard.hide(message) for message in self.shown(messages)]
         hidden = guard.hide(list(tools))
         # All episodes of an environment share the long system prompt.
         return guard.encode(self._render(self._told(shown, hidden), hidden), remember=True)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """What the template writes for `open`, as text. Raises JobFailure."""
-        return self._render(self._told(for_template(messages, self.family), tools), tools)
+        return self._render(self._told(self.shown(messages), tools), tools)
 
     def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
         """Whether the template writes the conversation so far, its last turn included, otherwise once replies follow.
@@ -113,9 +114,15 @@ class ChatRenderer:
         """
         return bool(self.extend(messages, replies, tools).rewritten)
 
+    def shown(self, messages: Sequence[Message]) -> list[Message]:
+        """A whole conversation as the template takes it. Raises JobFailure."""
+        if self._needs_calls:
+            messages = with_calls(messages, self._tool_name)
+        return for_template(messages, self.family)
+
     def extend(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> Extension:
         """How the template continues `messages`, whose last one is the sampled turn. Raises JobFailure."""
-        shown = self._told(for_template([*messages, *replies], self.family), tools)
+        shown = self._told(self.shown([*messages, *replies]), tools)
         before = shown[: len(shown) - len(replies)]
         prompt = self._render(before[:-1], tools)
         said = self._render(before, tools, header=False)
@@ -258,6 +265,22 @@ class ChatRenderer:
         with contextlib.suppress(JobFailure):
             return self._render([*self._base, *messages], self._probe_tools())
         return ""
+
+    def _answers_alike(self) -> bool:
+        """Whether the template writes a tool's answer to a turn without a call as it does behind one."""
+        written: set[str] = set()
+        id = self.call_id("call00000", self._tool_name, 0)
+        for turn in ({"role": "assistant", "content": "a"}, probe_call(self._tool_name, id=id)):
+            result: Message = {"role": "tool", "tool_call_id": id, "content": _PROBE_ID}
+            more: list[Message] = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
+            shown = for_template([turn, result, *more], self.family)
+            shown[1].pop("name", None)
+            try:
+                before, found, after = self._render([*self._base, *shown], self._probe_tools()).partition(_PROBE_ID)
+            except JobFailure:
+                return False
+            written.add(before[self._last_end(before)[0] :] + found + after)
+        return len(written) == 1 and _PROBE_ID in written.pop()
 
     def _probe_tools(self) -> Sequence[Json]:
         return self.tools if self.stage.tools else ()

@@ -18,7 +18,6 @@ from functools import cached_property
 
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.conversation import for_template
 from rollq_worker.family import KEEPING, Family
 from rollq_worker.golden import THOUGHT, Edge, Golden, Play
 from rollq_worker.renderer import STAGES, ChatRenderer, Extension, Stage
@@ -221,10 +220,11 @@ class _Probe:
 
     def bridge(self, play: Play) -> array[int]:
         """The bridge, told of the calls under the ids that the model gives them."""
-        conversation = for_template([*play.history, play.message, *play.replies], self.renderer.family)
-        message, *replies = conversation[len(play.history) :]
-        stop = self.renderer.close(message, replies) if play.cut else None
-        return self.renderer.bridge(message, replies, stop)
+        turn, *replies = self.renderer.shown([*play.history, play.turn, *play.replies])[len(play.history) :]
+        if not play.turn.get("tool_calls"):
+            turn = play.turn
+        stop = self.renderer.close(turn, replies) if play.cut else None
+        return self.renderer.bridge(turn, replies, stop)
 
     def ends_with(self, extension: Extension, bridge: array[int]) -> bool:
         """The template's own writing ends with a turn's end and the bridge."""

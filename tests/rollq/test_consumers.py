@@ -21,14 +21,19 @@ from tests.rollq.samples import group, play
 CONSUMER = """
 import json, sys
 from rollq.client import Client
+from rollq.errors import NotHeld
 
 url, hold_s, groups = sys.argv[1:]
 with Client(url, run="r", hold_s=float(hold_s)) as client:
     for batch in client.batches(groups=int(groups)):
         print(json.dumps([group.id for group in batch.groups]), flush=True)
         sys.stdin.readline()  # the training step takes as long as the other end likes
-        batch.ack()
-        print("acked", flush=True)
+        try:
+            batch.ack()
+            batch.ack()  # as often as one likes
+            print("acked", flush=True)
+        except NotHeld as e:
+            print(f"refused: {e}", flush=True)
 """
 HOLD_S = 3.0
 
@@ -50,12 +55,12 @@ class Consumer:
         line = self.process.stdout.readline()
         return list(json.loads(line)) if line else []
 
-    def ack(self) -> None:
+    def ack(self, said: str = "acked\n") -> None:
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        assert self.process.stdout.readline() == "acked\n"
+        assert self.process.stdout.readline().startswith(said)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -133,6 +138,24 @@ def test_a_slow_one_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: l
     assert slow.batch() == other.batch() == []
     stats = ledger.stats()
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (8, 0, 0)
+
+
+def test_a_frozen_one_is_told_that_its_batch_is_anothers(
+    redis_url: str, ledger: Ledger, consumers: list[Consumer]
+) -> None:
+    finish(ledger, 2)
+    consumers.append(frozen := Consumer(redis_url, 2, steps=True))
+    assert frozen.batch() == ["g00", "g01"]
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    wait_past(ledger, ledger.redis.zscore(ledger.keys.held("train"), "g00"))
+    consumers.append(other := Consumer(redis_url, 2, steps=True))
+    assert other.batch() == ["g00", "g01"]
+    os.kill(frozen.process.pid, signal.SIGCONT)
+    frozen.ack("refused: group r/g0")
+    other.ack()
+    assert frozen.batch() == other.batch() == []
+    stats = ledger.stats()
+    assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (4, 0, 2)
 
 
 def test_three_share_a_run_and_one_dies(redis_url: str, ledger: Ledger, consumers: list[Consumer]) -> None:

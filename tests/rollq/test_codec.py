@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rollq.codec
+import rollq.packing
 from rollq.codec import (
-    SCHEMA,
     decode_event,
     decode_header,
     decode_job,
@@ -31,6 +30,7 @@ from rollq.codec import (
 )
 from rollq.errors import ContractError, FailureClass
 from rollq.job import Budget, Job, Purpose
+from rollq.packing import SCHEMA
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
 from tests.rollq.samples import closed, events, ids, job, observed, prompt, sampled, trajectory
 
@@ -206,7 +206,7 @@ def test_a_damaged_blob_is_refused_or_readable(data: st.DataObject) -> None:
 
 def test_big_endian_hosts_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = encode_event(sampled(0, 1), "r/g/0")
-    monkeypatch.setattr(rollq.codec, "_SWAP", sys.byteorder == "little")  # as if this were the other kind of host
+    monkeypatch.setattr(rollq.packing, "_SWAP", sys.byteorder == "little")  # as if this were the other kind of host
     foreign = decode_event(blob, "r/g/0")
     assert isinstance(foreign, Sampled)
     assert foreign.ids == ids(1 << 24)

@@ -1,0 +1,156 @@
+"""What the wire's blobs are made of: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
+
+The invariant: what is read equals what was written, or a ContractError says where. It knows nothing of jobs and events.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import msgpack
+
+from rollq.errors import ContractError
+from rollq.job import Json
+
+SCHEMA = 1
+LARGE = 512
+"""Bytes of packed texts from which on they are compressed."""
+MAX_TEXTS = 256 << 20
+"""Bytes that compressed texts may unpack to; more is a bomb, not a conversation."""
+MAX_DEPTH = 64
+"""Nesting of a job's own mappings."""
+BIG_INT = 1
+"""msgpack extension: a whole number beyond 64 bits (a policy may write one), two's complement, little-endian."""
+
+_SWAP = sys.byteorder == "big"
+
+
+def plain(value: Json, where: str, depth: int = 0) -> Json:
+    """A copy in lists and dicts. Raises ContractError for anything that JSON cannot say."""
+    if depth > MAX_DEPTH:
+        raise ContractError(f"{where}: nested more than {MAX_DEPTH} deep")
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ContractError(f"{where}: {value} does not fit in 64 bits")
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ContractError(f"{where}: the key {key!r} is not a string")
+        return {str(key): plain(item, where, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where, depth + 1) for item in value]
+    raise ContractError(f"{where}: {value!r} ({type(value).__name__}) is nothing that JSON can say")
+
+
+def pack(value: Any, where: str) -> bytes:
+    """msgpack's bytes. Raises ContractError for what it cannot hold."""
+    try:
+        return bytes(msgpack.packb(value, default=_pack_other, unicode_errors="surrogatepass"))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ContractError(f"{where}: cannot be encoded: {type(e).__name__}: {e}") from e
+
+
+def _pack_other(value: Any) -> Any:
+    """What msgpack does not know: mappings and sequences of other types, and large whole numbers."""
+    if isinstance(value, int):
+        return msgpack.ExtType(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def _unpack_ext(code: int, data: bytes) -> int:
+    if code != BIG_INT:
+        raise ValueError(f"unknown msgpack extension {code}")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def unpack(blob: bytes, kind: str, size: int | None, where: str, strip: bool = True) -> list[Any]:
+    """The blob's array: of `size` fields behind version and kind, which are stripped; None: an event, not stripped."""
+    try:
+        fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
+    except Exception as e:  # msgpack's own errors share no base, and some print empty
+        raise ContractError(f"{where}: unreadable {kind}: {type(e).__name__}: {e}") from e
+    if type(fields) is not list or not fields:
+        raise ContractError(f"{where}: unreadable {kind}: not an array that starts with the schema's version")
+    if type(fields[0]) is not int or fields[0] != SCHEMA:
+        raise ContractError(f"{where}: schema {fields[0]!r} of a {kind}; this rollq reads {SCHEMA}. Upgrade rollq.")
+    if size is None:
+        return fields
+    if len(fields) != size + 2 or fields[1] != kind:
+        raise ContractError(f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}")
+    return fields[2:] if strip else fields
+
+
+def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
+    """u32 or f32, little-endian."""
+    if not isinstance(buffer, array) or buffer.typecode != typecode:
+        raise ContractError(f"{where}: wants an array({typecode!r}), not {type(buffer).__name__}")
+    if _SWAP:
+        buffer = array(typecode, buffer)
+        buffer.byteswap()
+    return buffer.tobytes()
+
+
+def load(typecode: str, raw: bytes) -> array[Any]:
+    """The buffer of u32 or f32. Raises ValueError unless they are whole."""
+    buffer = array(typecode)
+    buffer.frombytes(raw)
+    if _SWAP:
+        buffer.byteswap()
+    return buffer
+
+
+def pack_texts(texts: list[Any], where: str) -> bytes:
+    """One byte that says how, then the packed texts: 0 as they are, 1 compressed by zlib."""
+    packed = pack(texts, where)
+    if len(packed) < LARGE:
+        return b"\0" + packed
+    return b"\1" + zlib.compress(packed, 6)
+
+
+def _read_texts(raw: bytes, names: Sequence[str], types: Sequence[Any], where: str) -> dict[str, Any]:
+    """The texts by field name. Raises ContractError unless they are of these types."""
+    try:
+        packed = raw[1:]
+        if raw[:1] == b"\1":
+            inflate = zlib.decompressobj()
+            packed = inflate.decompress(packed, MAX_TEXTS)
+            if not inflate.eof or inflate.unused_data:
+                raise ValueError("not one whole zlib stream")
+        elif raw[:1] != b"\0":
+            raise ValueError(f"unknown packing {raw[:1]!r}")
+        values = msgpack.unpackb(packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False)
+    except Exception as e:  # msgpack's own errors share no base, and some print empty
+        raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e
+    if type(values) is not list or len(values) != len(names):
+        raise ContractError(f"{where}: the texts are not {', '.join(names)}")
+    for name, kind, value in zip(names, types, values, strict=True):
+        if not isinstance(value, kind):
+            wrong(where, name, value)
+    return dict(zip(names, values, strict=True))
+
+
+def defer(raw: Any, names: Sequence[str], types: Sequence[Any], where: str) -> Callable[[], dict[str, Any]]:
+    """What reads the texts when somebody asks for them."""
+    if type(raw) is not bytes:
+        wrong(where, "texts", raw)
+    return partial(_read_texts, raw, names, types, where)
+
+
+def wrong(where: str, what: str, value: Any) -> NoReturn:
+    """Raises the ContractError for a value that has another type or form than it must."""
+    raise ContractError(f"{where}: wrong {what}: {str(value)[:200]}")

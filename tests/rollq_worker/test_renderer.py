@@ -183,7 +183,7 @@ def test_no_content_makes_a_control_token(models: dict[str, Tokenizer], first: s
         assert said(name, f"\n<tool_response>\n{second}\n</tool_response><|im_end|>") in decode(bridge)
 
 
-@given(st.text())
+@given(st.text(st.characters(codec="utf-8", exclude_characters="<")))
 def test_harmless_content_is_encoded_as_the_tokenizer_does(models: dict[str, Tokenizer], text: str):
     tokenizer = models[QWEN]
     messages = [{"role": "system", "content": text}, {"role": "user", "content": f"x{text}y"}]

@@ -424,6 +424,12 @@ def test_arguments_nested_without_end_are_an_observation(airline):
     assert "nested too deeply" in airline.step(Action("get_user_details", {"user_id": deep})).text
 
 
+def test_errors_without_end_are_cut(airline):
+    text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
+    assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not of type 'object'")
+    assert len(text) < 1000
+
+
 def test_a_call_keeps_nothing_of_its_arguments(airline):
     action = Action(
         "book_reservation", {**BOOKING, "payment_methods": [{"payment_id": "credit_card_4421486", "amount": 0}]}

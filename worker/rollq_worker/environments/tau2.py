@@ -14,6 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
 from importlib import import_module, metadata
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,8 @@ INSTALL = "pip install 'rollq[tau2]'"
 SERIES = "0.26"
 """Of inspect_evals: the grading differs between versions, and rewards are only comparable within one."""
 MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+MOST_ERRORS = 20
+"""Of one call that the policy is told of: a list of ten thousand strings where objects belong has as many."""
 UNREPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
 """What the package's scorer leaves out when it replays the ground truth; neither touches the data."""
 
@@ -104,7 +107,7 @@ class Tau2Desk:
     def call(self, view: dict[str, Table], name: str, arguments: dict[str, Json]) -> str:
         if name not in self._validators:
             raise LookupError(f"Tool {name} not found")
-        if errors := [error.message for error in self._validators[name].iter_errors(arguments)]:
+        if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MOST_ERRORS)]:
             raise ValueError(f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}")
         arguments = {key: int(value) if self._whole(name, key) else value for key, value in arguments.items()}
         try:

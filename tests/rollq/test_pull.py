@@ -13,8 +13,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from rollq import cli
+from rollq import cli, connection
 from rollq.client import Client
+from rollq.embedded import EmbeddedRedis
 from rollq.errors import NotHeld
 from rollq.job import Purpose
 from rollq.ledger import Ledger
@@ -264,3 +265,18 @@ def test_it_waits_for_what_is_played_later(redis_url: str, ledger: Ledger, out: 
     assert pull(redis_url, 2, "--out", str(out), "--timeout", "60") == 0
     later.join()
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
+
+
+def test_redis_goes_away_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(connection, "RETRIES", 2)
+    server = EmbeddedRedis()
+    stop = threading.Timer(1.0, server.stop)
+    stop.start()
+    try:
+        assert pull(server.url, 1) == 1
+    finally:
+        stop.join()
+        server.stop()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
+    assert last.endswith("when it is up again, the same line goes on")

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from rollq.client import Client
-from rollq.connection import check_redis, check_url, connect, mask_url
+from rollq.connection import AWAY, check_redis, check_url, connect, mask_url
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.settings import Settings
 
@@ -66,13 +66,28 @@ def extra(wanted: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def staying(url: str) -> Iterator[None]:
+    """Turns the loss of a Redis that answered at first, and then did not for a minute, into a clear error."""
+    try:
+        yield
+    except AWAY as e:
+        raise RollqError(
+            f"Redis at {mask_url(url)} went away and did not come back: {e}. Nothing is lost that it had on its disk:"
+            " when it is up again, the same line goes on"
+        ) from e
+
+
+@contextlib.contextmanager
 def client(
     args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
 ) -> Iterator[Client]:
     """A client of the run, on a Redis that answers; `warn`: says in one line why that cannot be trusted with data."""
     found = settings(args)
     reach(found.redis_url)
-    with Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected:
+    with (
+        staying(found.redis_url),
+        Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected,
+    ):
         if warn and (wrong := check_redis(connected.ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         yield connected
@@ -85,6 +100,7 @@ def redis_of(args: argparse.Namespace) -> Iterator["redis.Redis"]:
     reach(found.redis_url)
     connection = connect(found.redis_url)
     try:
-        yield connection
+        with staying(found.redis_url):
+            yield connection
     finally:
         connection.close()

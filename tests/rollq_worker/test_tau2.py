@@ -426,8 +426,8 @@ def test_arguments_nested_without_end_are_an_observation(airline):
 
 def test_errors_without_end_are_cut(airline):
     text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
-    assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not of type 'object'")
-    assert len(text) < 1000
+    assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid")
+    assert len(text) < 1500
 
 
 def test_a_call_keeps_nothing_of_its_arguments(airline):

@@ -82,11 +82,19 @@ def test_a_cut_anywhere_changes_nothing(data, interrupts):
     assert len(journal.events) == len(again.events) - 1 - cut  # nothing is journaled twice
 
 
-def test_a_finished_journal_needs_no_engine():
-    whole = run()
-    engine = FakeEngine(["never"])
-    again = run(wired(whole.events[:-1]), engine=engine)
-    assert (seen(again), engine.requests) == (seen(whole), [])
+class NoEngine:
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"the engine was asked for {name}")
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop"), [(Budget(), "done"), (Budget(max_tokens=250), "length"), (Budget(max_turns=3), "turns")]
+)
+def test_a_finished_journal_needs_no_engine(budget, stop):
+    whole = run(budget=budget)
+    assert whole.stop == stop
+    again = run(wired(whole.events[:-1]), engine=NoEngine(), budget=budget)
+    assert seen(again) == seen(whole)
 
 
 class Fickle(FakeEnvironment):

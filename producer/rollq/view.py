@@ -302,4 +302,6 @@ def _is_number(value: bytes) -> bool:
 
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:
-    return {name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: int(value) for name, value in sorted(counts.items()) if name.startswith(prefix) and value
+    }

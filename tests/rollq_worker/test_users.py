@@ -322,10 +322,12 @@ def test_chunks(server: Server, answer: Answer) -> None:
         (say(""), "answered nothing"),
         (say(" \n"), "answered nothing"),
         (say([{"type": "text", "text": "hi"}]), "answered nothing"),
-        (
-            say("<think>on and on", finish_reason="length"),
-            r"nothing \(finish_reason 'length', max_tokens may be too low\)",
-        ),
+        (say("<think>on and on", finish_reason="length"), "cut short: the user's max_tokens is too low"),
+        (say("I would like to", finish_reason="length"), "cut short: the user's max_tokens is too low"),
+        (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),
+        (say(None, finish_reason="tool_calls"), "calls a tool"),
+        (say(None, finish_reason=["stop"]), "answered nothing"),
+        (say("<think>on and on", finish_reason="stop"), r"nothing \(finish_reason 'stop'\)"),
         (status(503), "answered 503"),
     ],
 )
@@ -355,6 +357,11 @@ def test_nobody_listens(server: Server) -> None:
     with pytest.raises(UserFailure, match=r"'sim'.*no answer \(ConnectionError\) \(tried 2 times\)") as caught:
         user.open()
     assert KEY not in str(caught.value)
+
+
+def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Server) -> None:
+    with pytest.raises(UserFailure, match=f"said {STOP_MARKER} before it said anything"):
+        Simulated(server).user(say(f"{STOP_MARKER}")).open()
 
 
 def test_the_server_says_when_to_come_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,13 @@ LARGEST = 1 << 20
 AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 that are worth a repeat."""
 
+CUT = {
+    "length": "was cut short: the user's max_tokens is too low for it",
+    "content_filter": "was cut short by a filter",
+    "tool_calls": "calls a tool, of which a user has none",
+}
+"""finish_reason of an answer that is none: half a message would have the policy graded for what it was never told."""
+
 GREETING = "Hello! How can I help you today?"
 """What the simulated customer hears first."""
 
@@ -123,7 +130,10 @@ class OpenAIUser:
         return self._options.timeout_s * (self._options.retries + 1) + SPARE_S
 
     def open(self) -> str:
-        return self._say(GREETING)
+        text = self._say(GREETING)
+        if STOP_MARKER in text:  # the policy would be graded for a task that nobody told it
+            raise self._failure(f"said {STOP_MARKER} before it said anything")
+        return text
 
     def reply(self, message: str) -> str:
         return self._say(message)
@@ -275,11 +285,13 @@ def _text(body: bytes) -> str:
         content = choice["message"]["content"]
     except (ValueError, LookupError, TypeError):
         raise _Again("answered something that is no chat completion") from None
+    if (why := CUT.get(str(choice.get("finish_reason")))) is not None:
+        raise _Again(f"its answer {why}")
     text = content if isinstance(content, str) else ""
     # Some templates open the thought in the prompt, so that only its end is in the reply.
     text = _THOUGHT.sub("", text).rpartition("</think>")[2].strip()
     if not text:
-        raise _Again(f"answered nothing (finish_reason {choice.get('finish_reason')!r}, max_tokens may be too low)")
+        raise _Again(f"answered nothing (finish_reason {choice.get('finish_reason')!r})")
     return text
 
 

@@ -38,7 +38,7 @@ The parts, in the foreground:    rollq redis, rollq engine, rollq worker
 Produce and consume:             rollq submit, rollq pull
 Measure a policy:                rollq eval
 Look, and prove the tokens:      rollq stats, rollq show, rollq audit
-Check what a run stands on:       rollq doctor
+Check what a run stands on:      rollq doctor
 """
 
 

@@ -16,7 +16,7 @@ import redis as redis_library
 from rollq import __version__, cli, embedded
 from rollq.commands import addresses, arguments, demo, plan
 
-COMMANDS = "demo redis engine worker submit pull stats show dead requeue drop cancel audit".split()
+COMMANDS = "demo redis engine worker submit pull eval stats show dead requeue drop cancel audit".split()
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
@@ -117,6 +117,7 @@ def test_a_job_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> N
         ("stats", "--run", "r"),
         ("stats",),
         ("pull", "--run", "r", "--groups", "1"),
+        ("eval", *SUBMIT[1:]),
         SUBMIT,
         ("show", "r/g/0"),
         ("worker",),
@@ -279,6 +280,26 @@ def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixtu
     assert "r  4 submitted  4 queued" in capsys.readouterr().out
     assert cli.main(["stats", "--run", "r", "--redis", redis_url]) == 0
     assert "jobs      4 submitted   4 queued" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--env", "shp"), "environment 'shp' is not known on this machine"),
+        (("--split", "no-such"), "shop/no-such is not known on this machine"),
+        (("--tasks", "999999"), "task 999999 of shop/train is not known on this machine"),
+    ],
+)
+def test_strange_tasks_are_the_workers_business_but_said(
+    redis_url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    assert cli.main([*SUBMIT, *flags, "--redis", redis_url]) == 0
+    assert f"rollq: warning: {said}; do the workers have it?\n" in capsys.readouterr().err
+
+
+def test_the_next_step_of_eval_groups(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--purpose", "eval", "--redis", redis_url]) == 0
+    assert "rollq pull --run r --groups 4 --purpose eval --out r.jsonl" in capsys.readouterr().out
 
 
 def test_a_broker_that_takes_nothing_is_said(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

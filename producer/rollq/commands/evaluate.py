@@ -105,7 +105,7 @@ class Evaluation:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     plan.check(args)
-    plan.warn_of_a_strange_name(args.env)
+    plan.warn_of_strange_tasks(args)
     with contextlib.ExitStack() as stack:
         stack.enter_context(plan.restartable())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.codec import encode_job
 from rollq.commands.arguments import number, tasks, whole
-from rollq.errors import ContractError, SettingsError
+from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.job import Budget, History, Job
 from rollq.progress import Progress
 from rollq.refill import replacement
@@ -31,7 +31,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
     add_budget(parser)
     add_sampling(parser)
     add_strategy(parser)
-    parser.add_argument("--seed", type=whole(0), default=0, help="for environment and user (%(default)s)")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="for environment and user (%(default)s)")
     parser.add_argument(
         "--user",
         type=user,
@@ -44,7 +44,9 @@ def add_play(parser: argparse.ArgumentParser) -> None:
 def add_budget(parser: argparse.ArgumentParser) -> None:
     """The flags of an attempt's budget."""
     d = Budget()
-    parser.add_argument("--max-turns", type=whole(1), default=d.max_turns, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--max-turns", type=whole(1), default=d.max_turns, metavar="N", help="turns of the policy (%(default)s)"
+    )
     parser.add_argument(
         "--max-new-tokens",
         type=whole(1),
@@ -70,8 +72,12 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The flags of the sampling parameters."""
-    parser.add_argument("--temperature", type=number(0), default=1.0, help="(%(default)s)")
-    parser.add_argument("--top-p", type=number(0, 1, above=True), help="(the engine's)")
+    parser.add_argument(
+        "--temperature", type=number(0), default=1.0, metavar="T", help="of the policy's sampling (%(default)s)"
+    )
+    parser.add_argument(
+        "--top-p", type=number(0, 1, above=True), metavar="P", help="sample from the likeliest P (the engine's)"
+    )
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:
@@ -202,11 +208,20 @@ def restartable() -> Iterator[None]:
         raise KeyboardInterrupt("nothing is lost, and the same line goes on where it was") from None
 
 
-def warn_of_a_strange_name(env: str) -> None:
-    """A word about an environment that is not known here; the workers decide, and may have more."""
+def warn_of_strange_tasks(args: argparse.Namespace) -> None:
+    """A word about tasks that are not known here; the workers decide, and may have more."""
     try:
-        from rollq_worker.environments import names
+        from rollq_worker.environments import domain, names
     except ImportError:
         return  # a light client
-    if not {env, env.partition(":")[0]} & set(names()):
-        print(f"rollq: environment {env!r} is not known on this machine; do the workers have it?", file=sys.stderr)
+    if not {args.env, args.env.partition(":")[0]} & set(names()):
+        strange = f"environment {args.env!r} is"
+    else:
+        try:
+            count = domain(args.env).splits().get(args.split, 0)
+        except RollqError:
+            return  # what it needs is not installed here
+        if args.tasks[-1] < count:
+            return
+        strange = f"task {args.tasks[-1]} of {args.env}/{args.split} is" if count else f"{args.env}/{args.split} is"
+    print(f"rollq: warning: {strange} not known on this machine; do the workers have it?", file=sys.stderr)

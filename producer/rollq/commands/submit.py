@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
     plan.check(args, args.refill)
-    plan.warn_of_a_strange_name(args.env)
+    plan.warn_of_strange_tasks(args)
     groups = len(args.tasks) * args.epochs
     refilled: Sequence[str] = ()
     with (
@@ -131,6 +131,7 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
         print(f"      {refilled} jobs in place of dropped groups")
     print("next: rollq worker                       plays them; as many as you like, anywhere")
     print(f"      rollq stats --run {args.run_name}")
-    print(f"      rollq pull --run {args.run_name} --groups {groups} --out {args.run_name}.jsonl")
+    purpose = "" if args.purpose is Purpose.TRAIN else f" --purpose {args.purpose}"
+    print(f"      rollq pull --run {args.run_name} --groups {groups}{purpose} --out {args.run_name}.jsonl")
     if not args.seal:
         print("      the same line with --seal, when nobody adds to the run any more: consumers then come to an end")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure, SettingsError
+from rollq_worker.selfcheck import Match, check
 from rollq_worker.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 
 
@@ -148,6 +149,25 @@ def test_a_wrong_directory_is_named_with_what_is_wrong(folder: Path, file: str, 
     with pytest.raises(SettingsError, match=re.escape(says)) as raised:
         load_tokenizer(str(folder))
     assert str(folder) in str(raised.value)
+
+
+def test_a_template_of_its_own_for_tools(folder: Path):
+    """In a folder beside the default one, or as a list in tokenizer_config.json, as older files have it."""
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    for_tools = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("no tools here")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    first = load_tokenizer(str(folder))
+    shutil.rmtree(folder / "additional_chat_templates")
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = [{"name": "default", "template": "no tools here"}, {"name": "tool_use", "template": for_tools}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    second = load_tokenizer(str(folder))
+    for tokenizer in (first, second):
+        assert {found.match for found in check(tokenizer, [tool]).edges.values()} == {Match.EXACT}
+        assert tokenizer.render([{"role": "user", "content": "x"}]) == "no tools here"
 
 
 def test_a_template_list_of_nonsense(folder: Path):

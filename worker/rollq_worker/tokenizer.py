@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BUNDLED = Path(__file__).parent / "assets" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+MORE_TEMPLATES = "additional_chat_templates"
+"""A folder of further templates: `tool_use.jinja` is the one for conversations with tools."""
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -132,7 +134,8 @@ def load_tokenizer(where: str | None = None) -> Tokenizer:
     """The tokenizer of a directory or a hub name; None is the one that ships in the package.
 
     A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
-    in tokenizer_config.json. Raises SettingsError that names the directory and what is missing or wrong.
+    in tokenizer_config.json; further ones may be in additional_chat_templates. Raises SettingsError that names the
+    directory and what is missing or wrong.
     """
     folder = BUNDLED if where is None else _folder(where)
     name = "the bundled tokenizer" if where is None else where
@@ -157,7 +160,7 @@ def _folder(where: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(where, allow_patterns=list(FILES)))
+        return Path(snapshot_download(where, allow_patterns=[*FILES, f"{MORE_TEMPLATES}/*.jinja"]))
     except Exception as e:  # the hub's client raises errors of several libraries
         raise SettingsError(
             f"tokenizer {where}: no such directory, and the hub did not deliver it: {type(e).__name__}: {e}"
@@ -171,6 +174,13 @@ def _read(path: Path) -> bytes:
         raise SettingsError(f"{path} cannot be read: {e}") from e
 
 
+def _text_of(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as e:
+        raise SettingsError(f"{path} is not UTF-8: {e}") from e
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
@@ -182,13 +192,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
-    """The template's text, or texts by name (older files list several). Raises SettingsError."""
-    path = folder / FILES[2]
-    if path.is_file():
-        try:
-            return _read(path).decode()
-        except UnicodeDecodeError as e:
-            raise SettingsError(f"{path} is not UTF-8: {e}") from e
+    """The template's text, or texts by name where there are several. Raises SettingsError."""
+    if (folder / FILES[2]).is_file():
+        more = {path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+        default = _text_of(folder / FILES[2])
+        return {**more, "default": default} if more else default
     template = config.get("chat_template")
     if isinstance(template, str) and template:
         return template

@@ -7,8 +7,8 @@ however often its group comes, and one process at a time writes. What a line hol
 import fcntl
 import json
 import os
+import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +17,9 @@ from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export import record
 from rollq.job import Json
 from rollq.trajectory import Trajectory
+
+OURS = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
+"""A line as it is written here."""
 
 
 class TrajectoryFile:
@@ -31,8 +34,8 @@ class TrajectoryFile:
         self.path = path
         self.repeated = 0
         """Trajectories that came although they were in the file: not written again."""
-        self._episodes: dict[str, int] = {}
-        """What is in the file: by job, what tells its episode from another."""
+        self._lines: dict[str, int] = {}
+        """What is in the file: by job, its line's hash, which tells one episode from another."""
         self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
         try:
@@ -45,14 +48,15 @@ class TrajectoryFile:
             raise
 
     def _resume(self) -> int:
-        """Reads which episodes are there; returns where the last whole line ends."""
+        """Reads which jobs are there; returns where the last whole line ends."""
         end = 0
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     break
-                found = _parse(line, f"{self.path}:{number}")
-                self._episodes[found["job"]] = _episode(found)
+                ours = OURS.fullmatch(line)  # a large file is not parsed for its jobs alone
+                job_id = ours[1].decode() if ours else _parse(line, f"{self.path}:{number}")["job"]
+                self._lines[job_id] = hash(line)
                 end += len(line)
         return end
 
@@ -63,32 +67,31 @@ class TrajectoryFile:
         Raises SettingsError when the file has another episode of one of the jobs, RollqError when it cannot be written,
         NotHeld.
         """
-        lines: dict[str, tuple[int, bytes]] = {}
+        lines: dict[str, bytes] = {}
         for trajectory in batch.trajectories:
             try:
                 lines[trajectory.job.id] = _line(trajectory)
             except ContractError as e:
                 batch.reject(trajectory.job.id, str(e))
                 return False
-        new = [line for job_id, (episode, line) in lines.items() if not self._has(job_id, episode)]
+        new = [line for job_id, line in lines.items() if not self._has(job_id, line)]
         try:
             self._append(b"".join(new))
         except OSError as e:
             raise RollqError(
                 f"cannot write {self.path}: {e.strerror}. What was acknowledged is in it; the rest comes again"
             ) from e
-        self._episodes.update({job_id: episode for job_id, (episode, _) in lines.items()})
+        self._lines.update({job_id: hash(line) for job_id, line in lines.items()})
         self.repeated += len(lines) - len(new)
         return True
 
-    def _has(self, job_id: str, episode: int) -> bool:
-        known = self._episodes.get(job_id, episode)
-        if known != episode:
+    def _has(self, job_id: str, line: bytes) -> bool:
+        if self._lines.get(job_id, hash(line)) != hash(line):
             raise SettingsError(
                 f"{self.path} has another episode of job {job_id}, from an earlier run of that name perhaps: write to"
                 " another file. Nothing of this one is lost; it comes again within a minute"
             )
-        return job_id in self._episodes
+        return job_id in self._lines
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)
@@ -163,17 +166,10 @@ def _lock(fd: int, path: Path) -> None:
         pass  # a file system that knows no locks
 
 
-def _line(trajectory: Trajectory) -> tuple[int, bytes]:
-    """Its episode and its line. Raises ContractError when it holds what JSON cannot say."""
+def _line(trajectory: Trajectory) -> bytes:
+    """Raises ContractError when the trajectory holds what JSON cannot say."""
     found = record(trajectory)
     try:  # ASCII, because a policy may well write half a surrogate pair
-        line = json.dumps(found, separators=(",", ":"), allow_nan=False)
+        return json.dumps(found, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except ValueError as e:
         raise ContractError(f"job {trajectory.job.id}: cannot be exported: {e}") from e
-    return _episode(found), line.encode() + b"\n"
-
-
-def _episode(found: Mapping[str, Json]) -> int:
-    """A number that differs when the same job was played anew, in this process; what else a line holds may change with
-    rollq's version."""
-    return hash(json.dumps([found.get("tokens"), found.get("reward")]))

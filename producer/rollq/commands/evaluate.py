@@ -194,9 +194,5 @@ def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
         "weights": ", ".join(result["versions"]) or "-",
     }
     print("\n".join(f"{subject:<8} {text}" for subject, text in rows.items()))
-    if args.out:
-        print(f"next: rollq show {args.out}:1")
-    print(
-        f"next: rollq show {args.out}:1" if args.out else "next: --out FILE with another --run keeps the trajectories"
-    )
+    print(f"next: rollq show {args.out}:1" if args.out else f"next: rollq stats --run {args.run_name}")
     sys.stdout.flush()

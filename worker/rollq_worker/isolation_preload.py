@@ -8,4 +8,5 @@ from rollq_worker.isolation import PRELOAD
 
 for _name in os.environ.get(PRELOAD, "").split():
     with suppress(Exception):  # whoever opens it meets the same, and can say so
-        domain(_name)
+        _domain = domain(_name)
+        _domain.task(next(iter(_domain.splits())), 0)  # what it makes when it is first asked

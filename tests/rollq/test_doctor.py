@@ -54,6 +54,19 @@ def test_rewriting_is_no_failure_and_is_explained(folder: Path, capsys: pytest.C
     assert "second call -> tool                   rewrite" in out and "rewrite: history stays as it was sampled" in out
 
 
+def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.CaptureFixture[str]):
+    template = (folder / "chat_template.jinja").read_text()
+    old = "if message.reasoning_content"
+    assert old in template
+    (folder / "chat_template.jinja").write_text(template.replace(old, f"{old} and (preserve_thinking or loop.last)"))
+    _, found = report(capsys, "--tokenizer", str(folder))
+    tokenizer = found["checks"]["tokenizer"]
+    assert tokenizer["template_kwargs"] == {"preserve_thinking": True}
+    assert {edge["class"] for edge in tokenizer["edges"].values()} == {"exact"}
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
+    assert "asked to keep old reasoning: preserve_thinking=True" in capsys.readouterr().out
+
+
 def test_a_template_that_breaks_an_edge(folder: Path, capsys: pytest.CaptureFixture[str]):
     template = (folder / "chat_template.jinja").read_text()
     old = "<tool_response>\\n' + message.content"

@@ -71,6 +71,85 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
         [],
         EXACT | but("R", *THOUGHTS),
     ),
+    # Kimi K2: the reply's own reasoning goes with the old one, that of calls stays
+    "reasoning of calls only": (
+        chatml(turn=KEYED.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}")),
+        [],
+        EXACT | but("R", Edge.THOUGHT_USER),
+    ),
+    "reasoning dropped unless asked to keep it": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
+        ),
+        [],
+        EXACT,
+    ),
+    "reasoning dropped unless asked not to clear it": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace(
+                "loop.index0 > ns.last", "((clear_thinking is defined and not clear_thinking) or loop.index0 > ns.last)"
+            ),
+        ),
+        [],
+        EXACT,
+    ),
+    # Asked, it keeps old reasoning and breaks something else: better not to ask
+    "keeping reasoning breaks replies": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
+            user=USER.replace("{{ m", "{{ loop.index0 if preserve_thinking }}{{ m"),
+        ),
+        [],
+        EXACT | but("R", Edge.THOUGHT_USER),
+    ),
+    # Aya: the first control token behind the words is not the one that ends the turn
+    "two tokens end a turn": (
+        "{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{%- for m in messages %}<|START|><|{{ m.role | upper }}|>"
+        "{{ m.content }}"
+        + CALLS
+        + "<|END_SAID|><|END|>{%- endfor %}{% if add_generation_prompt %}<|START|><|ASSISTANT|>{% endif %}",
+        ["<|START|>", "<|END_SAID|>", "<|END|>", "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|TOOL|>"],
+        EXACT,
+    ),
+    # Gemma 4: what was said beside a call is written behind its result
+    "words behind results": (
+        chatml(
+            turn="\n<|im_start|>assistant\n{{ m.content if not m.tool_calls or loop.last }}" + CALLS + "<|im_end|>",
+            tool=TOOL
+            + "{% if loop.previtem.tool_calls and loop.previtem.content %}\n<|im_start|>assistant\n{{ loop.previtem.content }}<|im_end|>{% endif %}",
+        ),
+        [],
+        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "leaves words beside a call out": (
+        chatml(turn=TURN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")),
+        [],
+        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "a result without a call is refused": (
+        chatml(
+            tool="{% if not loop.previtem.tool_calls and loop.previtem.role != 'tool' %}{{ raise_exception('no call') }}{% endif %}"
+            + TOOL
+        ),
+        [],
+        EXACT,
+    ),
+    "a result without a call is left out": (
+        chatml(tool="{% if loop.previtem.tool_calls or loop.previtem.role == 'tool' %}" + TOOL + "{% endif %}"),
+        [],
+        EXACT,
+    ),
+    "control flow and generation tags": (
+        chatml(
+            system=SYSTEM + "{%- for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}{% endfor %}",
+            turn="{% generation %}" + TURN + "{% endgeneration %}",
+        ),
+        [],
+        EXACT,
+    ),
     "trims everything": (
         chatml(user=USER.replace("m.content", "m.content | trim"), tool=TOOL.replace("m.content", "m.content | trim")),
         [],

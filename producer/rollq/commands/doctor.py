@@ -132,7 +132,8 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
         return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
     try:
         found = check(tokenizer, [dict(tool) for tool in tools])
-        stops = [tokenizer.decode([id]) for id in ChatRenderer(tokenizer).stop_ids]
+        renderer = ChatRenderer(tokenizer, list(tools), found.record, found.stage)
+        stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
     except JobFailure as e:
         return tokenizer, Check("tokenizer", False, str(e), "use another chat template or another model")
     details = {
@@ -140,6 +141,7 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
         "family": found.family,
         "parser": found.parser,
         "stop_tokens": stops,
+        "template_kwargs": dict(found.kwargs),
         "fast_encoder": tokenizer.quicken(),
         "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
     }
@@ -150,6 +152,9 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
         return tokenizer, Check("tokenizer", False, says, step, lines, details)
     if any(seen.match is Match.REWRITE for seen in found.edges.values()):
         lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
+    if found.kwargs:
+        asked = ", ".join(f"{name}={value}" for name, value in found.kwargs.items())
+        lines.append(f"the template is asked to keep old reasoning: {asked}; not for jobs with history=template")
     return tokenizer, Check("tokenizer", True, says, "", lines, details)
 
 

@@ -20,6 +20,8 @@ from rollq.trajectory import Trajectory
 
 OURS = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
 """A line as it is written here."""
+START = b'{"job":"'
+"""Its beginning, by which a torn one is known from somebody's text."""
 
 
 class TrajectoryFile:
@@ -53,7 +55,10 @@ class TrajectoryFile:
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
-                    break
+                    if _is_torn(line):
+                        break
+                    os.pwrite(self._fd, b"\n", end + len(line))  # an editor cut it off
+                    line += b"\n"
                 ours = OURS.fullmatch(line)  # a large file is not parsed for its jobs alone
                 job_id = ours[1].decode() if ours else _parse(line, f"{self.path}:{number}")["job"]
                 self._lines[job_id] = hash(line)
@@ -122,6 +127,15 @@ def read(path: Path, number: int) -> dict[str, Json]:
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
     raise SettingsError(f"{path} has no line {number}")
+
+
+def _is_torn(line: bytes) -> bool:
+    """Begun as a line is written here, and not ended."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return START.startswith(line[: len(START)])
+    return False
 
 
 def _parse(line: bytes, where: str) -> dict[str, Json]:

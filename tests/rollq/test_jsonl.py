@@ -100,16 +100,28 @@ with TrajectoryFile(Path({str(path)!r}), append=True):
         TrajectoryFile(path, append=True).close()
 
 
-@pytest.mark.parametrize("left", [1, 20, 150])
+@pytest.mark.parametrize("left", [2, 20, 150, -3])
 def test_a_torn_line_is_cut_off_and_written_again(tmp_path: Path, left: int) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
         save(out, played(0, 0, 1.0), played(0, 1, 1.0))
     whole = path.read_bytes()
-    path.write_bytes(whole[:-left])
+    start = whole.index(b"\n") + 1
+    path.write_bytes(whole[:-left] if left > 0 else whole[: start - left])
     with TrajectoryFile(path, append=True) as out:
         assert jobs(path) == ["r/g0/0"]
         assert save(out, played(0, 1, 1.0))
+    assert path.read_bytes() == whole
+
+
+def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with TrajectoryFile(path, append=True) as out:
+        save(out, played(0, 0, 1.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with TrajectoryFile(path, append=True) as out:
+        assert save(out, played(0, 0, 1.0))
     assert path.read_bytes() == whole
 
 
@@ -142,12 +154,13 @@ def test_overwriting_forgets_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["something else", "[]", '{"a": 1}', '{"job": 1}'])
 def test_another_kind_of_file_is_left_alone(tmp_path: Path, line: str) -> None:
     path = tmp_path / "notes.txt"
-    path.write_text(f"{line}\n")
-    with pytest.raises(ContractError, match=r"notes\.txt:1 is not"):
-        TrajectoryFile(path, append=True)
-    with pytest.raises(ContractError, match=r"notes\.txt:1 is not"):
-        jsonl.read(path, 1)
-    assert path.read_text() == f"{line}\n"
+    for text in (f"{line}\n", line):
+        path.write_text(text)
+        with pytest.raises(ContractError, match=r"notes\.txt:1 is not"):
+            TrajectoryFile(path, append=True)
+        with pytest.raises(ContractError, match=r"notes\.txt:1 is not"):
+            jsonl.read(path, 1)
+        assert path.read_text() == text
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:

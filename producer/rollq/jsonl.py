@@ -51,19 +51,20 @@ class TrajectoryFile:
 
     def _resume(self) -> int:
         """Reads which jobs are there; returns where the last whole line ends."""
-        end = 0
+        end, line = 0, b"\n"
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
-                    if _is_torn(line):
-                        break
-                    os.pwrite(self._fd, b"\n", end + len(line))  # an editor cut it off
-                    line += b"\n"
-                ours = OURS.fullmatch(line)  # a large file is not parsed for its jobs alone
+                if not line.endswith(b"\n") and _is_torn(line):
+                    return end
+                whole = line if line.endswith(b"\n") else line + b"\n"
+                ours = OURS.fullmatch(whole)  # a large file is not parsed for its jobs alone
                 job_id = ours[1].decode() if ours else _parse(line, f"{self.path}:{number}")["job"]
-                self._lines[job_id] = hash(line)
+                self._lines[job_id] = hash(whole)
                 end += len(line)
-        return end
+        if line.endswith(b"\n"):
+            return end
+        os.pwrite(self._fd, b"\n", end)  # an editor cut it off
+        return end + 1
 
     def save(self, batch: Batch) -> bool:
         """True: all of it is on the disk, and it may be acknowledged. False: a trajectory cannot be exported, so that

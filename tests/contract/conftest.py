@@ -20,9 +20,11 @@ import requests
 
 from rollq_worker.tokenizer import Tokenizer, load_tokenizer
 from tests.conftest import free_port
+from tests.contract.held import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
+REPO = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Server:
     tokenizer: Tokenizer
     crash: Callable[[], None] | None = None
     """Kill it and start it again at the same address; None for a server that somebody else started."""
+    gate: Gate | None = None
+    """What its generations stop at; a real server has none."""
+
+    @property
+    def real(self) -> bool:
+        return not self.get("/server_info").json()["version"].startswith("rollq")
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         return requests.post(self.url + path, json=body, timeout=60, **kwargs)
@@ -51,8 +59,18 @@ class Server:
         """A conversation with one user message, ready for the first turn."""
         return list(self.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"))
 
+    def hold(self) -> None:
+        """Have generations stop on their way, where that can be done."""
+        if self.gate:
+            self.gate.close()
+
+    def let_go(self) -> None:
+        if self.gate:
+            self.gate.open()
+
     def reset(self) -> None:
         """As it was started: running, empty, version `default`."""
+        self.let_go()
         self.post("/abort_request", {"abort_all": True})
         self.post("/continue_generation", {})
         self.post("/update_weight_version", {"new_version": "default"})
@@ -103,24 +121,24 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def replay(log: Path, **options: Any) -> Iterator[Server]:
-    port = free_port()
-    code = f"from rollq_worker.replay.server import serve; serve(**{options | {'port': port}!r})"
-    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, log) as crash:
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), crash)
+def replay(folder: Path, **options: Any) -> Iterator[Server]:
+    port, gate = free_port(), Gate(folder / "gate")
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.held import main; "
+    code += f"main({str(gate.path)!r}, port={port}, **{options!r})"
+    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, folder / "log") as crash:
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), crash, gate)
 
 
 @pytest.fixture(scope="session")
 def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with replay(tmp_path_factory.mktemp("replay") / "log") as server:
+    with replay(tmp_path_factory.mktemp("replay")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def slow_replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Takes its time, so that there is something to abort; four requests run, four may queue."""
-    options = {"latency": 0.5, "max_running": 4, "max_queued": 4}
-    with replay(tmp_path_factory.mktemp("slow_replay") / "log", **options) as server:
+    with replay(tmp_path_factory.mktemp("slow_replay"), latency=0.5, max_running=4, max_queued=4) as server:
         yield server
 
 
@@ -129,7 +147,7 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if url := os.environ.get("ROLLQ_TEST_ENGINE_URL"):
         yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
         return
-    scripts = Path(os.environ.get("ROLLQ_SHARED", Path(__file__).parents[3] / "shared")) / "sglang_cpu"
+    scripts = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu"
     if not scripts.exists():
         message = f"{scripts} is missing and ROLLQ_TEST_ENGINE_URL is not set: no real SGLang server to test against"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)

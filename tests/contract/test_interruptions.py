@@ -3,8 +3,9 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,35 @@ from tests.contract.conftest import Server
 from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
 from tests.contract.test_engine_contract import LONG, Running
 
-TURN = {"replay": 240, "sglang": 600}
-"""Tokens of a turn that lasts some seconds."""
+TURN = {False: 256, True: 1500}
+"""Tokens of a turn, by whether the server is a real one: there they last some seconds."""
+TRIES = 5
+"""A real server may finish a turn before it is interrupted."""
 
 
 def long_turn(stage: Stage, sample: int = 0) -> Job:
     """One turn of exactly TURN tokens, without a stop token anywhere in it."""
-    tokens = TURN[kind(stage.server)]
+    tokens = TURN[stage.server.real]
     budget = Budget(max_new_tokens=tokens, max_turns=1)
     sampling = {"min_new_tokens": tokens, "temperature": 1.0}
     return Job(run="r", group="long", sample=sample, size=16, env="shop", task=1, sampling=sampling, budget=budget)
 
 
 @pytest.fixture
-def slow_stage(slow_server: Server, tmp_path: Path) -> Iterator[Stage]:
-    with stage(slow_server, tmp_path) as found:
+def held_server(slow_server: Server) -> Server:
+    """Its generations do not end before it lets go of them; a real one's take some seconds."""
+    slow_server.hold()
+    return slow_server
+
+
+@pytest.fixture
+def held_stage(held_server: Server, tmp_path: Path) -> Iterator[Stage]:
+    with stage(held_server, tmp_path) as found:
         yield found
 
 
-def kind(server: Server) -> str:
-    return "replay" if server.get("/server_info").json()["version"].startswith("rollq") else "sglang"
+class Over(Exception):
+    """The turn ended before it was interrupted."""
 
 
 class Playing:
@@ -51,7 +61,7 @@ class Playing:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stage.server.reset()
+        self.stage.server.let_go()
         self.pool.shutdown()
 
     def start(self, job: Job) -> "Future[Trajectory]":
@@ -59,15 +69,27 @@ class Playing:
         return self.started[-1]
 
     def wait_for(self, running: int, waiting: int = 0) -> None:
-        """Until the server has so many requests, the running ones with tokens to show."""
+        """Until the server has so many requests. Raises Over."""
 
         def there() -> bool:
-            over = [reply.result() for reply in self.started if reply.done()]
-            assert not over, "the turn is over already"
+            if any(reply.done() for reply in self.started):
+                [reply.result() for reply in self.started if reply.done()]
+                raise Over
             load = self.stage.server.get("/v1/loads").json()["loads"][0]
             return bool((load["num_running_reqs"], load["num_waiting_reqs"]) == (running, waiting))
 
         wait_until(there)
+
+
+def interrupted(stage: Stage, scenario: Callable[[int], Trajectory], pieces_at_least: int = 2) -> Trajectory:
+    """Play the scenario, given the number of the sample, until the interruption came while there was a turn."""
+    for sample in range(TRIES):
+        with suppress(Over):
+            trajectory = scenario(sample)
+            if len(pieces(trajectory)) >= pieces_at_least:
+                return trajectory
+        assert stage.server.real, "nothing here depends on time"
+    pytest.fail(f"{TRIES} turns were over before they were interrupted")
 
 
 def whole(stage: Stage, trajectory: Trajectory) -> None:
@@ -86,17 +108,26 @@ HOLDS = ["pause_in_place", "pause_retract", "rename"]
 
 
 @pytest.mark.parametrize("order", ABORTS)
-def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(slow_stage: Stage, order: str) -> None:
-    operator = Operator(slow_stage)
-    with Playing(slow_stage) as playing:
-        reply = playing.start(long_turn(slow_stage))
-        for times in (1, 2):  # the continuation is interrupted as well
+def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(held_stage: Stage, order: str) -> None:
+    operator = Operator(held_stage)
+
+    def aborted_twice(sample: int) -> Trajectory:
+        held_stage.server.hold()
+        before = len(held_stage.proxy.calls())
+        with Playing(held_stage) as playing:
+            reply = playing.start(long_turn(held_stage, sample))
+            for times in (1, 2):  # the continuation is interrupted as well
+                playing.wait_for(1)
+                getattr(operator, order)()
+                wait_until(lambda times=times: reply.done() or len(held_stage.proxy.calls()) >= before + times)
             playing.wait_for(1)
-            getattr(operator, order)()
-            wait_until(lambda times=times: reply.done() or len(slow_stage.proxy.calls()) >= times)
-        trajectory = reply.result(150)
-    whole(slow_stage, trajectory)
-    assert len(pieces(trajectory)) >= 2
+            held_stage.server.let_go()
+            return reply.result(150)
+
+    trajectory = interrupted(held_stage, aborted_twice)
+    whole(held_stage, trajectory)
+    if not held_stage.server.real:
+        assert [len(piece.ids) for piece in pieces(trajectory)] == [64, 48, 144]  # a quarter, one of the rest, all
     used = list(dict.fromkeys(version for version in trajectory.versions if version))
     assert used == [version for version in operator.versions if version in used]  # in their order
     if len(operator.versions) > 1:
@@ -104,61 +135,86 @@ def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(slow_stage: Sta
 
 
 @pytest.mark.parametrize("order", HOLDS)
-def test_a_turn_over_a_pause_is_one_reply_with_both_versions(slow_stage: Stage, order: str) -> None:
-    operator = Operator(slow_stage)
-    with Playing(slow_stage) as playing:
-        reply = playing.start(long_turn(slow_stage))
-        playing.wait_for(1)
-        time.sleep(0.3)
-        getattr(operator, order)()
-        trajectory = reply.result(150)
-    whole(slow_stage, trajectory)
-    (piece,) = pieces(trajectory)
-    assert [span.version for span in piece.versions][-1] == operator.versions[-1]
+def test_a_turn_over_a_pause_is_one_reply_with_both_versions(held_stage: Stage, order: str) -> None:
+    operator = Operator(held_stage)
+
+    def paused(sample: int) -> Trajectory:
+        held_stage.server.hold()
+        before = operator.versions[-1]
+        with Playing(held_stage) as playing:
+            reply = playing.start(long_turn(held_stage, sample))
+            playing.wait_for(1)
+            time.sleep(0.3 if held_stage.server.real else 0)  # for tokens of the old weights
+            getattr(operator, order)()
+            held_stage.server.let_go()
+            trajectory = reply.result(150)
+        if [span.version for span in pieces(trajectory)[0].versions] != [before, operator.versions[-1]]:
+            raise Over
+        return trajectory
+
+    trajectory = interrupted(held_stage, paused, pieces_at_least=1)
+    whole(held_stage, trajectory)
+    assert len(pieces(trajectory)) == 1
 
 
-def test_queued_and_aborted_costs_nothing(slow_stage: Stage) -> None:
-    with Running(slow_stage.server) as others, Playing(slow_stage) as playing:
+def test_queued_and_aborted_costs_nothing(held_stage: Stage) -> None:
+    with Running(held_stage.server) as others, Playing(held_stage) as playing:
         for number in range(4):
             others.start(f"running-{number}", **LONG)
         others.wait_for(4)
-        replies = [playing.start(long_turn(slow_stage, sample)) for sample in range(2)]
+        replies = [playing.start(long_turn(held_stage, sample)) for sample in range(2)]
         playing.wait_for(4, 2)
-        Operator(slow_stage).abort_by_id()
-        wait_until(lambda: len(slow_stage.proxy.calls()) == 2)
-        slow_stage.server.post("/abort_request", {"abort_all": True})
+        Operator(held_stage).abort_by_id()
+        wait_until(lambda: len(held_stage.proxy.calls()) == 2)
+        playing.wait_for(4, 2)
+        held_stage.server.let_go()
+        held_stage.server.post("/abort_request", {"abort_all": True})
         trajectories = [reply.result(150) for reply in replies]
     for trajectory in trajectories:
-        whole(slow_stage, trajectory)
-        body = slow_stage.replies(trajectory.job)[0][1]
+        whole(held_stage, trajectory)
+        body = held_stage.replies(trajectory.job)[0][1]
         assert body["output_ids"] == [] and "prompt_tokens" not in body["meta_info"]
 
 
-def test_a_crash_costs_the_request_and_not_the_episode(slow_stage: Stage) -> None:
+def test_a_crash_costs_the_request_and_not_the_episode(held_stage: Stage) -> None:
     """What was sampled since the last reply is lost with the engine; the turn is sampled again from there."""
-    crash = slow_stage.server.crash
+    crash = held_stage.server.crash
     if crash is None:
         pytest.skip("this server was started by somebody else")
-    operator = Operator(slow_stage)
-    with Playing(slow_stage) as playing:
-        reply = playing.start(long_turn(slow_stage))
-        playing.wait_for(1)
-        operator.abort_by_id()  # a partial reply, which must survive
-        wait_until(lambda: len(slow_stage.proxy.calls()) >= 1)
-        playing.wait_for(1)
-        crash()
-        trajectory = reply.result(120)
-    whole(slow_stage, trajectory)
+    operator = Operator(held_stage)
+
+    def crashed(sample: int) -> Trajectory:
+        held_stage.server.hold()
+        before = len(held_stage.proxy.calls())
+        with Playing(held_stage) as playing:
+            reply = playing.start(long_turn(held_stage, sample))
+            playing.wait_for(1)
+            operator.abort_by_id()  # a partial reply, which must survive
+            wait_until(lambda: reply.done() or len(held_stage.proxy.calls()) > before)
+            playing.wait_for(1)
+            crash()
+            playing.wait_for(1)
+            held_stage.server.let_go()
+            return reply.result(120)
+
+    trajectory = interrupted(held_stage, crashed)
+    whole(held_stage, trajectory)
     assert len(pieces(trajectory)) == 2
-    assert slow_stage.engine.available
+    assert held_stage.engine.available
 
 
-def jobs(count: int, **changes: Any) -> list[Job]:
-    budget = Budget(max_turns=3, max_new_tokens=128)
+def jobs(first: int, count: int) -> list[Job]:
+    budget, sampling = Budget(max_turns=3, max_new_tokens=128), {"temperature": 1.0}
     return [
-        Job(run="r", group=f"g{i}", env="shop", task=i % 50, sampling={"temperature": 1.0}, budget=budget, **changes)
-        for i in range(count)
+        Job(run="r", group=f"g{i}", env="shop", task=i % 50, sampling=sampling, budget=budget)
+        for i in range(first, first + count)
     ]
+
+
+def disturbed(trajectories: Sequence[Trajectory]) -> bool:
+    """Enough of them were interrupted, under enough versions."""
+    aborts = sum(piece.finish is Finish.ABORT for t in trajectories for piece in pieces(t))
+    return aborts >= 5 and len({version for t in trajectories for version in t.versions if version}) >= 4
 
 
 def audited(capsys: pytest.CaptureFixture[str], file: Path, server: Server, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -184,25 +240,23 @@ def shift(file: Path, to: Path, by: int) -> Path:
 def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     slow_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = kind(slow_server) == "sglang"
+    count, seconds = (64, (2.0, 4.0)) if slow_server.real else (8, (0.2, 0.5))
+    trajectories: list[Trajectory] = []
     with stage(slow_server, tmp_path) as playing:
-        wanted = jobs(64 if real else 8)
-        trajectories = play_disturbed(playing, wanted, at_once=8, seconds=(2.0, 4.0) if real else (0.2, 0.5))
+        while not disturbed(trajectories):  # by chance, or on a busy machine, the operator came too late
+            assert len(trajectories) < TRIES * count
+            trajectories += play_disturbed(playing, jobs(len(trajectories), count), at_once=8, seconds=seconds)
         for trajectory in trajectories:
             playing.check(trajectory)
-    assert len(trajectories) == len(wanted)
-    assert sum(piece.finish is Finish.ABORT for t in trajectories for piece in pieces(t)) >= 5
     used = {version for trajectory in trajectories for version in trajectory.versions if version}
-    assert len(used) >= 4
     write(file := tmp_path / "x.jsonl", trajectories)
 
     versions = ("--versions", ",".join(used))  # they are the same weights
     code, found = audited(capsys, file, slow_server, *versions)
     assert (code, found["verdict"], found["shift"]) == (0, "ok", 0)
-    assert found["trajectories"] == len(wanted) and found["skipped"] == 0
+    assert found["trajectories"] == len(trajectories) and found["skipped"] == 0
     assert found["tokens"] == sum(trajectory.sampled_tokens for trajectory in trajectories)
-    # One rounding step of bf16 between decoding and a long prefill is 0.05, and the largest may just pass it.
-    assert found["p99_abs"] <= 0.01 and found["max_abs"] <= 0.1
+    assert found["p99_abs"] <= 0.01 and found["max_abs"] <= 0.05
 
     code, own = audited(capsys, file, slow_server)
     assert code == 1 and own["verdict"] == "incomplete" and own["skipped"] > 0

@@ -117,6 +117,29 @@ def test_a_damaged_job_dies_and_leaves_its_group_to_the_others(ledger: Ledger, d
     assert stats["submitted"] == stats["done"] + stats["dead"]
 
 
+@pytest.mark.parametrize("damage", ["string", "fields", "no state", "no attempt", "deleted"])
+def test_a_published_job_that_is_damaged_dies_when_its_message_arrives(ledger: Ledger, damage: str) -> None:
+    ledger.submit(group(min_viable=1))
+    ledger.confirm(["r/g/0", "r/g/1"])
+    key = ledger.keys.job("r/g/0")
+    match damage:
+        case "string":
+            ledger.redis.set(key, "garbage")
+        case "fields":
+            ledger.redis.hset(key, mapping=dict.fromkeys(ledger.redis.hkeys(key), b"\xff garbage"))
+        case "no state" | "no attempt":
+            ledger.redis.hdel(key, damage.removeprefix("no "))
+        case "deleted":
+            ledger.redis.delete(key)
+    for _ in range(2):
+        assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
+    (letter,) = ledger.dead()
+    assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB) and key in letter.reason
+    play(ledger, "r/g/1")
+    assert [found.dead for found in ledger.take(1, "t")] == [["r/g/0"]]
+    assert ledger.balance().sound
+
+
 @pytest.mark.parametrize("damage", ["string", "deleted", "failures"])
 def test_a_leased_job_that_is_damaged_dies_when_its_lease_ends(ledger: Ledger, damage: str) -> None:
     ledger.submit([*group(min_viable=1)])

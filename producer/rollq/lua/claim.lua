@@ -9,7 +9,10 @@
 sound('queued', 'leased')
 local id, token = ARGV[1], ARGV[2]
 local job, time = prefix .. 'job:' .. id, now()
-if redis.call('EXISTS', job) == 0 then return { 'unknown' } end
+if redis.call('EXISTS', job) == 0 then
+  if redis.call('ZSCORE', prefix .. 'queued', id) then bury(id, 0, job .. ' is gone', time) end
+  return { field('job:' .. id, 'state') or 'unknown' }
+end
 local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
   'set_aside', 'aside', 'turned')
 local state, attempt = got[1], tonumber(got[2] or nil)

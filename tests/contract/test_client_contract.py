@@ -102,7 +102,7 @@ def test_a_context_that_nobody_told_of_is_learnt_from_the_refusal(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = client.server.get("/server_info").json()["context_length"]
-    monkeypatch.setattr(client.engine, "_get", lambda path: None)  # as behind a router
+    monkeypatch.setattr(client.engine._limits, "_get", lambda path: None)  # as behind a router
     assert client.engine.room(1) > context
     got = client.generate(array("I", [client.prompt[1]] * (context - 1)), max_new_tokens=50)
     assert (got.finish, len(got.ids)) == (Finish.LENGTH, 0)

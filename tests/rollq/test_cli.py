@@ -332,3 +332,76 @@ def test_show_of_a_queued_job(redis_url: str, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert cli.main(["show", "r/shop.train.0/0", "--redis", redis_url]) == 0
     assert "queued" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ((*SUBMIT, "--ahead", "1"), "nothing is lost, and the same line goes on where it was"),
+        (("eval", *SUBMIT[1:]), "nothing is lost, and the same line goes on where it was"),
+        (("pull", "--run", "r", "--groups", "9"), "what was not acknowledged comes again within a minute"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "rollq", *line, "--redis", redis_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            while "groups" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130, err
+    assert err.endswith(f"rollq: interrupted: {said}\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("line", [("stats",), ("stats", "--run", "r"), ("dead", "--run", "r"), SUBMIT, ("--help",)])
+def test_a_reader_that_goes_away(redis_url: str, line: tuple[str, ...]) -> None:
+    """As in `rollq stats | head`."""
+    where = () if line == ("--help",) else ("--redis", redis_url)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rollq", *line, *where]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert done.returncode in (0, 1, 120)
+    assert "Traceback" not in done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_streams_that_were_closed(redis_url: str) -> None:
+    """As some supervisors start what they start."""
+    command = f"exec '{sys.executable}' -m rollq stats --redis {redis_url}"
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        SUBMIT,
+        ("pull", "--run", "r", "--groups", "1", "--timeout", "0"),
+        ("show", "r/shop.train.0/0"),
+        ("stats", "--run", "r"),
+        ("stats",),
+        ("cancel", "--run", "r", "r/shop.train.0/0"),
+        ("dead", "--run", "r"),
+        ("requeue", "--run", "r"),
+        ("drop", "--run", "r"),
+        ("drop", "--run", "r", "--whole-run", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_with_json_stdout_is_for_programs_alone(
+    redis_url: str, capsys: pytest.CaptureFixture[str], line: tuple[str, ...]
+) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main([*line, "--redis", redis_url, "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out) is not None

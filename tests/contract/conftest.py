@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,8 @@ class Server:
 
     url: str
     tokenizer: Tokenizer
-    crash: Callable[[], None] | None = None
-    """Kill it and start it again at the same address; None for a server that somebody else started."""
+    process: "Process | None" = None
+    """None for a server that somebody else started."""
     gate: Gate | None = None
     """What its generations stop at; a real server has none."""
 
@@ -76,32 +76,50 @@ class Server:
         self.post("/update_weight_version", {"new_version": "default"})
 
 
-@contextmanager
-def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[Callable[[], None]]:
-    """The server, ready; what is yielded kills it and starts it again."""
-    processes: list[subprocess.Popen[bytes]] = []
+class Process:
+    """A server's process group, at one address."""
 
-    def start() -> None:
-        with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        processes.append(process)
-        until = time.monotonic() + seconds
-        while not _ready(url):
-            if process.poll() is not None or time.monotonic() > until:
-                pytest.fail(f"{command[:3]} did not come up; its log ends with:\n{log.read_text()[-2000:]}")
+    def __init__(self, command: list[str], url: str, seconds: float, log: Path) -> None:
+        self.command, self.url, self.seconds, self.log = command, url, seconds, log
+
+    def start(self) -> None:
+        """Until it is ready."""
+        with self.log.open("wb") as out:
+            self.popen = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        until = time.monotonic() + self.seconds
+        while not _ready(self.url):
+            if self.popen.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"{self.command[:3]} did not come up; its log ends with:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.2)
 
-    def crash() -> None:
-        os.killpg(processes[-1].pid, signal.SIGKILL)  # its own group, made above
-        processes[-1].wait(10)
-        start()
+    def signal(self, number: int) -> None:
+        os.killpg(self.popen.pid, number)  # its own group, made above
 
+    def crash(self) -> None:
+        """Kill it and start it again."""
+        self.signal(signal.SIGKILL)
+        self.popen.wait(10)
+        self.start()
+
+    def stop(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.popen.terminate()
+        try:
+            self.popen.wait(20)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            self.popen.wait(10)
+
+
+@contextmanager
+def running(command: list[str], url: str, seconds: float, log: Path) -> Iterator[Process]:
+    """The server, ready."""
+    process = Process(command, url, seconds, log)
     try:
-        start()
-        yield crash
+        process.start()
+        yield process
     finally:
-        if processes:
-            _stop(processes[-1])
+        process.stop()
 
 
 def _ready(url: str) -> bool:
@@ -111,22 +129,13 @@ def _ready(url: str) -> bool:
         return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its own group, made above
-        process.wait(10)
-
-
 @contextmanager
 def replay(folder: Path, **options: Any) -> Iterator[Server]:
     port, gate = free_port(), Gate(folder / "gate")
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.held import main; "
     code += f"main({str(gate.path)!r}, port={port}, **{options!r})"
-    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, folder / "log") as crash:
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), crash, gate)
+    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, folder / "log") as process:
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), process, gate)
 
 
 @pytest.fixture(scope="session")
@@ -155,8 +164,8 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     command = [str(scripts / "serve.sh"), str(venv), str(model), str(port)]
     command += ["--max-running-requests", "4", "--max-queued-requests", "4"]
-    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log") as crash:
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)), crash)
+    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log") as process:
+        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)), process)
 
 
 def installed(scripts: Path) -> tuple[Path, Path]:

@@ -1,6 +1,7 @@
 """A turn that is interrupted goes on from its partial ids: against the real server and the replay engine."""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,8 @@ import pytest
 from rollq import cli
 from rollq.job import Budget, Job
 from rollq.trajectory import Finish, Stop, Trajectory
-from tests.contract.conftest import Server
+from rollq_worker.engine_watch import EngineWatch
+from tests.contract.conftest import Process, Server
 from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
 from tests.contract.test_engine_contract import LONG, Running
 
@@ -176,11 +178,37 @@ def test_queued_and_aborted_costs_nothing(held_stage: Stage) -> None:
         assert body["output_ids"] == [] and "prompt_tokens" not in body["meta_info"]
 
 
+def ours(stage: Stage) -> Process:
+    if stage.server.process is None:
+        pytest.skip("this server was started by somebody else")
+    return stage.server.process
+
+
+def test_a_hang_costs_the_request_and_not_the_episode(held_stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, watch = ours(held_stage), EngineWatch(held_stage.engine)
+    monkeypatch.setattr("rollq_worker.engine_watch.SLOW_S", 0.0)
+    monkeypatch.setattr("rollq_worker.engine_control.PROBE_TIMEOUT_S", 1.0)
+    with Playing(held_stage) as playing:
+        reply = playing.start(long_turn(held_stage))
+        playing.wait_for(1)
+        process.signal(signal.SIGSTOP)
+        try:
+            watch.look()
+            assert held_stage.engine.available  # once is not enough
+            watch.look()
+            wait_until(lambda: not held_stage.engine.available)
+            assert not reply.done()
+        finally:
+            process.signal(signal.SIGCONT)
+        held_stage.server.let_go()
+        trajectory = reply.result(120)
+    whole(held_stage, trajectory)
+    assert held_stage.engine.available and held_stage.engine.outage_s > 0
+
+
 def test_a_crash_costs_the_request_and_not_the_episode(held_stage: Stage) -> None:
     """What was sampled since the last reply is lost with the engine; the turn is sampled again from there."""
-    crash = held_stage.server.crash
-    if crash is None:
-        pytest.skip("this server was started by somebody else")
+    process = ours(held_stage)
     operator = Operator(held_stage)
 
     def crashed(sample: int) -> Trajectory:
@@ -192,7 +220,7 @@ def test_a_crash_costs_the_request_and_not_the_episode(held_stage: Stage) -> Non
             operator.abort_by_id()  # a partial reply, which must survive
             wait_until(lambda: reply.done() or len(held_stage.proxy.calls()) > before)
             playing.wait_for(1)
-            crash()
+            process.crash()
             playing.wait_for(1)
             held_stage.server.let_go()
             return reply.result(120)

@@ -202,6 +202,31 @@ class _Forever:
         return True
 
 
+class TestRestarting:
+    def test_an_engine_that_comes_back_with_other_weights_and_limits(self, engine: SGLangEngine) -> None:
+        at = port(engine)
+
+        def dies(body: dict[str, Any]) -> dict[str, Any]:
+            raise ConnectionAbortedError  # the connection ends without an answer
+
+        def other(body: dict[str, Any]) -> dict[str, Any]:
+            return fine(body, weight_version="v2", weight_versions=[{"version": "v2", "start": 0, "end": 3}])
+
+        info = {"context_length": 1000, "max_req_input_len": 994}
+        with ThreadPoolExecutor(1) as pool:
+            with scripted(dies, port=at, ready=(200, {}), server_info=(200, info)) as script:
+                assert engine.room(10) == 990
+                waiting = pool.submit(generate, engine)
+                until(lambda: script.bodies())
+                script.closed = True
+            until(lambda: not engine.available)
+            info = {"context_length": 500, "max_req_input_len": 494}
+            with scripted(other, port=at, ready=(200, {}), server_info=(200, info)):
+                got = waiting.result(10)
+                assert [span.version for span in got.versions] == ["v2"]
+                assert engine.room(10) == 490
+
+
 class TestPoison:
     def test_whoever_kills_engines_is_found_and_nobody_else_is_blamed(self, engine: SGLangEngine) -> None:
         with Fragile(port(engine)) as fragile, ThreadPoolExecutor(11) as pool:

@@ -26,6 +26,7 @@ CHANGED_BY: Mapping[str, Json] = {
     "regex": None,
     "json_schema": None,
     "ebnf": None,
+    "structural_tag": None,
 }
 """Sampling parameters that change a sampled token's logprob and not a scored one's, with the value that means none."""
 GZIP = b"\x1f\x8b"

@@ -71,6 +71,9 @@ def test_sizes_hashes_and_ends(qwen: Tokenizer, bundled: Tokenizer, folder: Path
     other = load_tokenizer(str(folder))
     assert other.eos_ids == (5002, 5000)
     assert other.hash == bundled.hash and other.template_hash != bundled.template_hash
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<|im_start|>"}))
+    assert load_tokenizer(str(folder)).template_hash != other.template_hash  # a template may show it
 
 
 def test_the_bundled_vocabulary_spells_digits_one_by_one_and_is_small(bundled: Tokenizer):

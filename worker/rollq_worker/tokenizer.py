@@ -55,11 +55,11 @@ class Tokenizer:
         self._fast: Encode | None = None
         self._full = _parse(name, spec)
         self._plain = _without_added_tokens(self._full)
-        self._template = _template_renderer(name, config, template)
+        named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
+        self._template = _template_renderer(name, named, template)
         self._template_text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
-        self.template_hash = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
         self.added = tuple(
             AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip)
             for id, token in sorted(self._full.get_added_tokens_decoder().items())
@@ -71,6 +71,9 @@ class Tokenizer:
         self._added_ids = frozenset(self.added_tokens.values())
         self.eos_ids = _eos_ids(config, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
+        shaping = json.dumps([template, named, self.eos_ids], sort_keys=True)
+        self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
+        """Of the template, of the named tokens that it may show, and of where turns end."""
 
     def encode(self, text: str) -> array[int]:
         """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
@@ -245,14 +248,13 @@ def _without_surrogates(texts: Sequence[str]) -> list[str]:
     return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]
 
 
-def _template_renderer(name: str, config: Mapping[str, Json], template: Json) -> Any:
+def _template_renderer(name: str, named: Mapping[str, str], template: Json) -> Any:
     """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that there is no torch
     import jinja2
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
     nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
     renderer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=nothing, chat_template=template, **named

@@ -203,7 +203,8 @@ class Storm:
             self._signal(self.producer, signal.SIGKILL)
 
     def flood(self) -> None:
-        self.scene.faults += flood(self.scene)
+        """Twice: a worker has the same message again while it plays the job."""
+        self.scene.faults += flood(self.scene) + flood(self.scene)
 
     def _disturb(self, turns: int) -> None:
         """So many turns may be generated again for this."""

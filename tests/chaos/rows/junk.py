@@ -1,5 +1,6 @@
 """Garbage where rollq keeps its own: in the broker's list, in journals, in the records of jobs."""
 
+from rollq.keys import QUEUE
 from tests.chaos.flood import flood
 from tests.chaos.rows import row
 from tests.chaos.scene import Scene
@@ -7,13 +8,18 @@ from tests.chaos.scene import Scene
 
 @row("broker-junk")
 def broker(scene: Scene) -> None:
-    """Malformed messages, messages of other makers, wrong arguments, and every job's message again, three times."""
+    """Malformed messages, messages of other makers, wrong arguments, and every job's message again, three times.
+
+    Then the queue itself is overwritten, with all messages that it held.
+    """
     workers = scene.open(workers=(8, 4))
     scene.submit(10)
     for _ in range(3):
         scene.wait(scene.progress(), "a run that goes", 40)
         scene.faults += flood(scene)
         scene.recover(scene.progress(), "turns after a flood of junk", 40)
+    scene.client.ledger.redis.set(QUEUE, b"garbage")
+    scene.faults += 1
     scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
     scene.check(all(worker.exit_code is None for worker in workers), "junk took a worker down")
 

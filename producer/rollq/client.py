@@ -136,7 +136,8 @@ class Client:
 
         A batch is kept for this consumer until `batch.ack()`; leave the loop without, and its groups are handed out
         again a minute later. Groups of one purpose only: an eval group never reaches a trainer that does not ask for
-        it. Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
+        it. A producer must be as far ahead as a batch is long (`submit(ahead=)`), or the two wait for each other.
+        Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
         """
         if type(groups) is not int or groups < 1:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")

@@ -58,9 +58,11 @@ class Consumer:
             if standing.sealed and not standing.open and not standing.ready and standing.held <= self.held:
                 return None
             if deadline is not None and time.monotonic() >= deadline:
+                idle = standing.ready and not standing.open
                 raise PullTimeout(
                     f"run {self._ledger.run}: no {groups} groups were ready within {timeout:g} s:"
                     f" {standing.ready} ready, {standing.open} open, {standing.held} held"
+                    + ("; all that was submitted is played: submit further ahead, or ask for fewer" if idle else "")
                 )
             time.sleep(pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(0.5, pause * 1.5)

@@ -18,10 +18,11 @@ from rollq.errors import NotHeld, PullTimeout
 from rollq.job import Purpose
 from rollq.jsonl import TrajectoryFile
 from rollq.progress import Progress, open_progress
+from rollq.replies import Standing
 from rollq.summary import Summary
 
 AT_ONCE = 64
-"""Groups a batch: a larger pull is taken in parts, so that neither memory nor `submit --ahead` bounds it."""
+"""Groups a batch at most: memory does not bound a pull."""
 LOOK_S = 2.0
 """Between two looks at how the run stands, while waiting."""
 
@@ -31,7 +32,7 @@ def add(commands: Commands) -> None:
         "pull",
         help="take finished groups off a run",
         description="Waits for finished groups, oldest first, and acknowledges them once they are written down. Ends"
-        f" early when a sealed run has no more. Up to {AT_ONCE} groups are taken at a time, all or none.",
+        " early when a sealed run has no more.",
     )
     parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
     parser.add_argument("--groups", type=whole(1), required=True, metavar="N", help="how many groups")
@@ -128,10 +129,12 @@ def _pull(pull: Pull, run: Client, progress: Progress) -> None:
     deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
     with run.consumer(args.purpose) as consumer:
         while pull.missing:
-            progress.show(len(pull.groups), args.groups, _facts(args, run))
+            standing = run.ledger.standing(args.purpose)
+            progress.show(len(pull.groups), args.groups, _facts(args, run, standing))
             left = min(LOOK_S, max(0.0, deadline - time.monotonic()))
             try:
-                batch = consumer.next(min(AT_ONCE, pull.missing), left)
+                # What is ready now: waiting for more, it would wait for ever for a producer that waits for it.
+                batch = consumer.next(min(AT_ONCE, pull.missing, max(1, standing.ready)), left)
                 if batch is None:
                     return
                 pull.receive(batch)
@@ -142,9 +145,9 @@ def _pull(pull: Pull, run: Client, progress: Progress) -> None:
                     raise
 
 
-def _facts(args: argparse.Namespace, run: Client) -> dict[str, str]:
+def _facts(args: argparse.Namespace, run: Client, now: Standing) -> dict[str, str]:
     """What the wait is for."""
-    now, jobs = run.ledger.standing(args.purpose), run.stats()
+    jobs = run.stats()
     return {
         "groups": f"of run {args.run_name}",
         "ready": str(now.ready),

@@ -87,21 +87,24 @@ def job_digest(job: Job) -> str:
 
 def encode_header(header: Header, job_id: str = "?") -> bytes:
     """The header's blob: entry 0 of a journal. Raises ContractError."""
-    *texts, at = (getattr(header, name) for name in _HEADER)
-    blob = pack([SCHEMA, "header", *texts, float(at)], f"job {job_id}: header")
+    where = f"job {job_id}: header"
+    *texts, kwargs, at = (getattr(header, name) for name in _HEADER)
+    blob = pack([SCHEMA, "header", *texts, plain(kwargs, where), float(at)], where)
     decode_header(blob, job_id)
     return blob
 
 
 def decode_header(blob: bytes, job_id: str = "?") -> Header:
     where = f"job {job_id}: header"
-    fields = unpack(blob, "header", 9, where)
-    attempt, *texts, at = fields
+    fields = unpack(blob, "header", 10, where)
+    attempt, *texts, kwargs, at = fields
     if type(attempt) is not int or attempt < 0 or type(at) is not float:
         wrong(where, "attempt or at", fields)
     for text in texts:
         if type(text) is not str:
             wrong(where, "a text", text)
+    if type(kwargs) is not dict:
+        wrong(where, "template_kwargs", kwargs)
     return Header(**dict(zip(_HEADER, fields, strict=True)))
 
 
@@ -114,6 +117,7 @@ _HEADER = (
     "template_hash",
     "tokenizer_hash",
     "history",
+    "template_kwargs",
     "at",
 )
 

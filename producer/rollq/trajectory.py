@@ -172,6 +172,8 @@ class Header:
     tokenizer_hash: str = ""
     history: str = "keep"
     """`keep`: append-only. `template`: an edge that rewrites history opens a new trace."""
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+    """What the chat template was asked besides, such as to keep earlier reasoning."""
     at: float = 0.0
 
 

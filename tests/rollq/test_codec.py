@@ -70,9 +70,9 @@ def test_golden_events() -> None:
 
 
 def test_golden_header_and_trajectory() -> None:
-    header = Header(attempt=2, worker="w", rollq="0.1.0", at=1.0)
+    header = Header(attempt=2, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
     assert encode_header(header).hex() == (
-        "9b" "01" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "cb3ff0000000000000"
+        "9c" "01" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"
     )  # fmt: skip
     blob = encode_trajectory(replace(trajectory(), header=header, events=[prompt()]))
     schema, kind, *parts = msgpack.unpackb(blob)

@@ -61,7 +61,7 @@ KNOWN = 256
 REFUSED_S = 5.0
 """Until a job is given back whose attempt the ledger would not write down: it may come round again at once."""
 
-SAME_WORLD = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history")
+SAME_WORLD = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
 """Of the header: a journal is only gone on with where these agree."""
 
 Summary = dict[str, Any]
@@ -234,6 +234,7 @@ class Player:
             template_hash=self.tokenizer.template_hash,
             tokenizer_hash=self.tokenizer.hash,
             history=job.history.value,
+            template_kwargs=dict(renderer.family.kwargs),
             at=time.time(),
         )
         recorded = self._record(attempt, claim, header)

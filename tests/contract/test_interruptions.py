@@ -20,7 +20,7 @@ from tests.contract.conftest import Process, Server
 from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
 from tests.contract.test_engine_contract import LONG, Running
 
-TURN = {False: 256, True: 1500}
+TURN = {False: 256, True: 1000}
 """Tokens of a turn, by whether the server is a real one: there they last some seconds."""
 TRIES = 5
 """A real server may finish a turn before it is interrupted."""

@@ -28,7 +28,9 @@ class Recorder:
         self.file.touch()
 
     def calls(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
+        """So far; a line that is being written is none yet."""
+        lines = self.file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     async def run(self, port: int, until: asyncio.Event, ready: threading.Event) -> None:
         timeout = aiohttp.ClientTimeout(total=None)

@@ -1,4 +1,4 @@
-"""The replay engine with a gate: while it is closed, every generation stands still after a quarter of its tokens.
+"""The replay engine with a gate: while it is closed, every generation stands still after half of its tokens.
 
 So an operator has all the time there is to interrupt a turn, however busy the machine. The gate is a file.
 """
@@ -10,8 +10,9 @@ from rollq_worker.replay import engine
 from rollq_worker.replay.generation import Generation
 from rollq_worker.replay.server import serve
 
-SHARE = 1 / 4
-"""Of a generation's tokens, that are out as soon as it runs; the others come when the gate opens."""
+SHARE = 1 / 2
+"""Of a generation's tokens, that are out as soon as it runs; the others come when the gate opens.
+A half is exact in floating point, so that it is the same number of tokens every time."""
 LOOK_S = 0.05
 
 

@@ -129,7 +129,7 @@ def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(held_stage: Sta
     trajectory = interrupted(held_stage, aborted_twice)
     whole(held_stage, trajectory)
     if not held_stage.server.real:
-        assert [len(piece.ids) for piece in pieces(trajectory)] == [64, 48, 144]  # a quarter, one of the rest, all
+        assert [len(piece.ids) for piece in pieces(trajectory)] == [128, 64, 64]  # half, half of the rest, all
     used = list(dict.fromkeys(version for version in trajectory.versions if version))
     assert used == [version for version in operator.versions if version in used]  # in their order
     if len(operator.versions) > 1:

@@ -216,6 +216,30 @@ class TestRedis:
             assert len(ledger.journal("r/g0/0")) == 1
             assert attempt.stopped_s > 1.0  # which its deadline does not see
 
+    def test_a_wait_past_the_deadline_costs_no_lease(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lease, "TICK_S", 0.01)
+        monkeypatch.setattr("rollq.patience.LONGEST_S", 0.01)
+        leases, room, write = Leases(threading.Event()), threading.Event(), ledger.append
+
+        def append(*args: object) -> None:
+            if not room.is_set():
+                raise Unwritable("full")
+            write(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ledger, "append", append)
+        with leases.hold(ledger, claim(ledger, deadline_s=0.5)) as attempt:
+            thread = threading.Thread(target=attempt.open, args=(HEADER,))
+            thread.start()
+            time.sleep(0.6)
+            assert not attempt.overdue  # else its lease would not be renewed
+            leases.tick()
+            state = ledger.job("r/g0/0")
+            assert state is not None and state.lease_until is not None and state.lease_until - ledger.now() > 1.0
+            room.set()
+            thread.join(10)
+            attempt.check()
+        assert len(ledger.journal("r/g0/0")) == 1
+
     def test_waiting_for_it_ends_when_the_attempt_must(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         draining = threading.Event()
         with Leases(draining).hold(ledger, claim(ledger)) as attempt:

@@ -55,12 +55,15 @@ class Attempt:
         self._outage_s = outage_s
         self._outage_before = outage_s()
         self._away_s = 0.0  # seconds that its thread waited for Redis
+        self._calling: float | None = None  # since when it has been doing so, or may be
         self._started = time.monotonic()
 
     @property
     def stopped_s(self) -> float:
         """Seconds in which the deadline's clock stood still: the engine or Redis was away, which is nobody's fault."""
-        return self._outage_s() - self._outage_before + self._away_s
+        calling = self._calling
+        waiting = 0.0 if calling is None else time.monotonic() - calling
+        return self._outage_s() - self._outage_before + self._away_s + (waiting if waiting > TICK_S else 0.0)
 
     @property
     def left_s(self) -> float:
@@ -159,16 +162,19 @@ class Attempt:
 
         Raises Drained or Fenced when the attempt must stop meanwhile.
         """
-        began = time.monotonic()
-        while True:
-            try:
-                return patiently(call, wait=self._pause)
-            except AWAY as e:
-                log.info("%s: Redis is away (%s); trying again", self.job.id, type(e).__name__)
-                self._pause(random.uniform(0.5, 1.5))
-            finally:
-                if (waited := time.monotonic() - began) > TICK_S:
-                    self._away_s, began = self._away_s + waited, time.monotonic()
+        self._calling = began = time.monotonic()
+        try:
+            while True:
+                try:
+                    return patiently(call, wait=self._pause)
+                except AWAY as e:
+                    log.info("%s: Redis is away (%s); trying again", self.job.id, type(e).__name__)
+                    self._pause(random.uniform(0.5, 1.5))
+        finally:
+            # In this order: the heartbeat looks on, and must never see a deadline that is too early.
+            if (waited := time.monotonic() - began) > TICK_S:
+                self._away_s += waited
+            self._calling = None
 
     def _pause(self, seconds: float) -> None:
         self._draining.wait(seconds)

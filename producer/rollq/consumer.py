@@ -51,7 +51,12 @@ class Consumer:
             token = uuid.uuid4().hex
             if taken := self._take(groups, token, deadline):
                 self._holds.add(token, len(taken))
-                if members := self._read(token, taken):
+                try:
+                    members = self._read(token, taken)
+                except BaseException:
+                    self._holds.drop(token)  # nobody will ever see this batch: it comes again
+                    raise
+                if members:
                     return self._batch(token, members)
                 continue
             standing = patiently(partial(self._ledger.standing, self._purpose))
@@ -77,7 +82,11 @@ class Consumer:
         )
 
     def _ack(self, token: str, job_ids: Sequence[str]) -> None:
-        patiently(lambda: self._ledger.ack(token, job_ids))
+        try:
+            patiently(lambda: self._ledger.ack(token, job_ids))
+        except NotHeld:
+            self._holds.drop(token)  # the rest of the batch too, or nobody would ever get it
+            raise
         self._holds.drop(token)
 
     def _reject(self, token: str, job_id: str, reason: str) -> None:

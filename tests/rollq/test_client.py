@@ -174,6 +174,40 @@ class TestBatches:
         assert {letter.job_id for letter in client.dead()} == {"r/a/0", "r/b/1"}
         assert all(letter.job_id in letter.reason for letter in client.dead())
 
+    def test_one_lost_group_does_not_keep_the_rest_of_its_batch(self, client: Client) -> None:
+        submit(client, "a", "b")
+        play_all(client.ledger, "a", "b")
+        with client.consumer() as consumer:
+            batch = consumer.next(2, 5)
+            assert batch and consumer.held == 2
+            client.ledger.redis.delete(client.ledger.keys.group("a"))
+            with pytest.raises((NotHeld, LedgerError)):
+                batch.ack()
+            client.ledger.mend()
+            with pytest.raises(NotHeld, match="r/a"):
+                batch.ack()
+            assert consumer.held == 0  # b is renewed no more: whoever asks gets it in a minute
+            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"b": 1})
+            again = consumer.next(1, 5)
+            assert again and [g.id for g in again.groups] == ["b"]
+
+    def test_a_batch_that_could_not_be_fetched_is_not_kept(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submit(client, "a")
+        play_all(client.ledger, "a")
+
+        def away(job_ids: object) -> None:
+            raise ConnectionError("away")
+
+        with client.consumer() as consumer:
+            with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+                patch.setattr(client.ledger, "read", away)
+                consumer.next(1, 5)
+            assert consumer.held == 0
+            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+            assert consumer.next(1, 5)
+
     def test_eval_groups_stay(self, client: Client) -> None:
         submit(client, "e", purpose=Purpose.EVAL)
         play_all(client.ledger, "e")

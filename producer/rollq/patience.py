@@ -21,22 +21,34 @@ SAID_AGAIN_S = 30.0
 """The warning is repeated so often, at most."""
 
 
-def patiently(call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep) -> T:
-    """Call until Redis takes it, with backoff and a warning. Raises Unwritable after `for_s` seconds of refusals.
+class Patience:
+    """Of one who asks again and again: all of its calls together warn every half a minute at most."""
 
-    `wait(seconds)` may raise to stop earlier.
-    """
-    pause, said = FIRST_S, float("-inf")
-    deadline = time.monotonic() + for_s
-    while True:
-        try:
-            return call()
-        except Unwritable as e:
-            now = time.monotonic()
-            if now >= deadline:
-                raise
-            if now - said >= SAID_AGAIN_S:
-                log.warning("%s. Nothing is lost; trying again until it takes writes", str(e).rstrip("."))
-                said = now
-        wait(min(pause * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
-        pause = min(LONGEST_S, pause * 1.6)
+    def __init__(self) -> None:
+        self._said = float("-inf")
+
+    def __call__(
+        self, call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep
+    ) -> T:
+        """Call until Redis takes it, with backoff and a warning. Raises Unwritable after `for_s` seconds of refusals.
+
+        `wait(seconds)` may raise to stop earlier.
+        """
+        pause, deadline = FIRST_S, time.monotonic() + for_s
+        while True:
+            try:
+                return call()
+            except Unwritable as e:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise
+                if now - self._said >= SAID_AGAIN_S:
+                    log.warning("%s. Nothing is lost; trying again until it takes writes", str(e).rstrip("."))
+                    self._said = now
+            wait(min(pause * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
+            pause = min(LONGEST_S, pause * 1.6)
+
+
+def patiently(call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep) -> T:
+    """The same for a single call."""
+    return Patience()(call, for_s, wait)

@@ -11,7 +11,9 @@ import redis
 from rollq.client import Client
 from rollq.codec import encode_event, encode_header
 from rollq.connection import check_redis
+from rollq.consumer import Consumer
 from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
+from rollq.job import Purpose
 from rollq.ledger import Ledger
 from rollq.letters import DeadLetters
 from rollq.patience import patiently
@@ -153,6 +155,17 @@ def test_patience_ends() -> None:
     assert max(waits) <= 5.0 * 1.25
     with pytest.raises(LedgerError, match="other"):
         patiently(lambda: _raise(LedgerError("other")))
+
+
+def test_a_consumer_that_asks_again_and_again_says_it_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger, "take", lambda *_: _raise(Unwritable("run r: take: Redis is read-only")))
+    with Consumer(ledger, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
+        for _ in range(3):
+            with pytest.raises(PullTimeout, match="read-only"):
+                consumer.next(1, 0.01)
+    assert len(caplog.records) == 1
 
 
 def _stop_after(waits: list[float], count: int) -> None:

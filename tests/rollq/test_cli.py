@@ -132,6 +132,11 @@ def test_without_redis_every_command_fails_quickly(capsys: pytest.CaptureFixture
     assert "hunter2" not in said
 
 
+def test_a_redis_that_refuses_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str], redis_server: str) -> None:
+    said = fails(capsys, "stats", "--run", "r", "--redis", f"{redis_server.rpartition('/')[0]}/99", code=1)
+    assert "DB index is out of range" in said and "rollq redis" not in said
+
+
 def test_environment_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://from-env:1/0")
     monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://from-env:2")

@@ -47,6 +47,8 @@ def reach(url: str) -> None:
         client.ping()
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} wants another user or password: {e}") from e
+    except redis.ResponseError as e:
+        raise RollqError(f"Redis at {mask_url(url)} is there, and refuses: {e}") from e
     except redis.RedisError as e:
         raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
     finally:

@@ -110,6 +110,26 @@ def test_other_tokenizers_keep_their_own_encoder(change: dict):
     assert fast_encoder(spec, load_tokenizer().encode_plain) is None
 
 
+def _without_its_merge(token: str) -> dict:
+    merges = [merge for merge in SPEC["model"]["merges"] if "".join(merge).replace(" ", "") != token]
+    assert len(merges) == len(SPEC["model"]["merges"]) - 1
+    return SPEC["model"] | {"merges": merges}
+
+
+def test_a_token_that_no_merge_makes_is_never_given():
+    for token in ("recent", "session", "_miller"):
+        spec = json.dumps(SPEC | {"model": _without_its_merge(token)}).encode()
+        fast, exact = Tokenizer("fast", spec, {}, "x"), Tokenizer("exact", spec, {}, "x")
+        assert fast.quicken()
+        ids = exact.encode_plain(token)
+        assert len(ids[0]) > 1 and fast.encode_plain(token) == ids
+
+
+def test_a_token_that_is_only_found_whole_needs_the_tokenizer_itself():
+    spec = json.dumps(SPEC | {"model": _without_its_merge("recent") | {"ignore_merges": True}}).encode()
+    assert not Tokenizer("x", spec, {}, "x").quicken()
+
+
 def test_an_encoder_that_differs_on_the_corpus_is_not_used(caplog: pytest.LogCaptureFixture):
     spec = json.dumps(SPEC | {"version": "2.0"}).encode()
     other = load_tokenizer()

@@ -99,24 +99,30 @@ def _normal_form(parts: Mapping[str, Json]) -> str | None:
 
 
 def _ranks(model: Mapping[str, Json]) -> dict[bytes, int] | None:
-    """Tokens as bytes with their ids; None unless the merges are ordered by what they make."""
+    """Tokens as bytes with their ids; None unless the merges are ordered by what they make.
+
+    A token that no merge makes is left out: the tokenizer never gives it, though its pieces stand side by side.
+    """
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk")
     if model.get("type") != "BPE" or any(model.get(key) for key in odd):
         return None
     vocab: dict[str, int] = model["vocab"]
+    tokens = {char: vocab[char] for char in vocab if len(char) == 1}
     before = -1
     for merge in model["merges"]:
         left, right = merge if isinstance(merge, list) else merge.split(" ")
         made = vocab.get(left + right, -1)
-        if made < before or vocab.get(left, made) >= made or vocab.get(right, made) >= made:
+        if made < before or tokens.get(left, made) >= made or tokens.get(right, made) >= made:
             return None
-        before = made
+        before = tokens[left + right] = made
+    if model.get("ignore_merges") and len(tokens) < len(vocab):  # it gives such a token where it stands alone
+        return None
     alphabet = _alphabet()
     try:
-        ranks = {bytes(alphabet[char] for char in token): id for token, id in vocab.items()}
+        ranks = {bytes(alphabet[char] for char in token): id for token, id in tokens.items()}
     except KeyError:  # a token that is no row of bytes
         return None
-    return ranks if len(ranks) == len(vocab) and all(bytes([n]) in ranks for n in range(256)) else None
+    return ranks if all(bytes([n]) in ranks for n in range(256)) else None
 
 
 def _alphabet() -> Mapping[str, int]:

@@ -174,6 +174,14 @@ def test_kimi_counts_over_the_episode_where_an_id_cannot_stay(models: Models) ->
     assert call_ids(trajectory) == ["functions.add:0", "functions.add:0", "functions.add:2"]
 
 
+def test_a_number_that_the_model_used_up_is_no_id_of_another_call(models: Models) -> None:
+    template, added, _ = VARIATIONS["kimi-k2"]
+    tokenizer = models.made("kimi-k2", template, added)
+    texts = [kimi("functions.add:1", "functions.add:1"), *["bye<|im_end|>"] * 3]
+    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
+    assert call_ids(trajectory) == ["functions.add:1", "functions.add:2"]
+
+
 def test_mistral_nemo(models: Models) -> None:
     tokenizer = models.real("mistral-nemo")
     trajectory = episode(

@@ -58,7 +58,7 @@ class Dialogue:
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
-            ids.append("" if action.name == RESPOND else self._next("" if own in ids else own, action.name))
+            ids.append("" if action.name == RESPOND else self._unlike(ids, own, action.name))
         return ids
 
     def complaint(self, role: str, text: str) -> Message:
@@ -66,6 +66,12 @@ class Dialogue:
         if role == "tool":
             return {"role": role, "tool_call_id": self._next("", "tool"), "content": text}
         return {"role": role, "content": text}
+
+    def _unlike(self, ids: Sequence[str], own: str, tool: str) -> str:
+        id = self._next("" if own in ids else own, tool)
+        while id in ids:  # the model has used up this number
+            id = self._next("", tool)
+        return id
 
     def _next(self, own: str, tool: str) -> str:
         self._calls += 1

@@ -10,7 +10,7 @@ from rollq.trajectory import Closed, Finish, Observed, Prompt, Sampled, Stop, Tr
 from rollq_worker.boundary import DeadlineExceeded
 from rollq_worker.episode import MAX_MALFORMED, play
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, spell
-from rollq_worker.protocols import STOP_MARKER, Action, Generated, Grade, Observation
+from rollq_worker.protocols import STOP_MARKER, Action, Generated, Grade, Observation, ReadTurn
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
@@ -102,6 +102,23 @@ def test_malformed_turns_are_shown_to_the_policy_then_end_it_graded():
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, MAX_MALFORMED)
     assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "tool"] * 2 + ["assistant"]
     assert trajectory.messages[3]["content"].startswith("Error: not a call")
+
+
+def test_a_turn_full_of_broken_calls_is_told_of_a_few():
+    class Stutterer(FakeRenderer):
+        def read(self, ids):
+            return ReadTurn("", (), ["cut off."] * 400 + [f"bad {n}." for n in range(400)])
+
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0),
+        engine=FakeEngine(["{" * 400]),
+        renderer=Stutterer(),
+        environment=FakeEnvironment(),
+        user=FakeUser(),
+        journal=FakeJournal(),
+    )
+    assert trajectory.messages[3]["content"] == "Error: cut off. bad 0. bad 1. bad 2. bad 3."
+    assert trajectory.stop is Stop.MALFORMED
 
 
 def test_a_good_turn_forgives_malformed_ones():
@@ -267,7 +284,14 @@ def test_check_stops_the_episode_between_turns():
     assert len(journal.events) == 3
 
 
-@pytest.mark.parametrize("job", [{"agent": "telepathy"}, {"agent_args": {"single": 1}}])
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"agent": "telepathy"},
+        {"agent_args": {"single": 1}},
+        *({"agent_args": {"calls": calls}} for calls in ("some", None, ["all"], {})),
+    ],
+)
 def test_an_unknown_strategy_is_the_jobs_fault(job):
     with pytest.raises(errors.JobFailure, match=r"telepathy|single_tool"):
         run("hi", **job)

@@ -85,7 +85,7 @@ class ToolCalling:
 
 def _tool_calling(args: Mapping[str, Json]) -> Agent:
     single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
-    if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in set(Calls):
+    if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in list(Calls):
         raise JobFailure(
             f"agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, not {dict(args)!r}"
         )

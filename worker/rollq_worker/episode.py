@@ -28,6 +28,8 @@ from rollq_worker.schemas import schemas_of
 
 MAX_MALFORMED = 3
 """Unreadable turns in a row that end an episode."""
+TOLD = 5
+"""Errors of one turn that the policy is told, each once: a turn may hold hundreds of broken calls."""
 
 
 def play(
@@ -177,7 +179,8 @@ class _Episode:
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
         role = self.renderer.complaint_role(self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None)
-        text = "Error: " + (" ".join(read.errors) or "the turn could not be read.")
+        errors = list(dict.fromkeys(read.errors))[:TOLD]
+        text = "Error: " + (" ".join(errors) or "the turn could not be read.")
         return self.observe(turn, read, [], [self.dialogue.complaint(role, text)], at, stop=None)
 
     def observe(

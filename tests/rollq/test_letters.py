@@ -275,6 +275,19 @@ def test_forgetting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters
     assert ledger.stats()["submitted"] == 2
 
 
+def test_a_run_that_was_forgotten_stays_that(ledger: Ledger, letters: DeadLetters) -> None:
+    ledger.submit(group())
+    attempt = claim(ledger, "r/g/0").attempt
+    letters.forget_run()
+    with pytest.raises(Fenced):
+        ledger.append("r/g/0", attempt, 0, b"header")
+    with pytest.raises(Fenced):
+        ledger.fail("r/g/0", attempt, FailureClass.ENV, "broke")
+    ledger.reap(expire_until=float("inf"))
+    assert ledger.mend() == 0  # by a reaper that looked while the run was being forgotten
+    assert not list(ledger.redis.scan_iter(r"rollq:*"))
+
+
 # ------------------------------------------------------------------------------------------------------- the commands
 
 

@@ -1,13 +1,12 @@
 -- Journal one event and renew the lease. A repeat finds its own event at the index.
--- reads and writes  leased count job:<job> journal:<job>
+-- reads and writes  run leased count job:<job> journal:<job>
 -- ARGV   id attempt index lease_s turn (1: the event ends a turn) blob
 -- reply  ok | fenced | conflict length
 sound('leased')
 local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local member = id .. '#' .. attempt
 if not redis.call('ZSCORE', prefix .. 'leased', member) then
-  count('fenced')
-  return { 'fenced' }
+  return fenced()
 end
 local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')
 local got = redis.call('HMGET', job, 'deadline', 'reach')

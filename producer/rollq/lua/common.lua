@@ -56,6 +56,12 @@ local function count(field, by)
   redis.pcall('HINCRBY', prefix .. 'count', field, by or 1)
 end
 
+-- The reply to whoever does not hold the lease. Of a run that was forgotten it leaves no trace.
+local function fenced()
+  if redis.call('EXISTS', prefix .. 'run') == 1 then count('fenced') end
+  return { 'fenced' }
+end
+
 -- What each done job adds to the totals, as 'name number name number ...'; kept in its group's record.
 local function tally(text, sign)
   for name, number in string.gmatch(text, '(%S+) (%S+)') do

@@ -1,5 +1,5 @@
 -- Journal the last event and end the job as done. A repeat by the attempt that ended it is well.
--- reads and writes  leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
+-- reads and writes  run leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
 -- ARGV   id attempt index blob tally (what the job adds to the totals)
 -- reply  ok | fenced | conflict length
 sound('leased')
@@ -9,8 +9,7 @@ local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list'
 if not redis.call('ZSCORE', prefix .. 'leased', member) then
   local got = redis.call('HMGET', job, 'ended', 'ended_by')
   if got[1] == attempt and got[2] == 'complete' then return { 'ok' } end
-  count('fenced')
-  return { 'fenced' }
+  return fenced()
 end
 local length = redis.call('LLEN', journal)
 if index ~= length then return { 'conflict', length } end

@@ -111,6 +111,8 @@ for name, belongs in pairs(index) do
     put_right = put_right + 1
   end
 end
+-- Somebody is forgetting the run, and is through: it must not come back.
+if not next(groups) and redis.call('EXISTS', prefix .. 'run', prefix .. 'count') == 0 then return put_right end
 -- Totals that no record tells: they stay as they are.
 local COUNTED = { resubmitted = true, claims = true, resumed = true, turns_saved = true, released = true,
   expired = true, fenced = true, duplicates = true, redelivered = true, requeued = true }

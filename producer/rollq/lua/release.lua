@@ -1,5 +1,5 @@
 -- The worker gives the job back, at no cost. A repeat is well.
--- reads and writes  leased queued count job:<job>
+-- reads and writes  run leased queued count job:<job>
 -- ARGV   id attempt
 -- reply  ok | fenced
 sound('leased', 'queued')
@@ -8,8 +8,7 @@ local job = typed('job:' .. id, 'hash')
 if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
   local got = redis.call('HMGET', job, 'ended', 'ended_by')
   if got[1] == attempt and got[2] == 'release' then return { 'ok' } end
-  count('fenced')
-  return { 'fenced' }
+  return fenced()
 end
 redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
 redis.call('HSET', job, 'state', 'queued', 'not_before', 0, 'ended', attempt, 'ended_by', 'release')

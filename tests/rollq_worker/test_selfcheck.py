@@ -119,6 +119,32 @@ def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
         checked_renderer(tokenizer, [TOOL])
 
 
+@pytest.mark.parametrize("words", ["<think>", "Ends with <|im_end|>.", "<tool_call>{}</tool_call>"])
+def test_tools_may_speak_of_control_tokens(words: str):
+    tokenizer = load_tokenizer()
+    tool = json.loads(json.dumps(TOOL))
+    tool["function"]["description"] = words
+    tool["function"]["parameters"]["properties"] = {words: {"type": "string", "description": words}}
+    found = check(tokenizer, [tool])
+    assert {finding.match for finding in found.edges.values()} == {Match.EXACT}
+    control = set(tokenizer.added_tokens.values())
+    messages = [{"role": "user", "content": "u"}]
+    plain, spoken = (checked_renderer(tokenizer, tools).open(messages, tools) for tools in ([TOOL], [tool]))
+    assert [id for id in plain if id in control] == [id for id in spoken if id in control]
+    assert words in tokenizer.decode(spoken)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    monkeypatch.setattr(selfcheck, "KEPT", 3)
+    found = check(load_tokenizer(), [TOOL])
+    monkeypatch.setattr(selfcheck, "_best", lambda *args: found)
+    for n in range(10):
+        tool = {"type": "function", "function": TOOL["function"] | {"name": f"tool{n}"}}
+        assert check(load_tokenizer(), [tool]) == found
+        assert len(selfcheck._checked) <= 3
+
+
 def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.MonkeyPatch):
     rendered = []
     tokenizer = variant("## Tools", "## Functions", "once")

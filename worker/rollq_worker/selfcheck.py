@@ -20,6 +20,7 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.family import KEEPING, Family
 from rollq_worker.golden import THOUGHT, Edge, Golden, Play
+from rollq_worker.guard import Controls, Guard
 from rollq_worker.renderer import STAGES, ChatRenderer, Extension, Stage
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import think_tags
@@ -102,6 +103,8 @@ class SelfCheck:
         return "\n".join(line.rstrip() for line in lines)
 
 
+KEPT = 256
+"""Findings that are remembered: environments may make up tools for every task."""
 _checked: dict[tuple[str, str, str, bool], SelfCheck] = {}
 
 
@@ -113,9 +116,13 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json], anew: bool = False) -> Se
     """
     digest = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode()).hexdigest()
     key = (tokenizer.hash, tokenizer.template_hash, digest, anew)
-    if key not in _checked:
-        _checked[key] = _best(tokenizer, tools, anew)
-    return replace(_checked[key], tokenizer=tokenizer.name)
+    found = _checked.get(key)
+    if found is None:
+        found = _best(tokenizer, tools, anew)
+        if len(_checked) >= KEPT:
+            _checked.clear()
+        _checked[key] = found
+    return replace(found, tokenizer=tokenizer.name)
 
 
 def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, anew: bool = False) -> ChatRenderer:
@@ -255,10 +262,13 @@ class _Probe:
         opening, tools = self.golden.opening, self.golden.tools
         try:
             prompt = self.renderer.prompt(opening, tools)
-            ids = self.renderer.open(opening, tools)
+            self.renderer.open(opening, tools)
+            # Tools may speak of control tokens, which are text there: those are left out of the comparison.
+            silent = Guard(Controls(self.tokenizer)).hide(tools)
+            written, ids = self.renderer.prompt(opening, silent), self.renderer.open(opening, silent)
         except JobFailure as e:
             return Finding(Match.UNSUPPORTED, str(e), renders=False)
-        if self.tokenizer.encode(prompt) != ids:
+        if self.tokenizer.encode(written) != ids:
             return Finding(
                 Match.UNSUPPORTED, "control tokens cannot be told from text in this vocabulary", renders=False
             )

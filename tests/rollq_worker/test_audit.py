@@ -276,6 +276,7 @@ def test_a_compressed_file_says_so(tmp_path: Path) -> None:
         ("[]", "not an exported trajectory but a list"),
         ({"job": "r/g/0"}, "it has no 'tokens'"),
         (line(mask=[0] * 15), "its lengths differ: 16 tokens, 15 mask"),
+        (line(mask=16), "'int' object is not iterable"),
         (line(traces=[8, 9]), "its traces [8, 9] do not make up its 16 tokens"),
         (line(traces=[16, 0]), "its traces"),
         (line(mask=[0] * 15 + [2]), "more than 0 and 1"),

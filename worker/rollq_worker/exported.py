@@ -99,7 +99,7 @@ def _line(text: bytes, where: str) -> Line:
             size=len(text),
             job=str(found["job"]),
             tokens=array("I", found["tokens"]),
-            mask=bytes(found["mask"]),
+            mask=bytes(list(found["mask"])),  # a number would be taken for a length
             logprobs=array("d", found["logprobs"]),
             versions=list(found["versions"]),
             traces=list(found.get("traces", [len(found["tokens"])])),

@@ -329,6 +329,13 @@ class TestRoom:
         with scripted(server_info=(200, info), **{"v1/models": (200, {"data": [{"max_model_len": 600}]})}) as script:
             assert connect(script).room(100) == 500
 
+    @pytest.mark.parametrize("said", [0, -1, True, "1000", 8.5, None])
+    def test_what_is_no_length_is_unknown(self, connect: Connect, said: object) -> None:
+        """Taken at its word, it would end every episode by length."""
+        info = {"context_length": said, "max_req_input_len": said}
+        with scripted(server_info=(200, info), **{"v1/models": (200, {"data": [{"max_model_len": said}]})}) as script:
+            assert connect(script).room(100) > 1_000_000
+
     def test_unknown_behind_a_router(self, connect: Connect) -> None:
         with scripted() as script:
             engine = connect(script)

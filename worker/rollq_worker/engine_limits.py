@@ -38,16 +38,18 @@ def read_limits(get: Callable[[str], object]) -> Limits:
     """Ask the engine. `get` returns the JSON at a path, or None where there is none (behind a router)."""
     info = get("/server_info")
     info = info if isinstance(info, dict) else {}
-    prompt, context = info.get("max_req_input_len"), info.get("context_length")
-    if not isinstance(context, int):  # only set when the server was started with --context-length
+    prompt, context = _length(info.get("max_req_input_len")), _length(info.get("context_length"))
+    if context is None:  # only set when the server was started with --context-length
         models = get("/v1/models")
         data = models.get("data") if isinstance(models, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-        context = first.get("max_model_len")
-    return Limits(
-        context=context if isinstance(context, int) else UNKNOWN,
-        prompt=prompt if isinstance(prompt, int) else UNKNOWN,
-    )
+        context = _length(first.get("max_model_len"))
+    return Limits(context=context or UNKNOWN, prompt=prompt or UNKNOWN)
+
+
+def _length(said: object) -> int | None:
+    """None for what is no length: with a context of 0, every episode would end by it, graded."""
+    return said if type(said) is int and said > 0 else None
 
 
 class KnownLimits:

@@ -99,6 +99,7 @@ class Balance:
     """Every job and every group is in exactly one place."""
     over: bool
     """Sealed, and nothing is queued or being played: there is nothing for a reaper to do."""
+    queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class LedgerView:
         submitted, done, discarded, known, acked, dropped = (counts.get(name, 0) for name in names)
         jobs_are_there = submitted == queued + leased + dead + done + discarded
         groups_are_there = known == sum(groups) + acked + dropped and seq >= known
-        return Balance(jobs_are_there and groups_are_there, bool(sealed) and not queued and not leased)
+        return Balance(jobs_are_there and groups_are_there, bool(sealed) and not queued and not leased, queued)
 
     def _call(self, name: str, args: Sequence[Any], what: str = "") -> Any:
         """Run one of the scripts."""

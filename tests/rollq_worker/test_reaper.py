@@ -66,6 +66,24 @@ def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None
     assert scores[0] < 10 and scores[1] > 500
 
 
+def test_while_nobody_takes_messages_they_do_not_pile_up(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper_module, "CROWD", 10)
+    monkeypatch.setattr(reaper_module, "CHECK_S", 0.0)
+    ledger, broker = submit(client, "r", 50), Broker()
+    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+
+    def ten_minutes_pass() -> int:
+        for job_id in client.zrange(ledger.keys.queued, 0, -1):
+            client.zadd(ledger.keys.queued, {job_id: 1})
+        return reaper.tick()
+
+    assert [ten_minutes_pass() for _ in range(6)] == [50, 50, 50, 0, 0, 0]
+    broker.published.clear()  # a worker has come
+    assert ten_minutes_pass() == 50
+
+
 def test_a_broken_run_holds_up_no_other_and_is_mended(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
     broken = submit(client, "a")
     submit(client, "b")

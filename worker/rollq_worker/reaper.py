@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 LIMIT = 100
 """Jobs a call: a script that walks a whole run would stop Redis for everybody."""
+CROWD = 10_000
+"""Messages at the broker, beyond two for each queued job, from which on none is added: while an engine is away nobody
+takes any, be it for days, and every job is published again every ten minutes."""
 CHECK_S = 5.0
 """Between two looks at a run's accounts; one that is over is left alone for so long."""
 
@@ -70,13 +73,14 @@ class Reaper:
     def tick(self) -> int:
         """Reap and publish once. Returns how many jobs were published. One broken run does not hold up the others."""
         published = 0
-        empty = self.publisher.backlog() == 0
+        backlog = self.publisher.backlog()
         names = self._runs()
         self._rounds = {name: self._rounds.get(name) or Round(Ledger(self.connection, name)) for name in names}
+        room = (backlog or 0) <= CROWD + 2 * sum(at.queued for at in self._rounds.values())
         for name, at in self._rounds.items():
             try:
                 at.check()
-                published += 0 if at.over else self._reap(at.ledger, empty)
+                published += 0 if at.over else self._reap(at.ledger, backlog == 0, room)
             except RollqError as e:
                 log.warning("reaper: run %s: %s: %s", name, type(e).__name__, e)
                 at.suspect()
@@ -93,9 +97,11 @@ class Reaper:
         self._searched = True
         return names if whole else find_runs(self.connection)
 
-    def _reap(self, ledger: Ledger, empty: bool) -> int:
+    def _reap(self, ledger: Ledger, empty: bool, room: bool) -> int:
         published = 0
         while due := ledger.reap(LIMIT, empty, self._verdict()):
+            if not room:
+                break  # they are due again in a few seconds
             sent = self.publisher.publish(due)
             ledger.confirm(sent)
             published += len(sent)
@@ -118,6 +124,7 @@ class Round:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.over = False
+        self.queued = 0
         self._checked = float("-inf")
 
     def suspect(self) -> None:
@@ -130,7 +137,7 @@ class Round:
             return
         try:
             balance = self.ledger.balance()
-            self.over = balance.over
+            self.over, self.queued = balance.over, balance.queued
             sound = balance.sound
         except Unwritable:
             raise

@@ -99,6 +99,7 @@ class Player:
         self.ledger = lru_cache(KNOWN)(lambda run: Ledger(connection, run))
         self.renderers = Renderers(tokenizer)
         self._admitted: WeakSet[Ledger] = WeakSet()  # as long as they are kept at hand
+        self._strange: WeakSet[Ledger] = WeakSet()  # runs with another tokenizer, of which it was said
 
     def play(self, job_id: str) -> Summary:
         """Play the job if it is to be played, to whatever end. Raises only what keeps the ledger from being told."""
@@ -157,7 +158,9 @@ class Player:
         try:
             known = ledger.fix_hashes(self.tokenizer.hash, self.tokenizer.template_hash)
         except SettingsError as e:
-            log.error("this worker does not play run %s: %s", ledger.run, e)
+            if ledger not in self._strange:  # it gets a message a moment, if there is no other worker
+                log.error("this worker does not play run %s: %s", ledger.run, e)
+                self._strange.add(ledger)
             return Refusal("another tokenizer")
         if not known:
             return Refusal("unknown")

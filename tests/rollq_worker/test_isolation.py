@@ -151,6 +151,23 @@ def test_the_users_time_does_not_count_and_its_failure_is_its_own(
             environment.step(Action("respond", {"content": "hi"}))
 
 
+def test_what_it_says_to_its_user_is_bounded_too(isolation: Isolation) -> None:
+    class Deaf:
+        def open(self) -> str:
+            return "hello"
+
+        def reply(self, message: str) -> str:
+            pytest.fail("it should not hear that")
+
+        def recall(self, heard: str | None, said: str) -> None:
+            pass
+
+    with isolation.open("shop", "train", 0, {}, nothing) as environment:
+        environment.reset(Deaf())
+        with pytest.raises(EnvironmentFailure, match=r"an answer of \d+ bytes; 16777216 may be had"):
+            environment.step(Action("respond", {"content": "x" * (1 << 24)}))
+
+
 def test_its_process_ends_with_the_block(isolation: Isolation) -> None:
     with isolation.open("shop", "train", 0, {}, nothing) as environment:
         pid = environment._process.pid

@@ -165,11 +165,8 @@ class _PipedUser:
         raise NotImplementedError("only the worker tells a user what was said before")
 
     def _said(self, what: str, argument: str | None) -> str:
-        try:
-            self._pipe.send(("user", (what, argument)))
-            said: str = self._pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)  # the worker has hung up; nobody wants to know
+        _answer(self._pipe, "user", (what, argument))
+        said: str = _hear(self._pipe)
         return said
 
 
@@ -201,7 +198,7 @@ def _hear(pipe: Connection) -> Any:
     try:
         return pipe.recv()
     except (EOFError, OSError):
-        os._exit(0)
+        os._exit(0)  # the worker has hung up; nobody wants to know
 
 
 def _answer(pipe: Connection, kind: str, value: Any) -> None:

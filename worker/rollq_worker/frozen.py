@@ -10,7 +10,7 @@ import threading
 import time
 
 FROZEN_S = 120.0
-"""Long past every lease: what is only slow, or was stopped and goes on, is left alone."""
+"""Long past every lease: what is only slow is left alone, and what was stopped for less. No clock here knows stops."""
 
 
 def watch() -> None:

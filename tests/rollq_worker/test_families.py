@@ -145,6 +145,22 @@ def test_templates_that_are_refused_with_a_remedy(models: Models, name: str):
     assert name in str(raised.value) and ("use a" in str(raised.value) or "mend" in str(raised.value))
 
 
+@pytest.mark.parametrize("name", ["the tools again at each message", "qwen2.5", "gemma-4", "mistral-nemo"])
+def test_what_tools_say_of_control_tokens_is_text_in_bridges_too(models: Models, name: str):
+    tokenizer = models.real(name) if name in REAL else models.made(name, *VARIATIONS[name][:2])
+    spoken = json.loads(json.dumps(TOOLS))
+    spoken[0]["function"]["description"] = " ".join(list(tokenizer.added_tokens)[:40])
+    control = set(tokenizer.added_tokens.values())
+    found = []
+    for tools in (TOOLS, spoken):
+        renderer = checked_renderer(tokenizer, tools)
+        ids = [renderer.open(OPENING, tools)]
+        ids += [renderer.bridge(*answered) for answered in ((called(), [result("r")]), (REPLY, [USER]))]
+        found.append([[id for id in some if id in control] for some in ids])
+    assert found[0] == found[1]
+    assert check(tokenizer, spoken).edges == check(tokenizer, TOOLS).edges
+
+
 def test_an_unsupported_edge_may_be_rendered_anew(models: Models):
     template, added, _ = VARIATIONS["counts turns"]
     tokenizer = models.made("counts", template, added)

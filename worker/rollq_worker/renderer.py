@@ -86,7 +86,7 @@ class ChatRenderer:
         self._tool_name = str(tools[0]["function"]["name"]) if tools else "tool"
         self._no_tools: Sequence[Json] | None = None
         self.stage, self._base, header = self._set(stage)
-        self._begun = len(self._render(self._base, self._probe_tools(), header=False))
+        self._begun = len(self._render(self._base, Guard(self._controls).hide(self._probe_tools()), header=False))
         after_call = self._after_call()
         self._needs_calls = not self._answers_alike()
         self._ids_shown = _PROBE_ID in after_call or bool(self.family.call_id)
@@ -161,9 +161,7 @@ class ChatRenderer:
             token = self.tokenizer.decode([stop])
             raise self._refusal(roles, f"the turn ended with {token}, which only a {self._shared[stop]} may answer")
         guard = Guard(self._controls)
-        turn, shown = self._probe(message, replies, guard)
-        real = self._render([*self._base, turn, *shown], self._probe_tools())
-        head, end = self._head(turn, shown, real, guard)
+        real, head, end = self._answered(message, replies, guard)
         if not head:
             raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
         if stop is not None and end in self.family.shared and stop != self.tokenizer.added_tokens[end]:
@@ -172,10 +170,7 @@ class ChatRenderer:
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
         """The token to put behind a turn that was cut, so that these replies may follow: the template's own there."""
-        guard = Guard(self._controls)
-        turn, shown = self._probe(message, replies, guard)
-        real = self._render([*self._base, turn, *shown], self._probe_tools())
-        _, end = self._head(turn, shown, real, guard)
+        _, _, end = self._answered(message, replies, Guard(self._controls))
         return self.tokenizer.added_tokens[end] if end else self.stop_ids[0]
 
     def answers(self, stop: int) -> frozenset[str]:
@@ -206,6 +201,13 @@ class ChatRenderer:
             return [{**messages[0], "content": messages[0]["content"] + text}, *messages[1:]]
         return [{"role": "system", "content": text.lstrip()}, *messages]
 
+    def _answered(self, message: Message, replies: Sequence[Message], guard: Guard) -> tuple[str, str, str]:
+        """The made-up conversation as the template writes it, and its head: see `_head`."""
+        tools = guard.hide(self._probe_tools())  # first, so that their marks are the same ones each time
+        turn, shown = self._probe(message, replies, guard)
+        real = self._render([*self._base, turn, *shown], tools)
+        return real, *self._head(turn, shown, tools, real, guard)
+
     def _probe(self, message: Message, replies: Sequence[Message], guard: Guard) -> tuple[Message, list[Message]]:
         """What stands for the sampled turn (its calls, as far as a template looks back at them), and the replies."""
         messages = stand_in(message, replies, self._tool_name, self._ids_shown)
@@ -214,25 +216,29 @@ class ChatRenderer:
             shown = [{key: value for key, value in reply.items() if key != "name"} for reply in shown]
         return turn, shown
 
-    def _head(self, turn: Message, replies: Sequence[Message], real: str, guard: Guard) -> tuple[str, str]:
+    def _head(
+        self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], real: str, guard: Guard
+    ) -> tuple[str, str]:
         """What comes before the bridge in `real`, and the end token that is its last; "" and "" if there is none."""
         key = json.dumps([turn, [{**reply, "content": ""} for reply in replies]])
         head, end = self._heads.get(key, ("", ""))
         if not head or not real.startswith(head):
-            head, end = self._find_head(turn, replies, real, guard.mark())
+            head, end = self._find_head(turn, replies, tools, real, guard.mark())
             if len(self._heads) >= HEADS:
                 self._heads.clear()
             self._heads[key] = (head, end)
         return head, end
 
-    def _find_head(self, turn: Message, replies: Sequence[Message], real: str, anchor: str) -> tuple[str, str]:
+    def _find_head(
+        self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], real: str, anchor: str
+    ) -> tuple[str, str]:
         """The turn with its end as the template writes it when it is the last one; else up to the last end token in
         front of the first reply's content, where the template shows that."""
         replies = [{**replies[0], "content": anchor}, *replies[1:]]
-        before, found, _ = self._render([*self._base, turn, *replies], self._probe_tools()).partition(anchor)
+        before, found, _ = self._render([*self._base, turn, *replies], tools).partition(anchor)
         if not found:
             return "", ""
-        said = self._render([*self._base, turn], self._probe_tools(), header=False)
+        said = self._render([*self._base, turn], tools, header=False)
         cut, end = self._last_end(said)
         if cut > self._begun and before.startswith(said[:cut]) and real.startswith(said[:cut]):
             return said[:cut], end

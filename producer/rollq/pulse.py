@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from rollq.keys import PULSE
+from rollq.refusal import translated
 from rollq.scripts import pulse
 
 OUTAGE_S = 5.0
@@ -26,5 +27,8 @@ class Pulse:
         self._script: Any = client.register_script(pulse())
 
     def beat(self) -> float:
-        """Stamp. Returns until when leases may expire, on Redis's clock; 0.0 after an outage."""
-        return float(self._script(keys=[PULSE], args=[OUTAGE_S, GRACE_S]))
+        """Stamp. Returns until when leases may expire, on Redis's clock; 0.0 after an outage. Raises LedgerError."""
+        try:
+            return float(self._script(keys=[PULSE], args=[OUTAGE_S, GRACE_S]))
+        except redis.ResponseError as e:
+            raise translated(e, PULSE) from e

@@ -19,10 +19,10 @@ def refuses_writes(error: Exception) -> bool:
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
-def translated(error: redis.ResponseError, run: str, what: str) -> LedgerError:
-    """The same as an error of the ledger that names the run and, if there is one, the key."""
+def translated(error: redis.ResponseError, what: str) -> LedgerError:
+    """The same as an error of the ledger that says what was tried and, if there is one, names the key."""
     kind = Unwritable if refuses_writes(error) else LedgerError
-    return kind(f"run {run}: {what}: {_explain(str(error))}")
+    return kind(f"{what}: {_explain(str(error))}")
 
 
 def _explain(error: str) -> str:

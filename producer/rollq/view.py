@@ -222,7 +222,7 @@ class LedgerView:
         try:
             return call()
         except redis.ResponseError as e:
-            raise translated(e, self.run, what) from e
+            raise translated(e, f"run {self.run}: {what}") from e
 
     def _check(self, job_id: str) -> tuple[str, str, int]:
         run, group, sample = parse_id(job_id)

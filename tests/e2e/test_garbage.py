@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -138,3 +139,26 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
     assert engine.poll() is None
     for job in jobs[:4]:
         assert f"{job}: attempt 2: job:" in log, log
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "playing"])
+def test_a_worker_outlives_a_redis_that_takes_no_writes(stack: Stack, busy: bool) -> None:
+    """As while a replica takes over: what Celery sees of it is no lost connection, and its own answer is to end."""
+    stack.engine("--latency", "0.1")
+    worker = stack.worker(2)
+    with Client(stack.redis_url, run="r") as client:
+        if busy:
+            client.submit([Job(env="shop", task=task, size=2) for task in range(4)])
+            stack.wait(lambda: client.stats()["leased"], 30, "a claim")
+        client.ledger.redis.replicaof("127.0.0.1", "1")
+        try:
+            time.sleep(3.0)
+        finally:
+            client.ledger.redis.replicaof("NO", "ONE")
+        client.submit([Job(env="shop", task=9)])
+        stack.wait(lambda: client.stats()["done"] == 1 + 4 * 2 * busy, 60, "the end")
+        assert not client.stats()["failures"]
+    assert worker.poll() is None
+    said = worker.log.read_text()  # type: ignore[attr-defined]
+    assert "Unrecoverable" not in said
+    assert "reaper failed" not in said

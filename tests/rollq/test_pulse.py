@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq.errors import FailureClass
+from rollq.errors import FailureClass, Unwritable
 from rollq.keys import PULSE
 from rollq.ledger import Claim, Ledger
 from rollq.pulse import GRACE_S, OUTAGE_S, Pulse
@@ -168,3 +168,12 @@ def test_a_damaged_pulse_is_made_anew(ledger: Ledger, pulse: Pulse, damage: str)
         silence(ledger, 4.0)
         until = pulse.beat()
     assert until > ledger.now()
+
+
+def test_a_redis_that_takes_no_writes(ledger: Ledger, pulse: Pulse) -> None:
+    ledger.redis.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(Unwritable, match="rollq:pulse: NOREPLICAS"):
+            pulse.beat()
+    finally:
+        ledger.redis.config_set("min-replicas-to-write", 0)

@@ -58,6 +58,7 @@ CONFIG = {
     "worker_hijack_root_logger": False,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
+    "broker_channel_error_retry": True,  # a Redis that takes no writes, for one: Celery's own answer is to end
     "worker_cancel_long_running_tasks_on_connection_loss": False,
 }
 

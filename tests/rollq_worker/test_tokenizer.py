@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure, SettingsError
+from rollq_worker.renderer import ChatRenderer
 from rollq_worker.selfcheck import Match, check
 from rollq_worker.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 
@@ -244,3 +245,63 @@ def test_rendering_and_ids_are_those_of_transformers():
         "<|im_end|>\n<|im_start|>assistant\n"
     )
     assert list(ours.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def spaced() -> bytes:
+    """A vocabulary in the manner of SentencePiece, whose rows of spaces and line ends are added tokens."""
+    texts = ["<eos>", "<|im_start|>", "<|im_end|>", "\n\n", "\u2581\u2581", "<b>"]
+    vocab = {text: id for id, text in enumerate([*texts, "\u2581", "\n", *map(chr, range(33, 127))])}
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [{"id": id, "content": text, "special": id < 3} | flags for id, text in enumerate(texts)],
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                    {"type": "ByteFallback"},
+                    {"type": "Fuse"},
+                ],
+            },
+            "model": {
+                "type": "BPE",
+                "vocab": vocab,
+                "merges": ["\u2581 \u2581", "\n \n"],
+                "byte_fallback": True,
+                "unk_token": "<eos>",
+            },
+        }
+    ).encode()
+
+
+@given(text=st.text(alphabet=" \n\ta<b>\u2581", max_size=40))
+def test_added_tokens_of_white_space_are_text(text: str):
+    tokenizer = Tokenizer("spaced", spaced(), {}, "x")
+    assert set(tokenizer.added_tokens) == {"<eos>", "<|im_start|>", "<|im_end|>", "<b>"}
+    if "<b>" not in text:
+        assert tokenizer.encode_plain(text)[0] == tokenizer.encode(text)
+    assert tokenizer.added_tokens["<b>"] not in tokenizer.encode_plain(text)[0]
+
+
+def test_a_vocabulary_with_them_is_exact(shared: Path):
+    template = (shared / "data" / "chat_templates" / "qwen2.5.jinja").read_text()
+    tokenizer = Tokenizer("spaced", spaced(), {"eos_token": "<|im_end|>"}, template)
+    table = check(tokenizer, [])
+    assert {finding.match for finding in table.edges.values()} == {Match.EXACT}
+    ids = ChatRenderer(tokenizer).open([{"role": "user", "content": "a\n\n  b"}], [])
+    assert tokenizer.encode("\n\n")[0] in ids
+
+
+def test_an_end_that_swallows_the_white_space_behind_it(folder: Path):
+    """Templates write a line end there; some vocabularies (Phi-3's) take it for a part of the token."""
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    table = check(load_tokenizer(str(folder)), [])
+    assert {finding.match for finding in table.edges.values()} == {Match.EXACT}

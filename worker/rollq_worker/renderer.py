@@ -164,9 +164,9 @@ class ChatRenderer:
         real, head, end = self._answered(message, replies, guard)
         if not head:
             raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
-        if stop is not None and end in self.family.shared and stop != self.tokenizer.added_tokens[end]:
-            head = head.removesuffix(end)  # the header that the turn did not bring
-        return guard.encode(real[len(head) :])
+        ids = guard.encode(real[len(head) - len(end) :])  # with the end, which may swallow white space behind it
+        brought = stop is None or end not in self.family.shared or stop == ids[0]
+        return ids[1:] if brought else ids  # a header that the turn did not bring belongs to the bridge
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
         """The token to put behind a turn that was cut, so that these replies may follow: the template's own there."""

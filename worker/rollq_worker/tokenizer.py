@@ -32,6 +32,8 @@ MORE_TEMPLATES = "additional_chat_templates"
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_BLANK = re.compile(r"[\s\u2581]+")
+"""White space; SentencePiece writes a space as U+2581."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Tokenizer:
         self._spec = spec
         self._fast: Encode | None = None
         self._full = _parse(name, spec)
-        self._plain = _without_added_tokens(self._full)
+        self._plain, self._spaces = _without_controls(self._full)
         named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
         self._template = _template_renderer(name, named, template)
         self._template_text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
@@ -63,6 +65,7 @@ class Tokenizer:
         self.added = tuple(
             AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip)
             for id, token in sorted(self._full.get_added_tokens_decoder().items())
+            if id not in self._spaces
         )
         self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
         """Id by text: control tokens and tags."""
@@ -97,7 +100,7 @@ class Tokenizer:
 
     def quicken(self) -> bool:
         """Encode plain text by a faster encoder from now on, where one gives the same ids; whether there is one."""
-        if self._fast is None:
+        if self._fast is None and not self._spaces:
             self._fast = fast_encoder(self._spec, self.encode_plain)
         return self._fast is not None
 
@@ -223,8 +226,12 @@ def _parse(name: str, spec: bytes) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _without_added_tokens(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same vocabulary (shared, not copied) without added tokens and post-processor."""
+def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
+    """The same vocabulary (shared, not copied) without post-processor and added tokens but for white space.
+
+    Rows of spaces and of line ends are added tokens of some vocabularies (Gemma's): they are text like any other, and
+    their ids are returned.
+    """
     import tokenizers
 
     plain = tokenizers.Tokenizer(full.model)
@@ -232,7 +239,13 @@ def _without_added_tokens(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         plain.normalizer = full.normalizer
     if full.pre_tokenizer is not None:
         plain.pre_tokenizer = full.pre_tokenizer
-    return plain
+    spaces = {
+        id: token
+        for id, token in full.get_added_tokens_decoder().items()
+        if not token.special and _BLANK.fullmatch(token.content) and full.model.token_to_id(token.content) == id
+    }
+    plain.add_tokens(list(spaces.values()))
+    return plain, frozenset(spaces)
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:

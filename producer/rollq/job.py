@@ -43,7 +43,7 @@ class Budget:
     max_turns: int = 30
     """Turns of the policy."""
     max_tokens: int = 32768
-    """Tokens of the whole trajectory: prompt, sampled and observed."""
+    """Tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`."""
     max_new_tokens: int = 1024
     """Tokens sampled in one turn."""
     deadline_s: float = 1800.0

@@ -352,6 +352,13 @@ def test_what_was_sampled_of_a_turn_counts_for_its_least_length():
     assert [(asked["min_new_tokens"], room) for asked, room in engine.asked] == [(7, 20), (2, 15), (2, 15), (0, 12)]
 
 
+@pytest.mark.parametrize(("seed", "sample", "asked"), [(5, 0, 5), (5, 3, 8), (2**63 - 1, 1, 0)])
+def test_the_samples_of_a_group_do_not_share_their_seed(seed: int, sample: int, asked: int):
+    engine = Pieces(("1" + END_TEXT, Finish.STOP))
+    run(engine=engine, sampling={"sampling_seed": seed}, budget={"max_turns": 1}, size=4, sample=sample)
+    assert [sampling["sampling_seed"] for sampling, _ in engine.asked] == [asked]
+
+
 def test_an_abort_at_a_stop_token_ends_the_turn_unless_the_job_ignores_those():
     engine = Pieces(("12" + END_TEXT, Finish.ABORT))
     assert run(engine=engine).stop is Stop.DONE

@@ -81,10 +81,12 @@ class Sampler:
 
     def _rest(self, sampled: int) -> Mapping[str, Json]:
         """The sampling parameters for the rest of a turn."""
-        least = self._job.sampling.get("min_new_tokens")
-        if not least or not sampled:
-            return self._job.sampling
-        return {**self._job.sampling, "min_new_tokens": max(0, least - sampled)}
+        asked = dict(self._job.sampling)
+        if asked.get("min_new_tokens"):
+            asked["min_new_tokens"] = max(0, asked["min_new_tokens"] - sampled)
+        if "sampling_seed" in asked:  # the samples of a group share their job: with one seed they would be one
+            asked["sampling_seed"] = (asked["sampling_seed"] + self._job.sample) % 2**63
+        return asked
 
 
 def turn_ends(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:

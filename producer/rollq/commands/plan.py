@@ -59,7 +59,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
         type=whole(1),
         default=d.max_tokens,
         metavar="N",
-        help="tokens of the whole trajectory (%(default)s)",
+        help="tokens of a trajectory, of each of its traces with --history template (%(default)s)",
     )
     parser.add_argument(
         "--deadline",

@@ -58,9 +58,9 @@ def twice(scene: Scene) -> None:
 def pull(scene: Scene) -> None:
     """`rollq pull` killed again and again, at any moment, and started again with the same file."""
     scene.open(latency=0.1, workers=(8,))
-    scene.submit(12, 2)
+    scene.submit(60, 2)
     for _ in range(8):
-        puller = scene.consume(2)
+        puller = scene.consume(60)
         scene.wait(lambda: bool(scene.client.ledger.standing().unacknowledged), "a group", 20)
         time.sleep(scene.rng.uniform(0.4, 1.2))
         if puller.exit_code is None:

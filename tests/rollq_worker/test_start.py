@@ -1,6 +1,8 @@
 """A worker that cannot start says why in one line, and what to do about it."""
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from rollq import cli
 from rollq.connection import connect
 from rollq.settings import Settings
 from rollq_worker import start, tokenizer
+from rollq_worker.app import say_outages_shortly
 from rollq_worker.drain import Drain
 from tests.conftest import free_port, redis_binary
 
@@ -191,3 +194,18 @@ def test_an_environment_whose_package_is_missing_kills_the_job_and_says_what_to_
     )  # fmt: skip
     assert done.returncode == 1
     assert "there is no environment 'nosuch:thing'" in json.dumps(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback"), [(redis.ConnectionError("gone"), False), (ValueError("a bug"), True)], ids=["outage", "bug"]
+)
+def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool):
+    said = io.StringIO()
+    logger = logging.Logger("celery")
+    logger.addHandler(logging.StreamHandler(said))
+    say_outages_shortly(logger)
+    try:
+        raise error
+    except Exception:
+        logger.exception("Couldn't ack")
+    assert "Couldn't ack" in said.getvalue() and ("Traceback" in said.getvalue()) is traceback

@@ -19,7 +19,7 @@ from celery.exceptions import SecurityWarning
 from celery.worker import state
 from kombu.transport import TRANSPORT_ALIASES
 
-from rollq.connection import connect, mask_url
+from rollq.connection import AWAY, connect, mask_url
 from rollq.errors import RollqError, SettingsError
 from rollq.keys import QUEUE
 from rollq.publish import TASK, Publisher, verified
@@ -50,6 +50,7 @@ CONFIG = {
     "task_ignore_result": True,
     "task_store_errors_even_if_ignored": False,
     "task_acks_late": False,  # the ledger redelivers; a late ack on Redis loses messages all the same
+    "worker_cancel_long_running_tasks_on_connection_loss": True,  # those of late acks: none; unset, it warns each time
     "worker_prefetch_multiplier": 1,
     "worker_disable_prefetch": True,  # a message waits in the broker, where any worker can take it, not in this process
     "worker_send_task_events": True,
@@ -59,7 +60,6 @@ CONFIG = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
     "broker_channel_error_retry": True,  # a Redis that takes no writes, for one: Celery's own answer is to end
-    "worker_cancel_long_running_tasks_on_connection_loss": False,
 }
 
 
@@ -140,6 +140,7 @@ def reach_broker(app: celery.Celery, url: str) -> None:
 
 def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
     warnings.filterwarnings("ignore", category=SecurityWarning)  # as root, it warns of pickles: JSON alone is taken
+    signals.after_setup_logger.connect(say_outages_shortly, weak=False)
     worker = app.Worker(
         hostname=name,
         pool="threads",
@@ -153,6 +154,18 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
     )
     worker.install_platform_tweaks = lambda worker: None  # its signal handlers; ours are there already
     return worker
+
+
+def say_outages_shortly(logger: logging.Logger, **_: object) -> None:
+    """Celery and kombu show a traceback for every message that a lost connection keeps them from acknowledging."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], AWAY):
+            record.exc_info = record.exc_text = None
+        return True
+
+    for handler in logger.handlers:
+        handler.addFilter(shorten)
 
 
 def stop_consuming() -> None:

@@ -41,6 +41,7 @@ class Turn:
             yield
         finally:
             over.set()
+            keeper.join(TURN_S / 3)  # who leaves may close the client next
             with suppress(redis.RedisError):  # it may have been lost, or Redis be away: it expires
                 lock.release()
 
@@ -55,5 +56,8 @@ def _take(lock: Any) -> bool:
 
 def _keep(lock: Any, over: threading.Event) -> None:
     while not over.wait(TURN_S / 3):
-        with suppress(redis.RedisError):
+        try:
             lock.reacquire()
+        except Exception as e:
+            # Whatever Redis throws, the next round may be in time.
+            log.warning("cannot keep a turn: %s: %s", type(e).__name__, e)

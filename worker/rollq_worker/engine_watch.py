@@ -35,8 +35,12 @@ class EngineWatch:
 
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_S):
-            self.look()
-            self._engine.rest()
+            try:
+                self.look()
+                self._engine.rest()
+            except Exception:
+                # Nobody else notices an engine that hangs: this thread must outlive whatever one look throws.
+                log.exception("looking at the engine failed; trying again in %g s", LOOK_S)
 
     def look(self) -> None:
         """Ask the engine if a request is slow, and give it up if it has been silent."""

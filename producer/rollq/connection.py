@@ -78,6 +78,7 @@ def check_url(url: str) -> None:
 
 
 def mask_url(url: str) -> str:
-    """The address with every password replaced by `***`, for messages and logs."""
+    """The address with every password replaced by `***`, for messages and logs; a name alone may be a token."""
     masked = re.sub(r"(?<=://)([^/?#@:]*):(.*)@", r"\1:***@", url)
+    masked = re.sub(r"(?<=://)[^/?#@:]+@", "***@", masked)
     return re.sub(r"(?i)([?&;,](?:password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)

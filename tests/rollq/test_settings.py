@@ -87,6 +87,7 @@ def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.Mo
     [
         ("redis://user:SECRET@h:1/0", "redis://user:***@h:1/0"),
         ("redis://:SECRET@h", "redis://:***@h"),
+        ("http://SECRET@h:1", "http://***@h:1"),
         ("redis://:SE@CR/ET@h", "redis://:***@h"),
         ("redis://h/0?password=SECRET&db=1", "redis://h/0?password=***&db=1"),
         ("http://h:30000", "http://h:30000"),

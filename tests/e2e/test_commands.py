@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq import embedded
+from tests.conftest import free_port
 
 
 def rollq(*args: str, env: dict[str, str], code: int = 0) -> str:
@@ -38,7 +38,7 @@ def running(*args: str, env: dict[str, str], ready: str) -> Iterator[subprocess.
             yield process
             process.terminate()
             process.stdout.read()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
@@ -46,7 +46,7 @@ def running(*args: str, env: dict[str, str], ready: str) -> Iterator[subprocess.
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A running Redis, engine and worker; yields the environment that leads to them."""
-    redis_port, engine_port = embedded.free_port(), embedded.free_port()
+    redis_port, engine_port = free_port(), free_port()
     env = {
         "ROLLQ_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
         "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{engine_port}",

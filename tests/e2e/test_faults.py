@@ -17,7 +17,7 @@ from rollq import Budget, Client, Finish, Job, Sampled
 from rollq.codec import decode_event
 from rollq.embedded import command
 from rollq.keys import QUEUE, Keys
-from tests.conftest import free_port
+from tests.conftest import free_port, started_redis
 from tests.e2e.conftest import Stack
 from tests.e2e.test_worker import collect
 
@@ -37,20 +37,12 @@ class Store:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(command(self.port, self.folder), stdout=subprocess.DEVNULL)
-        client = redis.Redis(port=self.port)
-        for _ in range(200):
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                time.sleep(0.05)
-        client.close()
+        self.process = started_redis(command(self.port, self.folder), self.port)
 
     def stop(self, number: int) -> None:
         self.process.send_signal(number)
         if number != signal.SIGSTOP:
-            self.process.wait(20)
+            self.process.wait(60)
 
 
 @pytest.fixture
@@ -58,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path)
     yield store
     store.process.kill()
-    store.process.wait(10)
+    store.process.wait(60)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import redis as redis_library
 
-from rollq import __version__, cli, embedded
+from rollq import __version__, cli
 from rollq.commands import addresses, arguments, demo, plan
+from tests.conftest import free_port
 
 COMMANDS = "demo redis engine worker submit pull eval stats show dead requeue drop cancel audit".split()
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -224,7 +225,7 @@ def test_tasks_of_a_demo_wrap_as_new_epochs(line: str, tasks: list[int]) -> None
 
 
 def test_redis_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    port = embedded.free_port()
+    port = free_port()
     command = [sys.executable, "-m", "rollq", "redis", "--port", str(port), "--dir", str(tmp_path / "data")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
@@ -234,11 +235,11 @@ def test_redis_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         with redis_library.Redis(port=port) as client:
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-        said = rollq("redis", "--port", str(embedded.free_port()), "--dir", str(tmp_path / "data"), code=2).stderr
+        said = rollq("redis", "--port", str(free_port()), "--dir", str(tmp_path / "data"), code=2).stderr
         assert "another Redis server keeps its data" in said
         server.send_signal(signal.SIGTERM)
         server.stdout.read()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
 
 
 @pytest.mark.parametrize("command", ["redis", "engine"])

@@ -16,11 +16,12 @@ from rollq import embedded
 from rollq.children import Child, Watchdog
 from rollq.embedded import EmbeddedRedis
 from rollq.errors import RollqError, SettingsError
+from tests.conftest import free_port
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
-def eventually(true: Callable[[], bool], seconds: float = 15.0) -> bool:
+def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -68,7 +69,7 @@ def test_a_folder_keeps_the_data(tmp_path: Path) -> None:
 
 def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [taken.getsockname()[1], embedded.free_port()]
+        ports = [taken.getsockname()[1], free_port()]
         monkeypatch.setattr(embedded, "free_port", lambda: ports.pop(0))
         with EmbeddedRedis() as server, redis.Redis.from_url(server.url) as client:
             assert client.ping()
@@ -77,7 +78,7 @@ def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_server_that_was_faster_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedRedis() as other:
-        ports = [other.port, embedded.free_port()]
+        ports = [other.port, free_port()]
         monkeypatch.setattr(embedded, "free_port", lambda: ports.pop(0))
         with EmbeddedRedis() as server:
             assert server.port != other.port
@@ -176,7 +177,7 @@ def test_the_watchdog_spares_who_was_struck_off(tmp_path: Path) -> None:
     process = watchdog._process
     assert process.stdin
     process.stdin.close()  # what the kernel does when the parent dies
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
     assert eventually(lambda: doomed.exit_code == -signal.SIGKILL)
     assert spared.exit_code is None
     spared.stop()

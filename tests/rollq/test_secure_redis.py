@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from rollq.commands.addresses import reach
 from rollq.connection import connect
 from rollq.errors import RollqError
 from rollq.publish import Publisher, verified
-from tests.conftest import free_port, redis_binary
+from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play
 
 PASSWORD = "p%40ss%2Fword"
@@ -37,19 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* ~unacked* &* +@all -@admin -@dangerous +info\n"
     )
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--aclfile", str(rules)]
-    with subprocess.Popen([*command, "--dir", str(rules.parent)], stdout=-3) as process:
-        wait_for(port)
+    with started_redis([*command, "--dir", str(rules.parent)], port) as process:
         yield port
-        process.terminate()
-
-
-def wait_for(port: int) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.02)
-    pytest.fail(f"nobody listens on {port}")
+        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +152,7 @@ def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: P
     finally:
         for process in reversed(parts):
             process.terminate()
-            process.wait(15)
+            process.wait(60)
 
 
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:

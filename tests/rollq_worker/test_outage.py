@@ -5,7 +5,6 @@ was there to see it die.
 """
 
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
@@ -27,7 +25,7 @@ from rollq_worker import lease as lease_module
 from rollq_worker import reaper as reaper_module
 from rollq_worker.lease import Attempt, Leases
 from rollq_worker.reaper import Reaper
-from tests.conftest import free_port, redis_binary
+from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq_worker.test_reaper import Broker
 
 SCALE = 3.0
@@ -60,15 +58,7 @@ class Store:
 
     def start(self) -> None:
         command = [redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = subprocess.Popen([*command, "--appendonly", "yes", "--appendfsync", "always"], stdout=-3)
-        with redis.Redis(port=self.port) as client:
-            for _ in range(500):
-                try:
-                    client.ping()
-                    return
-                except redis.ConnectionError:
-                    time.sleep(0.02)
-        pytest.fail("redis-server did not come up")
+        self.process = started_redis([*command, "--appendonly", "yes", "--appendfsync", "always"], self.port)
 
     def client(self) -> Any:
         """As patient as in production, on this test's scale."""
@@ -80,7 +70,7 @@ class Store:
 
     def restart(self, after_s: float) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         time.sleep(after_s)
         self.start()
 
@@ -96,7 +86,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     yield found
     found.process.send_signal(signal.SIGCONT)
     found.process.kill()
-    found.process.wait(10)
+    found.process.wait(60)
 
 
 class Worker:
@@ -126,7 +116,7 @@ class Worker:
     def die(self) -> None:
         self.leases.stop()
         self.reaper.stop()
-        self.reaper.join(10)
+        self.reaper.join(60)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rollq.settings import Settings
 from rollq_worker import start, tokenizer
 from rollq_worker.app import say_outages_shortly
 from rollq_worker.drain import Drain
-from tests.conftest import free_port, redis_binary
+from tests.conftest import free_port, redis_binary, started_redis
 
 NOBODY = f"redis://127.0.0.1:{free_port()}/0"
 ASSETS = Path(tokenizer.__file__).parent / "assets" / "tokenizer"
@@ -122,18 +122,9 @@ def lax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     )
     line = [redis_binary(), "--port", str(port), "--dir", str(folder), "--save", "", "--aclfile"]
     line += [str(folder / "users.acl"), "--maxmemory-policy", "allkeys-lru"]
-    with subprocess.Popen(line, stdout=-3) as process:
-        client = redis.Redis(port=port)
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                time.sleep(0.02)
-        client.close()
+    with started_redis(line, port) as process:
         yield port
-        process.terminate()
+        process.kill()
 
 
 @pytest.mark.parametrize(
@@ -167,12 +158,12 @@ def test_an_engine_that_is_not_there_is_waited_for(redis_url: str, tmp_path: Pat
     with log.open("wb") as out:
         line = [sys.executable, "-m", "rollq", "worker", "-c", "2", "--redis", redis_url, "--engine", url]
         process = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while ": ready" not in log.read_text():
         assert time.monotonic() < until and process.poll() is None, log.read_text()
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert (
         f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)" in log.read_text()
     )

@@ -54,8 +54,9 @@ class Flights:
         with self._lock:
             flights = [flight for flight in self._now.values() if key in (None, flight.key)]
             for flight in flights:
-                if self._wires.cut(flight.thread):
-                    flight.cut = Cut(hung)
+                before, flight.cut = flight.cut, Cut(hung)  # before its thread wakes, which looks why
+                if not self._wires.cut(flight.thread):
+                    flight.cut = before
         return sum(flight.cut is not None for flight in flights)
 
     def longest_s(self) -> float:

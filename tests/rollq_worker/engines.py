@@ -50,9 +50,7 @@ class Scripted:
     port: int = 0
     seen: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     """Path, body and headers of every request."""
-    most_at_once: int = 0
     closed: bool = False
-    _now: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -68,15 +66,6 @@ class Scripted:
         with self._lock:
             return self.answers.pop(0) if self.answers else fine
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        with self._lock:
-            self._now += 1
-            self.most_at_once = max(self.most_at_once, self._now)
-        yield
-        with self._lock:
-            self._now -= 1
-
 
 def _handler(script: Scripted) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
@@ -86,8 +75,7 @@ def _handler(script: Scripted) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             script.seen.append((self.path, body, dict(self.headers)))
-            with script.at_once():
-                self.play("reset" if script.closed else script.answer(self.path, body), body)
+            self.play("reset" if script.closed else script.answer(self.path, body), body)
 
         do_GET = do_POST
 
@@ -153,7 +141,7 @@ def replaying(**options: Any) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run(chosen, until, announce)))
     thread.start()
     try:
-        assert ready.wait(30), "the replay engine did not start"
+        assert ready.wait(120), "the replay engine did not start"
         yield address[0]
     finally:
         loop.call_soon_threadsafe(until.set)

@@ -13,7 +13,7 @@ import pytest
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.trajectory import Finish, VersionSpan
-from rollq_worker import engine_patience
+from rollq_worker import engine_control, engine_patience
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import RETRIES, SGLangEngine
 from rollq_worker.engine_outcome import context_limit
@@ -32,6 +32,8 @@ PROMPT = array("I", [1, 2, 3])
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_patience, "BACKOFF_S", (0.01, 0.05))
     monkeypatch.setattr(engine_patience, "RESET_BACKOFF_S", (0.01, 0.05))
+    monkeypatch.setattr(engine_control, "PROBE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(engine_control, "ABORT_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
@@ -120,15 +122,22 @@ class TestRequest:
             generate(engine, array("I", [121]))
 
     def test_concurrency_is_limited_and_waiting_can_be_stopped(self, connect: Connect) -> None:
-        def slowly(body: dict[str, Any]) -> dict[str, Any]:
-            time.sleep(0.1)
+        inside: list[object] = []
+        most: list[int] = []
+        two = threading.Barrier(2, timeout=60)
+
+        def in_pairs(body: dict[str, Any]) -> dict[str, Any]:
+            inside.append(body)
+            most.append(len(inside))
+            two.wait()
+            inside.pop()  # before the answer, which makes room for the next
             return fine(body)
 
-        with scripted(*[slowly] * 8) as script, ThreadPoolExecutor(8) as pool:
+        with scripted(*[in_pairs] * 8) as script, ThreadPoolExecutor(8) as pool:
             engine = connect(script, concurrency=2)
             for done in [pool.submit(generate, engine) for _ in range(8)]:
                 assert done.result().finish is Finish.STOP
-        assert script.most_at_once == 2
+        assert max(most) == 2
 
     def test_waiting_for_a_slot_ends_when_the_attempt_must(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +146,7 @@ class TestRequest:
         release = threading.Event()
 
         def held(body: dict[str, Any]) -> dict[str, Any]:
-            release.wait(10)
+            release.wait(60)
             return fine(body)
 
         with scripted(held) as script, ThreadPoolExecutor(1) as pool:
@@ -185,7 +194,7 @@ class TestWaiting:
             _until(lambda: not engine.available)
             assert not engine.ready()
             with scripted(port=port, ready=(200, {})) as script:
-                assert waiting.result(10).finish is Finish.STOP
+                assert waiting.result(60).finish is Finish.STOP
                 assert engine.available and engine.ready()
                 assert len(script.bodies()) == 1
 
@@ -244,9 +253,18 @@ class TestBreaking:
         assert len({body["rid"] for body in bodies}) == len(bodies)
 
     def test_a_timeout_aborts_what_it_gave_up(self, connect: Connect) -> None:
-        with scripted("hang", abort_request=(200, b"")) as script:
-            assert generate(connect(script, read_timeout_s=0.2)).finish is Finish.STOP
+        over = threading.Event()
+
+        def silent(body: dict[str, Any]) -> None:
+            engine._read_timeout_s = 60.0  # for whatever is sent after this
+            over.wait(60)
+            raise ConnectionAbortedError
+
+        with scripted(silent, abort_request=(200, b"")) as script:
+            engine = connect(script, read_timeout_s=0.2)
+            assert generate(engine).finish is Finish.STOP
             assert script.bodies("/abort_request") == [{"rid": script.bodies()[0]["rid"]}]
+            over.set()
 
     def test_after_a_break_it_waits_until_the_engine_is_ready(self, connect: Connect) -> None:
         with scripted("reset", ready=(503, {})) as script, ThreadPoolExecutor(1) as pool:
@@ -255,7 +273,7 @@ class TestBreaking:
             assert not engine.available
             assert len(script.bodies()) == 1
             script.paths["/ready"] = (200, {})
-            assert waiting.result(10).finish is Finish.STOP
+            assert waiting.result(60).finish is Finish.STOP
 
     def test_a_refused_request_is_never_sent_twice(self, connect: Connect) -> None:
         with scripted((400, {"error": {"message": "top_p must be in (0, 1], got 3."}})) as script:
@@ -292,7 +310,7 @@ class TestAborting:
         release = threading.Event()
 
         def held(body: dict[str, Any]) -> dict[str, Any]:
-            release.wait(10)
+            release.wait(60)
             return fine(body)
 
         with scripted(held, held, abort_request=(200, b"")) as script, ThreadPoolExecutor(2) as pool:
@@ -495,7 +513,7 @@ def test_availability_tells_when_the_engine_may_be_another(monkeypatch: pytest.M
 
 
 def _until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until, "it did not come to that"
         time.sleep(0.01)

@@ -47,10 +47,15 @@ def generate(engine: SGLangEngine, key: str = "r/g/0", ids: Any = (1, 2, 3), che
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.01)
+
+
+def waits(engine: SGLangEngine, script: Scripted, count: int = 1) -> bool:
+    """So many of its threads wait for an answer to a request that is there: those can be cut."""
+    return len(script.bodies()) == len(engine._line.wires) == count
 
 
 class Stuck:
@@ -60,7 +65,7 @@ class Stuck:
         self.release = threading.Event()
 
     def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.release.wait(10)
+        self.release.wait(60)
         return fine(body)
 
 
@@ -75,25 +80,25 @@ class TestCutting:
         with scripted(stuck, stuck, port=port(engine)) as script, ThreadPoolExecutor(2) as pool:
             mine = pool.submit(generate, engine, "r/g/0", check=check)
             other = pool.submit(generate, engine, "r/g/1", check=check)
-            until(lambda: len(script.bodies()) == 2)
+            until(lambda: waits(engine, script, 2))
             assert engine.cut("r/g/7") == 0
             stop.set()
             assert engine.cut("r/g/0") == 1
             with pytest.raises(Drained):
-                mine.result(5)
+                mine.result(60)
             assert not other.done()
             stop.clear()
             stuck.release.set()
-            assert other.result(5).finish is Finish.STOP
+            assert other.result(60).finish is Finish.STOP
             assert engine.cut() == 0
 
     def test_a_wait_that_was_cut_for_nothing_costs_nothing(self, engine: SGLangEngine) -> None:
         stuck = Stuck()
         with scripted(stuck, port=port(engine)) as script, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, engine)
-            until(lambda: script.bodies())
+            until(lambda: waits(engine, script))
             assert engine.cut() == 1
-            assert waiting.result(5).finish is Finish.STOP
+            assert waiting.result(60).finish is Finish.STOP
             assert len(script.bodies()) == 2
             stuck.release.set()
 
@@ -102,26 +107,27 @@ class TestHanging:
     def test_an_engine_that_does_not_answer_is_an_outage(
         self, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.engine_watch.SLOW_S", 0.05)
-        monkeypatch.setattr(engine_control, "HEALTH_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("rollq_worker.engine_watch.SLOW_S", 0.0)
         watch, stuck = EngineWatch(engine), Stuck()
         with (
             scripted(stuck, port=port(engine), ready=(200, {}), health=(200, b"")) as script,
             ThreadPoolExecutor(1) as pool,
         ):
             waiting = pool.submit(generate, engine)
-            until(lambda: engine.waiting_s() > 0.1)
+            until(lambda: waits(engine, script))
             watch.look()
             assert engine.available  # slow, but it generates
             script.paths["/health"] = "hang"
+            monkeypatch.setattr(engine_control, "HEALTH_TIMEOUT_S", 0.1)
             watch.look()
             assert engine.available
             watch.look()
             assert not engine.available
             until(lambda: len(script.bodies("/health")) > 4)
             assert len(script.bodies()) == 1 and not waiting.done()
+            monkeypatch.setattr(engine_control, "HEALTH_TIMEOUT_S", 60.0)
             script.paths["/health"] = (200, b"")
-            assert waiting.result(5).finish is Finish.STOP
+            assert waiting.result(60).finish is Finish.STOP
             assert engine.available and engine.outage_s > 0
             stuck.release.set()
 
@@ -140,8 +146,8 @@ class TestHanging:
 class Fragile:
     """An engine that dies of POISON and is started again by a supervisor, on the same port."""
 
-    def __init__(self, port: int, *, mortal: bool = False) -> None:
-        self.port = port
+    def __init__(self, engine: SGLangEngine, *, mortal: bool = False) -> None:
+        self.port = port(engine)
         self.mortal = mortal
         """It dies of every request."""
         self.deaths: list[int] = []
@@ -150,6 +156,13 @@ class Fragile:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._now = 0
+        self._broken: set[int] = set()
+        """Threads whose requests broke off at the last death."""
+        self._noticed: set[int] = set()
+        """Threads that asked since then and found nobody."""
+        self._flights = engine._flights
+        self._ready = engine.ready
+        engine.ready = self._asked  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._supervise)
 
     def __enter__(self) -> "Fragile":
@@ -164,11 +177,19 @@ class Fragile:
     def _supervise(self) -> None:
         while not self._over.is_set():
             self._dead.clear()
+            self._broken.clear()
             with scripted(port=self.port, ready=(200, {})) as script:
                 script.answers = _Forever(lambda body: self._answer(script, body))  # type: ignore[assignment]
                 self._dead.wait()
                 script.closed = True
-            time.sleep(0.1)
+            # Away until everybody has seen it: whoever comes late would take it for a connection that broke.
+            until(lambda: self._over.is_set() or (not self._now and self._broken <= self._noticed))
+
+    def _asked(self) -> bool:
+        there = self._ready()
+        if not there:
+            self._noticed.add(threading.get_ident())
+        return there
 
     def _answer(self, script: Scripted, body: dict[str, Any]) -> Any:
         with self._lock:
@@ -179,11 +200,16 @@ class Fragile:
                 with self._lock:
                     if not self._dead.is_set():
                         self.deaths.append(self._now)
-                self._dead.set()
+                    script.closed = True  # here: whoever asks again, however soon, gets no answer
+                    self._dead.set()
             self._dead.wait(0.15)
-            if self._dead.is_set():
-                raise ConnectionAbortedError  # the handler's connection ends without an answer
-            return fine(body)
+            with self._lock:
+                if not self._dead.is_set():
+                    return fine(body)
+                thread = self._flights._now[body["rid"]].thread
+                self._noticed.discard(thread)
+                self._broken.add(thread)
+            raise ConnectionAbortedError  # the handler's connection ends without an answer
         finally:
             with self._lock:
                 self._now -= 1
@@ -222,28 +248,28 @@ class TestRestarting:
             until(lambda: not engine.available)
             info = {"context_length": 500, "max_req_input_len": 494}
             with scripted(other, port=at, ready=(200, {}), server_info=(200, info)):
-                got = waiting.result(10)
+                got = waiting.result(60)
                 assert [span.version for span in got.versions] == ["v2"]
                 assert engine.room(10) == 490
 
 
 class TestPoison:
     def test_whoever_kills_engines_is_found_and_nobody_else_is_blamed(self, engine: SGLangEngine) -> None:
-        with Fragile(port(engine)) as fragile, ThreadPoolExecutor(11) as pool:
+        with Fragile(engine) as fragile, ThreadPoolExecutor(11) as pool:
             innocent = [pool.submit(generate, engine, f"r/g/{i}") for i in range(10)]
             guilty = pool.submit(generate, engine, "r/poison/0", [1, POISON])
             with pytest.raises(Poison, match="r/poison/0: this job kills engines"):
-                guilty.result(30)
-            assert all(one.result(30).finish is Finish.STOP for one in innocent)
+                guilty.result(60)
+            assert all(one.result(60).finish is Finish.STOP for one in innocent)
             assert fragile.deaths[-2:] == [1, 1]
             assert generate(engine).finish is Finish.STOP
             assert len(fragile.deaths) <= 6  # twice beside others, if each death was seen as one
 
     def test_one_death_sends_nobody_alone(self, engine: SGLangEngine) -> None:
-        dead, together = threading.Event(), threading.Barrier(5, timeout=10)
+        dead, together = threading.Event(), threading.Barrier(5, timeout=60)
 
         def dies(body: dict[str, Any]) -> dict[str, Any]:
-            dead.wait(10)
+            dead.wait(60)
             raise ConnectionAbortedError  # the connection ends without an answer
 
         def at_once(body: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +283,7 @@ class TestPoison:
             dead.set()
             until(lambda: not engine.available)
             with scripted(*[at_once] * 5, port=port(engine), ready=(200, {})):
-                assert all(one.result(10).finish is Finish.STOP for one in waiting)
+                assert all(one.result(60).finish is Finish.STOP for one in waiting)
 
     def test_an_engine_that_dies_of_everything_is_nobodys_fault(self, engine: SGLangEngine) -> None:
         stop = threading.Event()
@@ -266,14 +292,14 @@ class TestPoison:
             if stop.is_set():
                 raise Drained("stopping")
 
-        with Fragile(port(engine), mortal=True) as fragile, ThreadPoolExecutor(3) as pool:
+        with Fragile(engine, mortal=True) as fragile, ThreadPoolExecutor(3) as pool:
             waiting = [pool.submit(generate, engine, f"r/g/{i}", check=check) for i in range(3)]
             until(lambda: len(fragile.deaths) > 10)
             assert not any(one.done() for one in waiting)
             stop.set()
             for one in waiting:
                 with pytest.raises(Drained):
-                    one.result(10)
+                    one.result(60)
 
     def test_a_connection_that_breaks_while_the_engine_lives_blames_no_job(self, engine: SGLangEngine) -> None:
         with scripted(*["reset"] * 50, port=port(engine), ready=(200, {})), pytest.raises(EngineFailure):

@@ -24,6 +24,8 @@ class Recorder:
 
     def __init__(self, upstream: str, file: Path) -> None:
         self.upstream = upstream.rstrip("/")
+        self.url = ""
+        """Known once it is ready."""
         self.file = file
         self.file.touch()
 
@@ -41,6 +43,7 @@ class Recorder:
             await runner.setup()
             try:
                 await web.TCPSite(runner, "127.0.0.1", port).start()
+                self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
                 ready.set()
                 await until.wait()
             finally:
@@ -79,15 +82,15 @@ def _json(body: bytes) -> Any:
 
 
 @contextmanager
-def recording(upstream: str, port: int, file: Path) -> Iterator[Recorder]:
-    """A recorder on 127.0.0.1:`port`, in a thread."""
+def recording(upstream: str, file: Path) -> Iterator[Recorder]:
+    """A recorder on a port of its own, in a thread."""
     recorder, ready = Recorder(upstream, file), threading.Event()
     loop = asyncio.new_event_loop()
     until = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(port, until, ready)))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(0, until, ready)))
     thread.start()
     try:
-        assert ready.wait(10), "the recorder did not start"
+        assert ready.wait(60), "the recorder did not start"
         yield recorder
     finally:
         loop.call_soon_threadsafe(until.set)

@@ -98,17 +98,17 @@ class Process:
     def crash(self) -> None:
         """Kill it and start it again."""
         self.signal(signal.SIGKILL)
-        self.popen.wait(10)
+        self.popen.wait(60)
         self.start()
 
     def stop(self) -> None:
         self.signal(signal.SIGCONT)
         self.popen.terminate()
         try:
-            self.popen.wait(20)
+            self.popen.wait(60)
         except subprocess.TimeoutExpired:
             self.signal(signal.SIGKILL)
-            self.popen.wait(10)
+            self.popen.wait(60)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def replay(folder: Path, **options: Any) -> Iterator[Server]:
     port, gate = free_port(), Gate(folder / "gate")
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.held import main; "
     code += f"main({str(gate.path)!r}, port={port}, **{options!r})"
-    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 60, folder / "log") as process:
+    with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 120, folder / "log") as process:
         yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), process, gate)
 
 

@@ -22,7 +22,6 @@ from rollq_worker.fakes import FakeJournal
 from rollq_worker.invariants import Invariants
 from rollq_worker.selfcheck import checked_renderer
 from rollq_worker.users import user_factory
-from tests.conftest import free_port
 from tests.contract.conftest import Server
 from tests.recorder import Recorder, recording
 
@@ -94,11 +93,10 @@ def follow(trajectory: Trajectory, server: Server) -> None:
 
 @contextmanager
 def stage(server: Server, folder: Path) -> Iterator[Stage]:
-    port = free_port()
     tokenizer = server.tokenizer
     stops = [tokenizer.added_tokens["<|im_end|>"], *tokenizer.eos_ids]
-    with recording(server.url, port, folder / "calls.jsonl") as proxy:
-        engine = SGLangEngine(f"http://127.0.0.1:{port}", stop_ids=stops, vocab_size=tokenizer.vocab_size)
+    with recording(server.url, folder / "calls.jsonl") as proxy:
+        engine = SGLangEngine(proxy.url, stop_ids=stops, vocab_size=tokenizer.vocab_size)
         try:
             yield Stage(server, proxy, engine)
         finally:

@@ -145,7 +145,7 @@ def test_aborted_in_the_queue(slow_client: Client) -> None:
         reply: Future[Generated] = running.pool.submit(slow_client.generate)
         running.wait_for(4, 1)
         slow_client.engine.abort_running()
-        got = reply.result(20)
+        got = reply.result(60)
     assert (got.finish, len(got.ids), got.versions) == (Finish.ABORT, 0, ())
 
 
@@ -170,12 +170,13 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
             assert not reply.done()
             time.sleep(0.02)
         slow_client.server.reset()
-        assert reply.result(30).finish in (Finish.LENGTH, Finish.STOP)
+        assert reply.result(60).finish in (Finish.LENGTH, Finish.STOP)
     assert slow_client.engine.available
     assert slow_client.engine.outage_s > 0
 
 
 def test_new_weights_in_mid_turn(slow_client: Client) -> None:
+    slow_client.server.hold()
     with Running(slow_client.server) as running:
         reply: Future[Generated] = running.pool.submit(slow_client.generate, max_new_tokens=60, ignore_eos=True)
         running.wait_for(1)
@@ -184,7 +185,8 @@ def test_new_weights_in_mid_turn(slow_client: Client) -> None:
         body = {"new_version": "next", "abort_all_requests": False}
         slow_client.server.post("/update_weight_version", body)
         slow_client.server.post("/continue_generation", {})
-        got = reply.result(30)
+        slow_client.server.let_go()
+        got = reply.result(60)
     assert got.finish is Finish.LENGTH
     assert got.versions[-1].version == "next"
     assert_whole(got)

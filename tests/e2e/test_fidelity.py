@@ -6,7 +6,6 @@ import pytest
 
 from rollq import Budget, Client, Job
 from rollq.export import record
-from tests.conftest import free_port
 from tests.e2e.conftest import Stack
 from tests.recorder import recording
 
@@ -16,9 +15,8 @@ Exchange = tuple[dict, dict]
 
 def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> tuple[list[dict], dict]:
     """Run the tasks through the proxy; the exported lines, and what the proxy saw of each job."""
-    port = free_port()
-    with recording(stack.engine_url, port, stack.folder / "calls.jsonl") as proxy:
-        worker = stack.worker(8, engine_url=f"http://127.0.0.1:{port}")
+    with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
+        worker = stack.worker(8, engine_url=proxy.url)
         with Client(stack.redis_url, run="fidelity") as client:
             client.submit([Job(env=env, split=split, task=i, size=size, **job) for i in tasks])
             client.seal()
@@ -27,7 +25,7 @@ def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> 
                 found += [record(t) for t in batch.trajectories]
                 batch.ack()
         worker.terminate()
-        worker.wait(10)
+        worker.wait(60)
         seen: dict[str, list[Exchange]] = {}
         for call in proxy.calls():
             seen.setdefault(call["headers"]["X-SMG-Routing-Key"], []).append((call["request"], call["reply"]))

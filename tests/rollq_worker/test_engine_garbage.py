@@ -117,7 +117,7 @@ def raw(answer: bytes) -> Iterator[str]:
                 with suppress(TimeoutError, OSError):
                     connection, _ = listener.accept()
                     with connection:
-                        connection.settimeout(2)
+                        connection.settimeout(30)
                         post = connection.recv(1 << 16).startswith(b"POST")
                         connection.sendall(answer if post else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
@@ -157,7 +157,9 @@ def test_what_is_no_http_is_a_failure_of_the_engine(answer: bytes) -> None:
         engine.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(bodies())
 def test_garbage_through_the_client(body: bytes) -> None:
     with scripted(*[(200, body)] * (RETRIES + 1)) as script:
@@ -230,7 +232,8 @@ class TestConnections:
         assert not engine.ready() and len(engine._line.wires) == 0
 
     def test_a_quiet_client_keeps_no_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        together = threading.Barrier(6, timeout=10)
+        monkeypatch.setattr("rollq_worker.engine_http.IDLE_S", 1000.0)
+        together = threading.Barrier(6, timeout=60)
 
         def at_once(body: dict[str, Any]) -> dict[str, Any]:
             together.wait()
@@ -260,6 +263,7 @@ class TestConnections:
             engine.close()
 
     def test_one_that_lay_idle_is_not_used_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("rollq_worker.engine_http.IDLE_S", 1000.0)
         ports: list[int] = []
         with scripted(ready=(200, {})) as script:
             engine = SGLangEngine(script.url)

@@ -15,6 +15,7 @@ from rollq_worker.environments import domain
 from rollq_worker.isolation import Isolation
 from rollq_worker.protocols import Action
 from rollq_worker.users.scripted import ScriptedUser
+from tests.clock import Clock
 
 SITE = Path(__file__).parent.parent / "e2e" / "site"
 
@@ -84,11 +85,12 @@ def faulty(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(isolation_module, "CHECK_S", 0.05)
     task = domain("shop").task("train", 0)
 
-    def fail(fault: str, check: Any = nothing) -> None:
+    def fail(fault: str, check: Any = nothing, limit_s: float = isolation_module.STEP_S) -> None:
         with isolation.open("faulty", "train", 0, {"fault": fault}, check) as environment:
             environment.reset(ScriptedUser(task.opening, task.replies))
-            for move in task.moves[:2]:
-                environment.step(move)
+            environment.step(task.moves[0])
+            monkeypatch.setattr(isolation_module, "STEP_S", limit_s)
+            environment.step(task.moves[1])
 
     return fail
 
@@ -111,10 +113,9 @@ def test_what_would_have_ended_the_worker_ends_one_attempt(faulty: Any, fault: s
 
 
 @pytest.mark.parametrize("fault", ["sleep", "loop", "freeze"])
-def test_what_does_not_return_is_killed(faulty: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation_module, "STEP_S", 0.5)
+def test_what_does_not_return_is_killed(faulty: Any, fault: str) -> None:
     with pytest.raises(EnvironmentFailure, match=r"environment\.step\(.*\): nothing in 0.5 s; its process is killed"):
-        faulty(fault)
+        faulty(fault, limit_s=0.5)
 
 
 def test_waiting_for_it_ends_when_the_attempt_must(faulty: Any) -> None:
@@ -132,11 +133,11 @@ def test_waiting_for_it_ends_when_the_attempt_must(faulty: Any) -> None:
 def test_the_users_time_does_not_count_and_its_failure_is_its_own(
     isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation_module, "STEP_S", 0.4)
+    monkeypatch.setattr(isolation_module, "time", clock := Clock())
 
     class Slow:
         def open(self) -> str:
-            time.sleep(0.6)
+            clock.ahead += 2 * isolation_module.STEP_S
             return "hello"
 
         def reply(self, message: str) -> str:
@@ -172,7 +173,8 @@ def test_its_process_ends_with_the_block(isolation: Isolation) -> None:
     with isolation.open("shop", "train", 0, {}, nothing) as environment:
         pid = environment._process.pid
         os.kill(pid, 0)
-    for _ in range(100):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

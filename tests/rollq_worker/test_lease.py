@@ -17,6 +17,7 @@ from rollq_worker import lease
 from rollq_worker.boundary import DeadlineExceeded, Drained
 from rollq_worker.lease import LEASE_S, Leases, release_all
 from rollq_worker.steps import Abandoned
+from tests.clock import Clock
 
 HEADER = Header(attempt=1)
 
@@ -37,10 +38,19 @@ def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0) -> Claim:
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of the attempts and their steps."""
+    clock = Clock()
+    monkeypatch.setattr("rollq_worker.lease.time", clock)
+    monkeypatch.setattr("rollq_worker.steps.time", clock)
+    return clock
 
 
 class Away:
@@ -54,17 +64,17 @@ class Away:
 
 
 class TestDeadline:
-    def test_it_stands_still_while_the_engine_is_away(self, ledger: Ledger) -> None:
+    def test_it_stands_still_while_the_engine_is_away(self, ledger: Ledger, clock: Clock) -> None:
         away = Away()
         away.seconds = 100.0  # before the claim: nothing to this attempt
         leases = Leases(threading.Event(), away)
-        with leases.hold(ledger, claim(ledger, deadline_s=0.2)) as attempt:
-            away.seconds += 30.0
-            time.sleep(0.25)
+        with leases.hold(ledger, claim(ledger, deadline_s=200.0)) as attempt:
+            away.seconds += 3000.0
+            clock.ahead += 250.0
             attempt.check()
-            assert attempt.stopped_s == 30.0 and 29.0 < attempt.left_s < 30.0
-            away.seconds -= 30.0
-            with pytest.raises(DeadlineExceeded, match=r"deadline of 0\.2 s"):
+            assert attempt.stopped_s == 3000.0 and 2900.0 < attempt.left_s <= 2950.0
+            away.seconds -= 3000.0
+            with pytest.raises(DeadlineExceeded, match=r"deadline of 200 s"):
                 attempt.check()
 
     def test_the_ledger_moves_its_own_deadline_with_it(self, ledger: Ledger) -> None:
@@ -75,16 +85,21 @@ class TestDeadline:
             assert state is not None and state.lease_until is not None
             assert state.lease_until - ledger.now() <= 5.0
             away.seconds = 60.0
+            before = ledger.now()
             leases.tick()
             state = ledger.job("r/g0/0")
             assert state is not None and state.lease_until is not None
-            assert LEASE_S - 1 < state.lease_until - ledger.now() <= LEASE_S
+            assert before + LEASE_S <= state.lease_until <= ledger.now() + LEASE_S
 
-    def test_the_lease_outlives_it_so_that_the_attempt_can_say_why(self, ledger: Ledger) -> None:
+    def test_the_lease_outlives_it_so_that_the_attempt_can_say_why(
+        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease, "REPORT_S", 10.0)
         leases = Leases(threading.Event())
-        with leases.hold(ledger, claim(ledger, deadline_s=0.3)) as attempt:
+        with leases.hold(ledger, claim(ledger, deadline_s=5.0)) as attempt:
             leases.tick()
-            time.sleep(0.4)
+            ledger.redis.zincrby(ledger.keys.leased, -6.0, "r/g0/0#1")  # six seconds later
+            clock.ahead += 6.0
             leases.tick()
             assert ledger.reap(expire_until=inf) == [] and not attempt.lost.is_set()
             assert attempt.fail(FailureClass.ENGINE, "late") == "queued"
@@ -115,25 +130,23 @@ class TestWatching:
         thread.start()
         until(leases.held)
         time.sleep(0.1)
-        for _ in range(50):
-            leases.tick()
-            if ended:
-                break
-            time.sleep(0.02)
-        thread.join(5)
+        until(lambda: leases.tick() or ended)  # type: ignore[func-returns-value]
+        thread.join(60)
         assert ended and not leases.held()
         state = ledger.job("r/g0/0")
         assert state is not None and state.failures == {blamed: 1} and state.state == "queued"
         assert state.reason.startswith("nothing in 0.05 s while waiting for ")
 
-    def test_a_step_within_its_limit_is_left_alone_and_the_users_time_does_not_count(self, ledger: Ledger) -> None:
+    def test_a_step_within_its_limit_is_left_alone_and_the_users_time_does_not_count(
+        self, ledger: Ledger, clock: Clock
+    ) -> None:
         leases = Leases(threading.Event())
         with (
             leases.hold(ledger, claim(ledger)) as attempt,
-            attempt.steps.inside(EnvironmentFailure, "environment.step(x)", 0.2),
+            attempt.steps.inside(EnvironmentFailure, "environment.step(x)", 200.0),
         ):
-            with attempt.steps.inside(UserFailure, "the user", 5.0):
-                time.sleep(0.3)
+            with attempt.steps.inside(UserFailure, "the user", 5000.0):
+                clock.ahead += 300.0
                 leases.tick()
             leases.tick()
             assert attempt.abandoned_at is None
@@ -216,35 +229,45 @@ class TestRedis:
             assert len(ledger.journal("r/g0/0")) == 1
             assert attempt.stopped_s > 1.0  # which its deadline does not see
 
-    def test_a_wait_past_the_deadline_costs_no_lease(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wait_past_the_deadline_costs_no_lease(
+        self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(lease, "TICK_S", 0.01)
         monkeypatch.setattr("rollq.patience.LONGEST_S", 0.01)
         leases, room, write = Leases(threading.Event()), threading.Event(), ledger.append
+        asked = threading.Event()
 
         def append(*args: object) -> None:
+            asked.set()
             if not room.is_set():
                 raise Unwritable("full")
             write(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(ledger, "append", append)
-        with leases.hold(ledger, claim(ledger, deadline_s=0.5)) as attempt:
+        with leases.hold(ledger, claim(ledger, deadline_s=500.0)) as attempt:
             thread = threading.Thread(target=attempt.open, args=(HEADER,))
             thread.start()
-            time.sleep(0.6)
+            assert asked.wait(60)
+            clock.ahead += 600.0
             assert not attempt.overdue  # else its lease would not be renewed
+            before = ledger.now()
             leases.tick()
             state = ledger.job("r/g0/0")
-            assert state is not None and state.lease_until is not None and state.lease_until - ledger.now() > 1.0
+            assert state is not None and state.lease_until is not None and state.lease_until >= before + LEASE_S
             room.set()
-            thread.join(10)
+            thread.join(60)
             attempt.check()
         assert len(ledger.journal("r/g0/0")) == 1
 
     def test_waiting_for_it_ends_when_the_attempt_must(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         draining = threading.Event()
         with Leases(draining).hold(ledger, claim(ledger)) as attempt:
-            monkeypatch.setattr(ledger, "append", Flaky(ledger.append, *[redis.ConnectionError("refused")] * 9))
-            threading.Timer(0.2, draining.set).start()
+
+            def refused(*args: object) -> None:
+                draining.set()  # here: while it is being waited for
+                raise redis.ConnectionError("refused")
+
+            monkeypatch.setattr(ledger, "append", refused)
             with pytest.raises(Drained):
                 attempt.open(HEADER)
 
@@ -275,7 +298,7 @@ def test_the_heartbeat_outlives_everything(
     errors = [redis.ConnectionError("refused"), Unwritable("full"), ValueError("a bug")]
     monkeypatch.setattr(leases, "tick", Flaky(lambda: leases.stop(), *errors))
     leases.start()
-    leases._thread.join(10)
+    leases._thread.join(60)
     assert not leases._thread.is_alive()
     assert "heartbeat: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
 

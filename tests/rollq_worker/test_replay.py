@@ -38,7 +38,7 @@ from rollq_worker.replay.server import serve
 from rollq_worker.tokenizer import load_tokenizer
 from rollq_worker.users.openai import GREETING, PROMPT
 from rollq_worker.users.scripted import ScriptedUser
-from tests.conftest import free_port
+from tests.clock import Clock
 from tests.recorder import recording
 from tests.rollq_worker.engines import replaying
 
@@ -295,17 +295,22 @@ class TestLogprobs:
 
 
 class TestScheduler:
-    def test_what_is_released_belongs_to_the_version_of_its_time(self) -> None:
+    def test_what_is_released_belongs_to_the_version_of_its_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("rollq_worker.replay.generation.time", clock := Clock())
+
         async def run() -> Generation:
             scheduler = Scheduler(version="a")
-            generation = Generation(rid="r", total=1000, seconds=0.2)
+            generation = Generation(rid="r", total=1000, seconds=4000.0)
             running = asyncio.create_task(scheduler.run(generation))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)
+            clock.ahead += 1000.0
             await scheduler.pause("in_place")
             scheduler.relabel("b")
-            await asyncio.sleep(0.05)
+            clock.ahead += 1000.0
             held = generation.released()
+            assert 250 <= held < 500
             scheduler.resume()
+            clock.ahead += 4000.0
             await running
             assert generation.spans[0] == ("a", 0, held)
             return generation
@@ -367,8 +372,8 @@ class TestServer:
 
     def test_ids_go_out_as_they_came_in(self, address: str, tmp_path: Path) -> None:
         """Each request is the one before, what that was answered, and a bridge; the trajectory is all of it."""
-        with recording(address, port := free_port(), tmp_path / "calls.jsonl") as recorder:
-            engine = SGLangEngine(f"http://127.0.0.1:{port}", vocab_size=TOKENIZER.vocab_size)
+        with recording(address, tmp_path / "calls.jsonl") as recorder:
+            engine = SGLangEngine(recorder.url, vocab_size=TOKENIZER.vocab_size)
             trajectory = episode(engine, 1)
             engine.close()
             calls = recorder.calls()
@@ -386,19 +391,19 @@ class TestServer:
         said = []
         for seed in (0, 1):
             with replaying(mistakes=0.9, seed=seed) as url:
-                said += [requests.post(f"{url}/generate", json=body, timeout=10).json()["output_ids"] for _ in range(3)]
+                said += [requests.post(f"{url}/generate", json=body, timeout=60).json()["output_ids"] for _ in range(3)]
         assert all(ids == said[0] for ids in said)
 
     def test_requests_draw_for_themselves(self) -> None:
         body = {"input_ids": list(_prompt(SHOP.task(SPLIT, 0)))}
         with replaying(mistakes=0.9) as url:
-            said = {requests.post(f"{url}/generate", json=body, timeout=10).json()["text"] for _ in range(20)}
+            said = {requests.post(f"{url}/generate", json=body, timeout=60).json()["text"] for _ in range(20)}
         assert len(said) > 1
 
     def test_options_show(self) -> None:
         with replaying(weight_version="step-3", context_length=100) as url:
-            assert requests.get(f"{url}/model_info", timeout=10).json()["weight_version"] == "step-3"
-            answer = requests.post(f"{url}/generate", json={"input_ids": [1] * 100}, timeout=10)
+            assert requests.get(f"{url}/model_info", timeout=60).json()["weight_version"] == "step-3"
+            answer = requests.post(f"{url}/generate", json={"input_ids": [1] * 100}, timeout=60)
             assert "context length (100 tokens)" in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize("wrong", [{"mistakes": 1.5}, {"errors": -0.1}, {"latency": -1}, {"context_length": 3}])
@@ -408,20 +413,20 @@ class TestServer:
 
     @pytest.mark.parametrize("ids", [[-1], [10_000_000]], ids=repr)
     def test_what_would_kill_a_real_server_is_refused(self, address: str, ids: list[int]) -> None:
-        answer = requests.post(f"{address}/generate", json={"input_ids": ids}, timeout=10)
+        answer = requests.post(f"{address}/generate", json={"input_ids": ids}, timeout=60)
         assert answer.status_code == 400
         assert "outside the vocabulary" in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize("body", [{"stream": True}, {"sampling_params": {"n": 2}}])
     def test_what_it_cannot_do_is_refused(self, address: str, body: dict[str, Any]) -> None:
-        answer = requests.post(f"{address}/generate", json={"input_ids": [1], **body}, timeout=10)
+        answer = requests.post(f"{address}/generate", json={"input_ids": [1], **body}, timeout=60)
         assert answer.status_code == 400
         assert "replay engine" in answer.json()["error"]["message"]
 
 
 class TestChat:
     def ask(self, address: str, messages: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
-        answer = requests.post(f"{address}/v1/chat/completions", json={"messages": messages, **body}, timeout=10)
+        answer = requests.post(f"{address}/v1/chat/completions", json={"messages": messages, **body}, timeout=60)
         assert answer.status_code == 200, answer.text
         return dict(answer.json()["choices"][0])
 
@@ -481,7 +486,7 @@ class TestProcess:
             with pytest.raises(requests.ReadTimeout):
                 requests.post(f"{url}/generate", json={"input_ids": [1, 2]}, timeout=0.2)
             os.kill(process.pid, number)
-            assert process.wait(5) == 0
+            assert process.wait(60) == 0
             assert out.read() == ""
 
     def test_a_port_that_is_taken(self, address: str) -> None:
@@ -495,7 +500,7 @@ def _prompt(task: Task) -> "array[int]":
 
 def _outcome(url: str) -> str:
     try:
-        answer = requests.post(f"{url}/generate", json={"input_ids": [1, 2]}, timeout=10)
+        answer = requests.post(f"{url}/generate", json={"input_ids": [1, 2]}, timeout=60)
     except requests.ConnectionError as e:
         return type(e).__name__
     if answer.status_code != 200:

@@ -18,6 +18,7 @@ from rollq_worker.engine import SGLangEngine
 from rollq_worker.suspects import Poison
 from rollq_worker.tasks import Player
 from rollq_worker.tokenizer import load_tokenizer
+from tests.clock import Clock
 from tests.conftest import free_port
 from tests.rollq_worker.engines import replaying
 
@@ -203,7 +204,13 @@ class TestDraining:
         player = Player(
             Settings(redis_url=redis_url), ledger.redis, engine, load_tokenizer(None), "w", threading.Event()
         )
-        threading.Timer(0.3, player.draining.set).start()
+        ready = engine.ready
+
+        def away() -> bool:
+            player.draining.set()  # here: while it is being waited for
+            return ready()
+
+        engine.ready = away  # type: ignore[method-assign]
         assert player.play(submit(ledger)) == {"stop": "bounced"}
         assert ledger.stats()["claims"] == 0
         engine.close()
@@ -262,17 +269,28 @@ class TestFailures:
         assert summary == {"job": "r/g/0", "stop": "fenced"}
         assert not ledger.stats()["failures"]
 
-    def test_the_deadline_blames_what_was_waited_for(self, ledger: Ledger, redis_url: str) -> None:
-        with replaying(latency=60.0) as slow:
+    def test_the_deadline_blames_what_was_waited_for(
+        self, ledger: Ledger, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollq_worker.lease.time", clock := Clock())
+        with replaying(latency=1000.0) as slow:
             engine = SGLangEngine(slow)
             settings = Settings(redis_url=redis_url, engine_url=slow)
             player = Player(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
+            send = engine._send
+
+            def late(*args: Any) -> Any:
+                clock.ahead += 2000.0  # here: what comes next is the engine
+                return send(*args)
+
+            engine._send = late  # type: ignore[method-assign]
             player.leases.start()
             start = time.monotonic()
-            summary = player.play(submit(ledger, budget=Budget(deadline_s=1.0)))
+            summary = player.play(submit(ledger, budget=Budget(deadline_s=1000.0)))
             player.leases.stop()
+            player.leases._thread.join(60)
             engine.close()
         assert (summary["failure"], summary["then"]) == ("engine", "queued")
-        assert time.monotonic() - start < 30  # half a generation of the engine
+        assert time.monotonic() - start < 100  # a tenth of a generation
         state = ledger.job("r/g/0")
-        assert state is not None and state.reason.startswith("past the deadline of 1 s while waiting for the engine")
+        assert state is not None and state.reason.startswith("past the deadline of 1000 s while waiting for the engine")

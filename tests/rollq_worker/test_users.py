@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.released.set()
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
     openai._session().close()
 
 
@@ -205,7 +205,7 @@ def raw(body: bytes) -> Answer:
 
 
 def hang(handler: Handler) -> None:
-    handler.server.released.wait(30)
+    handler.server.released.wait(60)
 
 
 def trickle(handler: Handler) -> None:
@@ -244,7 +244,7 @@ class Simulated:
     def user(self, *answers: Answer) -> User:
         self.server.answers = list(answers)
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 5, "retries": 3, **self.options}
+        spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 60, "retries": 3, **self.options}
         return make(spec, {"sim": Endpoint(url, self.key_file)}, check=self.check)
 
 
@@ -342,10 +342,14 @@ def test_nonsense_is_asked_again_and_then_a_user_failure(server: Server, bad: An
 
 @pytest.mark.parametrize("stuck", [hang, trickle])
 def test_an_answer_that_does_not_come_in_time(server: Server, stuck: Answer) -> None:
-    simulated = Simulated(server, options={"timeout_s": 1.5, "retries": 2})
-    assert simulated.user(stuck, say("Hi")).open() == "Hi"
-    with pytest.raises(UserFailure, match=r"no answer \(.*Timeout.*\)"):
-        simulated.user(stuck).open()
+    def first(handler: Handler) -> None:
+        user._options = replace(user._options, timeout_s=60.0)  # for whatever is asked after this
+        stuck(handler)
+
+    user: Any = Simulated(server, options={"timeout_s": 1.0, "retries": 60}).user(first, say("Hi"))
+    assert user.open() == "Hi"
+    with pytest.raises(UserFailure, match=r"no answer \(.*Timeout.*\) \(tried 2 times\)"):
+        Simulated(server, options={"timeout_s": 1.0, "retries": 1}).user(stuck).open()
 
 
 def test_nobody_listens(server: Server) -> None:
@@ -375,7 +379,7 @@ def test_the_server_says_when_to_come_back(server: Server, monkeypatch: pytest.M
 
 
 def test_repeats_end_with_the_time_for_a_reply(server: Server) -> None:
-    user = Simulated(server, options={"timeout_s": 0.5, "retries": 3}).user(status(429, Retry_After="60"))
+    user = Simulated(server, options={"timeout_s": 14.5, "retries": 3}).user(status(429, Retry_After="60"))
     start = time.monotonic()
     with pytest.raises(UserFailure, match=r"answered 429 \(tried 1 times\)"):
         user.open()
@@ -470,5 +474,5 @@ def test_many_users_at_once(server: Server) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert heard == ["m-1"] * 32

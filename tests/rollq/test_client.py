@@ -1,7 +1,8 @@
 """The light client against a real Redis; a thread or the test itself plays the worker."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,6 +28,13 @@ def play_all(ledger: Ledger, *groups: str, size: int = 2) -> None:
     for name in groups:
         for sample in range(size):
             play(ledger, f"r/{name}/{sample}", float(sample))
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
 
 
 def submit(client: Client, *names: str, **changes: object) -> None:
@@ -83,13 +91,14 @@ class TestSubmit:
 
         thread = threading.Thread(target=produce)
         thread.start()
+        until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
         assert not done.wait(0.3)
-        assert client.stats()["groups_open"] == 3  # eval groups do not wait for a trainer
+        assert client.stats()["groups_open"] == 3
         play_all(client.ledger, "a")
         for batch in client.batches(1):
             batch.ack()
             break
-        assert done.wait(10)
+        assert done.wait(60)
         thread.join()
         assert client.job("r/c/0").state is State.QUEUED
 
@@ -232,12 +241,8 @@ class TestHolds:
         holds = Holds(client.ledger, hold_s=0.05)
         holds.add("kept", 2)
         holds.add("lost", 3)
-        assert gone.wait(10)
-        for _ in range(200):
-            if holds.groups == 2:
-                break
-            threading.Event().wait(0.01)
-        assert holds.groups == 2
+        assert gone.wait(60)
+        until(lambda: holds.groups == 2)
         holds.drop("kept")
         assert holds.groups == 0
         holds.close()

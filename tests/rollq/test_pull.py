@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -195,7 +196,7 @@ def test_two_pulls_into_one_file(
     said = capsys.readouterr().err
     assert said == f"rollq: {out} is being written by another process: wait for its end, or name another file\n"
     os.kill(waiting.pid, signal.SIGKILL)
-    waiting.wait(10)
+    waiting.wait(60)
     finish(ledger, "b", seal=False)
     assert pull(redis_url, 1, "--out", str(out)) == 0
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
@@ -203,7 +204,7 @@ def test_two_pulls_into_one_file(
 
 def test_interrupted_it_says_what_it_has(waiting: subprocess.Popen[str], out: Path) -> None:
     waiting.send_signal(signal.SIGINT)
-    said, err = waiting.communicate(timeout=30)
+    said, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 130
     assert said.startswith("0 groups, 0 trajectories, reward -")
     assert err.endswith("rollq: interrupted: what was not acknowledged comes again within a minute\n")
@@ -277,14 +278,15 @@ def test_what_is_ready_is_taken_though_less_than_asked_for(redis_url: str, ledge
 
 def test_redis_goes_away_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(connection, "RETRIES", 2)
-    server = EmbeddedRedis()
-    stop = threading.Timer(1.0, server.stop)
-    stop.start()
-    try:
+    take = Ledger.take
+    with EmbeddedRedis() as server:
+
+        def gone(*args: Any, **options: Any) -> Any:
+            server.stop()  # here: while it waits for a group
+            return take(*args, **options)
+
+        monkeypatch.setattr(Ledger, "take", gone)
         assert pull(server.url, 1) == 1
-    finally:
-        stop.join()
-        server.stop()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
     assert last.endswith("when it is up again, the same line goes on")

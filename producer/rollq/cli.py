@@ -24,6 +24,7 @@ from rollq.commands import (
     pull,
     redis_server,
     requeue,
+    runfile,
     show,
     stats,
     submit,
@@ -47,6 +48,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        if args is not None:
+            runfile.apply(self, args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -203,7 +204,7 @@ class Client:
     def _groups(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
         """Whole groups, named; each as soon as it is whole, before the next job is asked for."""
         samples: list[Job] = []
-        for job in map(self._named, jobs):
+        for job in map(self._named, jobs, count()):
             if samples and job.group != samples[0].group:
                 yield _whole(samples)
                 samples = []
@@ -214,12 +215,15 @@ class Client:
         if samples:
             yield _whole(samples)
 
-    def _named(self, job: Job) -> Job:
+    def _named(self, job: Job, index: int) -> Job:
         """With the run's and a group's name."""
-        if job.run and job.run != self.run:
-            raise ContractError(f"job {job.id}: belongs to run {job.run}, this client is of run {self.run}")
-        group = job.group or re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.env}.{job.split}.{job.task}")
-        return replace(job, run=self.run, group=group)
+        try:
+            if job.run and job.run != self.run:
+                raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {self.run}")
+            group = job.group or re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.env}.{job.split}.{job.task}")
+            return replace(job, run=self.run, group=group)
+        except ContractError as e:
+            raise ContractError(f"jobs[{index}]: {e}") from e
 
     def _room(self, job: Job, ahead: int) -> int:
         """Waits until another group may be submitted; returns how many may."""

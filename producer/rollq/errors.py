@@ -43,10 +43,6 @@ class FailureClass(StrEnum):
     """Somebody cancelled it."""
 
 
-INFRASTRUCTURE = frozenset({FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER})
-"""Classes that say nothing about the job: more failures allowed, with backoff."""
-
-
 class RollqError(Exception):
     """Root of everything rollq raises."""
 

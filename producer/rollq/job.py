@@ -103,7 +103,7 @@ class Job:
     """The group's place in the run: lower ones are handed out first. The ledger gives it; not part of the content."""
 
     def __post_init__(self) -> None:
-        where = f"job {self.run or '?'}/{self.group}/{self.sample}"
+        where = self.title
         for name in ("run", "group"):
             value = getattr(self, name)
             if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
@@ -111,7 +111,7 @@ class Job:
         for name in ("sample", "task", "seed", "size", "min_viable", "seq"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
-                raise ContractError(f"{where}: {name} must be a whole number of at least 0, not {value!r}")
+                raise ContractError(f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}")
         if not self.sample < self.size:
             raise ContractError(f"{where}: sample {self.sample} of a group of {self.size} (samples count from 0)")
         if self.min_viable > self.size:
@@ -135,6 +135,13 @@ class Job:
     def id(self) -> str:
         """`run/group/sample`, the idempotence key."""
         return f"{self.run}/{self.group}/{self.sample}"
+
+    @property
+    def title(self) -> str:
+        """For messages: the id, or what there is to know it by before it has one."""
+        if self.run and self.group:
+            return f"job {self.id}"
+        return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (f", group {self.group}" if self.group else "")
 
     @property
     def viable(self) -> int:

@@ -28,7 +28,7 @@ class TrajectoryFile:
     """A file open for writing, locked until it is closed or its process ends."""
 
     def __init__(self, path: Path, *, append: bool) -> None:
-        """`append` keeps what is there, else the file is emptied.
+        """`append` keeps what is there, else the first save empties the file.
 
         Raises SettingsError when it cannot be written or somebody else writes it, ContractError when something else is
         there.
@@ -38,13 +38,15 @@ class TrajectoryFile:
         """Trajectories that came although they were in the file: not written again."""
         self._lines: dict[str, int] = {}
         """What is in the file: by job, its line's hash, which tells one episode from another."""
+        self._emptied = append
         self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
         try:
             if self._regular:
                 _lock(self._fd, path)
-                os.truncate(self._fd, self._resume() if append else 0)
-                os.lseek(self._fd, 0, os.SEEK_END)
+                if append:
+                    os.truncate(self._fd, self._resume())
+                    os.lseek(self._fd, 0, os.SEEK_END)
         except BaseException:
             self.close()
             raise
@@ -100,6 +102,9 @@ class TrajectoryFile:
         return job_id in self._lines
 
     def _append(self, data: bytes) -> None:
+        if self._regular and not self._emptied:
+            os.truncate(self._fd, 0)
+        self._emptied = True
         left = memoryview(data)
         while left:
             left = left[os.write(self._fd, left) :]

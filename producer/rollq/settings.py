@@ -73,7 +73,8 @@ class Settings:
 
 def _whole(name: str, text: str) -> int:
     if not re.fullmatch(r"\s*\d{1,9}\s*", text):
-        raise SettingsError(f"{name} must be a whole number of at least 1, not {text!r}")
+        limit = " and at most 999999999" if text.strip().isdecimal() else ""
+        raise SettingsError(f"{name} must be a whole number of at least 1{limit}, not {text!r}")
     return int(text)
 
 
@@ -93,7 +94,7 @@ def _endpoints(text: str) -> Mapping[str, Endpoint]:
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         address, *options = entry.split(",")
         name, _, url = (part.strip() for part in address.partition("="))
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in found:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not url or name in found:
             raise SettingsError(f"ROLLQ_USER_ENDPOINTS: expected name=url[,key_file=path];..., not {mask_url(entry)!r}")
         _check_http(f"ROLLQ_USER_ENDPOINTS: {name}", url)
         key_file = None

@@ -28,6 +28,7 @@ from rollq.turn import Turn
 from rollq_worker import frozen, start
 from rollq_worker.drain import Drain
 from rollq_worker.engine import SGLangEngine
+from rollq_worker.engine_tokenizer import PROBE
 from rollq_worker.engine_watch import EngineWatch
 from rollq_worker.lease import release_all
 from rollq_worker.reaper import Reaper
@@ -80,6 +81,7 @@ def main(settings: Settings) -> int:
         stop_ids=start.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
         turn=Turn(connection, settings.engine_url),
+        spelling=tokenizer.encode(PROBE),
     )
     player = Player(settings, connection, engine, tokenizer, name, drain.draining)
     player.isolation.start()
@@ -102,9 +104,7 @@ def main(settings: Settings) -> int:
         where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
         print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
 
-    if not engine.ready():
-        where = mask_url(settings.engine_url)
-        log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
+    start.look_at(engine, settings.engine_url, tokenizer.name)
     signals.worker_ready.connect(on_ready, weak=False)
     worker.start()
     leave(player, reaper)

@@ -31,6 +31,7 @@ from rollq_worker.engine_patience import backoff, wait
 from rollq_worker.engine_reply import AbortError, ReplyError, read_reply
 from rollq_worker.engine_request import write_request
 from rollq_worker.engine_state import Availability, Standstill
+from rollq_worker.engine_tokenizer import KnownTokenizer
 from rollq_worker.engine_vocabulary import Vocabulary
 from rollq_worker.protocols import Generated
 from rollq_worker.suspects import DEATHS, Quarantine, Suspect
@@ -42,6 +43,7 @@ RETRIES = 3
 READ_TIMEOUT_S = 900.0
 """Longest generation, a pause for new weights included; `engine_watch` finds a hung engine long before."""
 ABORTS_AT_ONCE = 8
+OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
 @dataclass
@@ -63,7 +65,8 @@ class SGLangEngine:
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; ids above it are
     only sent when this engine sampled them or `admit` was told of them. While a thread waits for a reply it cannot call
     `check`: `abort_running` has the engine end all replies that are under way, `cut` ends the wait for one. `turn` is a
-    lock that workers share, around requests under which engines have died.
+    lock that workers share, around requests under which engines have died. `spelling` are our ids of
+    `engine_tokenizer.PROBE`: an engine that gives others is sent nothing.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class SGLangEngine:
         read_timeout_s: float = READ_TIMEOUT_S,
         api_key: str | None = None,
         turn: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
+        spelling: Sequence[int] = (),
     ) -> None:
         self.url = url.rstrip("/")
         self._standstill = Standstill()
@@ -89,6 +93,7 @@ class SGLangEngine:
         self._control = EngineControl(self._line)
         self._flights = Flights(self._line.wires)
         self._limits = KnownLimits(self._control.json)
+        self._tokenizer = KnownTokenizer(self._control.tokens, spelling)
         self._hung = False
 
     @property
@@ -131,6 +136,8 @@ class SGLangEngine:
                 if room <= 0:
                     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
                 try:
+                    if self.differs():
+                        raise Away(OTHER_TOKENIZER)
                     with self._quarantine.passing(tries.suspect, check):
                         got = self._request(ids, sampling, room, key)
                 except Away as e:
@@ -150,6 +157,8 @@ class SGLangEngine:
                         self._died(tries, key, suspicion)
                 else:
                     self._came_back()
+                    if self.differs():
+                        continue  # another engine came back, and these ids are not ours
                     self._quarantine.answered()
                     self.admit(got.ids)
                     return got
@@ -157,12 +166,18 @@ class SGLangEngine:
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
         trouble, gone = self._control.trouble(generating=self._hung)
+        if not trouble and self.differs():
+            trouble = OTHER_TOKENIZER
         if trouble:
             self.availability.lost(trouble, gone=gone)
             return False
         self._hung = False
         self._came_back()
         return True
+
+    def differs(self) -> bool:
+        """Whether the engine is known to have another tokenizer than ours."""
+        return self._tokenizer.differs()
 
     def abort_running(self) -> int:
         """Abort every request of this process; returns how many were asked for (0: none is running, or no way to ask).
@@ -289,3 +304,4 @@ class SGLangEngine:
     def _came_back(self) -> None:
         if self.availability.found():
             self._limits.forget()  # it may be another engine now
+            self._tokenizer.forget()

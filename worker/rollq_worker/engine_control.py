@@ -49,6 +49,13 @@ class EngineControl:
         except NoAnswer:
             return False
 
+    def tokens(self, text: str) -> object:
+        """What /tokenize answers, None where there is none. Raises NoAnswer while the engine is away."""
+        answer = self._line.post("/tokenize", json.dumps({"prompt": text}).encode(), timeout_s=PROBE_TIMEOUT_S)
+        if answer.status >= 500:
+            raise NoAnswer(f"/tokenize answers {answer.status}")
+        return answer.json() if answer.status == 200 else None
+
     def json(self, path: str) -> object:
         """The JSON there, None where there is none. Raises NoAnswer while the engine is away."""
         answer = self._line.get(path, timeout_s=PROBE_TIMEOUT_S)

@@ -12,6 +12,7 @@ from rollq.connection import check_redis, mask_url
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
 from rollq.ledger import Ledger
 from rollq.settings import Settings
+from rollq_worker.engine import SGLangEngine
 from rollq_worker.environments import names
 from rollq_worker.renderer import ChatRenderer
 from rollq_worker.tokenizer import Tokenizer
@@ -41,6 +42,19 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
         return ChatRenderer(tokenizer).stop_ids
     except JobFailure as e:
         raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
+
+
+def look_at(engine: SGLangEngine, url: str, tokenizer: str) -> None:
+    """Whether it takes requests; it may come later. Raises SettingsError when it is there and has other token ids."""
+    if engine.ready():
+        return
+    where = mask_url(url)
+    if engine.differs():
+        raise SettingsError(
+            f"the tokenizer of the engine at {where} gives other ids than {tokenizer}: give --tokenizer"
+            " (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
+        )
+    log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
 
 
 def _isolated(patterns: Sequence[str]) -> None:

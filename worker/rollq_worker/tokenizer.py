@@ -143,11 +143,8 @@ def load_tokenizer(where: str | None = None) -> Tokenizer:
     in tokenizer_config.json; further ones may be in additional_chat_templates. Raises SettingsError that names the
     directory and what is missing or wrong.
     """
-    folder = BUNDLED if where is None else _folder(where)
     name = "the bundled tokenizer" if where is None else where
-    for file in FILES[:2]:
-        if not (folder / file).is_file():
-            raise SettingsError(f"tokenizer {name}: {folder} has no {file}; it must hold {FILES[0]} and {FILES[1]}")
+    folder = BUNDLED if where is None else find_tokenizer(where)
     spec = _read(folder / FILES[0])
     config = _object(folder / FILES[1])
     if (folder / FILES[3]).is_file():
@@ -155,6 +152,15 @@ def load_tokenizer(where: str | None = None) -> Tokenizer:
     tokenizer = Tokenizer(name, spec, config, _find_template(folder, config))
     tokenizer.quicken()
     return tokenizer
+
+
+def find_tokenizer(where: str) -> Path:
+    """The directory, downloaded if it is a hub name, with all that a tokenizer needs. Raises SettingsError."""
+    folder = _folder(where)
+    for file in FILES[:2]:
+        if not (folder / file).is_file():
+            raise SettingsError(f"tokenizer {where}: {folder} has no {file}; it must hold {FILES[0]} and {FILES[1]}")
+    return folder
 
 
 def _folder(where: str) -> Path:
@@ -169,7 +175,9 @@ def _folder(where: str) -> Path:
         return Path(snapshot_download(where, allow_patterns=[*FILES, f"{MORE_TEMPLATES}/*.jinja"]))
     except Exception as e:  # the hub's client raises errors of several libraries
         raise SettingsError(
-            f"tokenizer {where}: no such directory, and the hub did not deliver it: {type(e).__name__}: {e}"
+            f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"
+            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, or a model that this machine"
+            " can download"
         ) from e
 
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import math
+import sys
 import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,16 +17,27 @@ else:
     Commands = object
 
 
+MOST = 2**53 - 1
+"""The ledger counts in doubles."""
+
+
 def whole(least: int) -> Callable[[str], int]:
     """An argument type: a whole number of at least that much."""
 
     def parse(text: str) -> int:
+        limit = ""
         with contextlib.suppress(ValueError):
-            if (value := int(text)) >= least and value < 2**53:
+            if least <= (value := int(text)) <= MOST:
                 return value
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, not {text!r}")
+            limit = _limit(value, MOST)
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}{limit}, not {text!r}")
 
     return parse
+
+
+def _limit(value: float, most: float) -> str:
+    """The upper bound in words, where it matters: nobody wants to read it otherwise."""
+    return f" and at most {most}" if value > most else ""
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
@@ -33,11 +45,13 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
     bounds = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
 
     def parse(text: str) -> float:
+        limit = ""
         with contextlib.suppress(ValueError):
             value = float(text)
             if math.isfinite(value) and least <= value <= most and not (above and value == least):
                 return value
-        raise argparse.ArgumentTypeError(f"expected a number {bounds}, not {text!r}")
+            limit = _limit(value, sys.float_info.max) if most == math.inf else ""
+        raise argparse.ArgumentTypeError(f"expected a number {bounds}{limit}, not {text!r}")
 
     return parse
 
@@ -45,11 +59,15 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
 def tasks(text: str) -> range:
     """`A-B`, both included, or a single task."""
     first, dash, last = text.partition("-")
+    limit = ""
     with contextlib.suppress(ValueError):
         low, high = int(first), int(last if dash else first)
-        if 0 <= low <= high < 2**53 and first.strip().isdecimal():
+        if 0 <= low <= high <= MOST and first.strip().isdecimal():
             return range(low, high + 1)
-    raise argparse.ArgumentTypeError(f"expected A-B with A not above B, both included, or one task, not {text!r}")
+        limit = _limit(max(low, high), MOST)
+    raise argparse.ArgumentTypeError(
+        f"expected A-B with A not above B{limit}, both included, or one task, not {text!r}"
+    )
 
 
 def name(text: str) -> str:

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "audit",
         help="score an exported file again on the engine, and compare",
         description="Has the engine score the sampled tokens again by prefill and compares with the recorded logprobs,"
-        " token by token. Exit code 1: they do not fit, or under 95 %% of the tokens could be compared.",
+        " token by token. Exit code 1: they do not fit, or under 95 % of the tokens could be compared.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="what rollq pull --out wrote")
     parser.add_argument(

@@ -18,8 +18,10 @@ from typing import Any, TextIO
 
 from rollq.commands.addresses import extra, settings
 from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
+from rollq.commands.dead import first_line
 from rollq.commands.plan import group_name
-from rollq.errors import RollqError, SettingsError
+from rollq.commands.worlds import task_count
+from rollq.errors import SettingsError
 from rollq.job import Budget, Job
 from rollq.jsonl import TrajectoryFile
 from rollq.progress import open_progress
@@ -68,6 +70,11 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     tokenizer = settings(args).tokenizer
+    jobs = plan(args, task_count(args.env, args.split))
+    if tokenizer:
+        with extra("demo"):
+            from rollq_worker.tokenizer import find_tokenizer
+        find_tokenizer(tokenizer)
     _raise_on_signals()
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
@@ -80,15 +87,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed, "--tokenizer": tokenizer}
             stage.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
-        with extra("demo"):
-            jobs = plan(args, task_count(args.env, args.split))  # while the engine loads the same tasks
         stage.await_engine()
         stage.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
         progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
         rehearsal = Rehearsal(jobs, stage, progress, out)
         rehearsal.play()
         result = rehearsal.account(time.monotonic() - began)
-    report(args, result, rehearsal.deaths, stream)
+    tasks = range(jobs[0].task, jobs[0].task + min(8, len({job.task for job in jobs})))
+    report(args, result, rehearsal.deaths, tasks, stream)
     if rehearsal.lost or result["duplicates"]:
         print(f"rollq: the books do not balance: {rehearsal.lost} jobs are not accounted for", file=sys.stderr)
         return 1
@@ -103,20 +109,6 @@ def _raise_on_signals() -> None:
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGHUP, leave)
-
-
-def task_count(env: str, split: str) -> int:
-    """How many tasks there are. Raises SettingsError for an unknown environment or split."""
-    from rollq_worker.environments import domain
-
-    try:
-        splits = domain(env).splits()
-    except RollqError as e:
-        raise SettingsError(str(e)) from e
-    if split not in splits:
-        known = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())
-        raise SettingsError(f"{env} has no split {split!r}; it has {known}")
-    return splits[split]
 
 
 def plan(args: argparse.Namespace, count: int) -> list[Job]:
@@ -142,7 +134,9 @@ def plan(args: argparse.Namespace, count: int) -> list[Job]:
     ]
 
 
-def report(args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], stream: TextIO) -> None:
+def report(
+    args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], tasks: range, stream: TextIO
+) -> None:
     """The summary for people, and the one object for programs."""
     mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
@@ -157,18 +151,18 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence
         f"stops    {stops}",
         f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns an episode",
         f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
-        *(f"dead     {death}" for death in deaths[:5]),
+        *(f"dead     {first_line(death)}" for death in deaths[:5]),
         "",
         "next:",
-        *next_steps(args),
+        *next_steps(args, tasks),
     ]
     print("\n".join(lines), file=stream, flush=True)
     if args.json:
         print(json.dumps({**result, "pass_hat_k": {str(k): v for k, v in result["pass_hat_k"].items()}}), flush=True)
 
 
-def next_steps(args: argparse.Namespace) -> list[str]:
-    """What is worth trying after this demo."""
+def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
+    """What is worth trying after this demo; `tasks`: some that there are."""
     steps = {}
     if args.out:
         steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
@@ -176,13 +170,17 @@ def next_steps(args: argparse.Namespace) -> list[str]:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
     if args.env == "shop":
         steps["rollq demo --env tau2:retail --split test"] = "tasks of tau2-bench (pip install 'rollq[tau2]')"
-    if not args.engine:
+    if args.engine:
+        parts = f"rollq redis; rollq worker --engine {args.engine}"
+        parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
+    else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
-    tasks_of_it = f"--env {args.env} --split {args.split} --tasks 0-7"
+        parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"
+    chosen = f"--env {args.env} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
     steps |= {
-        "rollq redis; rollq engine; rollq worker": "one by one, each in a terminal of its own, and then:",
-        f"rollq submit --run first {tasks_of_it} --size 4 --seal": "",
-        "rollq pull --run first --groups 8 --out first.jsonl": "",
+        parts: "one by one, each in a terminal of its own, and then:",
+        f"rollq submit --run first {chosen} --size 4 --seal": "",
+        f"rollq pull --run first --groups {len(tasks)} --out first.jsonl": "",
     }
-    width = max(len(line) for line, why in steps.items() if why)
+    width = max(len(line) for line, why in steps.items() if why and len(line) < 50)
     return [f"  {line:<{width}}   {why}".rstrip() for line, why in steps.items()]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rollq import connection
 from rollq.commands.addresses import extra, reach, settings
 from rollq.commands.arguments import Commands, add_json, add_redis, add_tokenizer, http_url
+from rollq.commands.worlds import world
 from rollq.connection import connect, mask_url
 from rollq.errors import JobFailure, RollqError
 from rollq.settings import Settings
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 READY = "start workers: rollq worker, with the same --tokenizer and addresses"
-PROBE = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
-"""Text whose ids differ between most vocabularies."""
 _STRING = {"type": "string", "description": "Which one."}
 SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
     {
@@ -160,16 +159,14 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
 
 def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:
     """Open the first task of an environment; its tools are what the template is tried on."""
-    with extra("worker"):
-        from rollq_worker.environments import domain
     try:
-        world = domain(name)
-        split = next(iter(world.splits()))
-        tools = list(world.open(split, 0, {}).tools)
+        found = world(name, "worker")
+        split = next(iter(found.splits()))
+        tools = list(found.open(split, 0, {}).tools)
     except RollqError as e:
         return Check("environment", False, str(e), "check the name, and that its package is installed"), SAMPLE_TOOLS
-    details = {"environment": name, "version": world.version, "tools": len(tools)}
-    return Check("environment", True, f"{name} ({world.version}): {len(tools)} tools", "", (), details), tools
+    details = {"environment": name, "version": found.version, "tools": len(tools)}
+    return Check("environment", True, f"{name} ({found.version}): {len(tools)} tools", "", (), details), tools
 
 
 def check_redis(found: Settings) -> Check:
@@ -202,15 +199,15 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
     details: dict[str, Any] = {"model": name, "ids": "unknown"}
     if tokenizer is None:
         return Check("engine", True, f"{masked} serves {name}", "", (), details)
+    with extra("worker"):
+        from rollq_worker.engine_tokenizer import PROBE, agrees
     try:
-        answer = _ask(f"{url}/tokenize", {"prompt": PROBE})
-        theirs = answer["tokens"] if isinstance(answer, dict) else None
-    except (OSError, ValueError, KeyError):
-        theirs = None
-    if not isinstance(theirs, list):
+        same = agrees(_ask(f"{url}/tokenize", {"prompt": PROBE}), tokenizer.encode(PROBE))
+    except (OSError, ValueError):
+        same = None
+    if same is None:
         return Check("engine", True, f"{masked} serves {name}; it does not show its token ids", "", (), details)
-    ours = list(tokenizer.encode(PROBE))
-    if theirs[-len(ours) :] != ours:  # it may put a token in front that begins a text
+    if not same:
         step = "give --tokenizer the directory that the engine serves"
         details["ids"] = "different"
         return Check("engine", False, f"{masked} serves {name}, whose tokenizer gives other ids", step, (), details)

@@ -4,6 +4,7 @@ import argparse
 
 from rollq.commands.addresses import extra, settings
 from rollq.commands.arguments import Commands, add_tokenizer, number, whole
+from rollq.commands.worlds import world
 from rollq.embedded import port_taken
 from rollq.errors import SettingsError
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     with extra("engine"):
         from rollq_worker.replay import server
+    world(args.env, "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
     server.serve(

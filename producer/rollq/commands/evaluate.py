@@ -16,7 +16,7 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client import Client
-from rollq.commands import plan
+from rollq.commands import plan, runfile
 from rollq.commands.addresses import client
 from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, number
 from rollq.consumer import Consumer
@@ -37,6 +37,7 @@ def add(commands: Commands) -> None:
         description="Submits each task --size times to a run of its own, waits while the workers play, and reports mean"
         " reward and pass^k: the chance that k tries at a task all succeed. Stopped anywhere, the same line goes on.",
     )
+    runfile.add(parser)
     parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN", help="a new one")
     plan.add_tasks(parser, split="test", size=4)
     plan.add_play(parser)
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         connected = stack.enter_context(client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
+        progress.say(plan.line(args))
         _submit(args, connected, progress)
         evaluation = Evaluation(args, out)
         with connected.consumer(Purpose.EVAL) as consumer:

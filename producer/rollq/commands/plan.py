@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rollq.codec import encode_job
@@ -16,6 +16,16 @@ from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.job import Budget, History, Job
 from rollq.progress import Progress
 from rollq.refill import replacement
+
+
+BARE = ("scripted", "oracle")
+"""Users that are told nothing more."""
+USERS = (*BARE, "openai")
+PLAN = (
+    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p calls single_tool history"
+    " seed user purpose min_viable"
+).split()
+"""Flags that shape jobs, in the order of `line`."""
 
 
 def add_tasks(parser: argparse.ArgumentParser, *, split: str, size: int) -> None:
@@ -37,7 +47,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         type=user,
         default={"kind": "scripted"},
         metavar="USER",
-        help="scripted, openai:ENDPOINT:MODEL, or the specification as JSON (scripted)",
+        help="scripted, oracle, openai:ENDPOINT:MODEL, or the specification as JSON (scripted)",
     )
 
 
@@ -102,8 +112,8 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
 
 def user(text: str) -> dict[str, Any]:
     """A user simulator's specification."""
-    if text == "scripted":
-        return {"kind": "scripted"}
+    if text in BARE:
+        return {"kind": text}
     if text.startswith("openai:"):
         _, endpoint, model = [*text.split(":", 2), "", ""][:3]
         if endpoint and model:
@@ -113,10 +123,22 @@ def user(text: str) -> dict[str, Any]:
             found = json.loads(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(f"not JSON: {e}") from e
-        if isinstance(found, dict) and isinstance(found.get("kind"), str):
+        if isinstance(found, dict) and found.get("kind") in USERS:
             return found
-        raise argparse.ArgumentTypeError('expected an object with a "kind"')
-    raise argparse.ArgumentTypeError(f"expected scripted, openai:ENDPOINT:MODEL or a JSON object, not {text!r}")
+        raise argparse.ArgumentTypeError(f'expected an object with a "kind", which is {", ".join(USERS)}')
+    raise argparse.ArgumentTypeError(
+        f"expected {', '.join(BARE)}, openai:ENDPOINT:MODEL or a JSON object, not {text!r}"
+    )
+
+
+def line(args: argparse.Namespace) -> str:
+    """What is going to be played, in one line, whether a flag said it, a run file or nobody."""
+    user = [str(args.user[name]) for name in ("kind", "endpoint", "model") if name in args.user]
+    shown = {**vars(args), "tasks": f"{args.tasks.start}-{args.tasks.stop - 1}", "user": ":".join(user)}
+    said = {name: value for name in PLAN if (value := shown[name]) not in (None, False)}
+    return f"run {args.run_name}: " + ", ".join(
+        f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in said.items()
+    )
 
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -156,6 +178,22 @@ def check(args: argparse.Namespace, refill: int = 0) -> None:
         encode_job(replacement(last, refill))  # the largest seed and the longest name
     except ContractError as e:
         raise SettingsError(str(e)) from e
+    _check_user(args.user)
+
+
+def _check_user(spec: Mapping[str, Any]) -> None:
+    """Raises SettingsError for a user that no worker can have. A light client cannot tell."""
+    try:
+        from rollq_worker.protocols import Task
+        from rollq_worker.users import user_factory
+
+        from rollq.settings import Endpoint
+        here = {str(spec.get("endpoint")): Endpoint("http://known-to-the-workers")}
+        user_factory(spec, Task(...), seed=0, endpoints=here)
+    except ImportError:
+        return
+    except JobFailure as e:
+        raise SettingsError(f"--user: {e}") from e
 
 
 def source(args: argparse.Namespace) -> str:
@@ -192,10 +230,11 @@ def _strategy(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def watched(jobs: Iterable[Job], groups: int, progress: Progress) -> Iterator[Job]:
-    """The same jobs, counted on the display as they are asked for."""
+    """All samples of the same groups; a group counts on the display once the next one is asked for."""
     for i, job in enumerate(jobs):
         progress.show(i, groups, {"groups": f"submitted, next {job.group}"})
-        yield job
+        # The whole group: after sample 0 alone its end would only be known by the next job.
+        yield from (replace(job, sample=sample) for sample in range(job.size))
     progress.show(groups, groups, {"groups": "submitted"})
 
 

@@ -76,7 +76,10 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
     Raises RollqError.
     """
-    run_name, _, _ = parse_id(args.what)
+    try:
+        run_name, _, _ = parse_id(args.what)
+    except ContractError as e:
+        raise SettingsError(f"{args.what} is neither a file nor a job: {e}") from e
     with client(args, run_name) as connected:
         state, trajectory = connected.job(args.what), connected.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from rollq.commands import plan
+from rollq.commands import plan, runfile
 from rollq.commands.addresses import client
 from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, whole
 from rollq.errors import FailureClass, SettingsError
@@ -21,10 +21,21 @@ def add(commands: Commands) -> None:
         help="put jobs on a run",
         description="Submits the samples of each task, a group a task. The same line again submits nothing twice.",
     )
+    runfile.add(parser)
     parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
     plan.add_tasks(parser, split="train", size=1)
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
     plan.add_play(parser)
+    _add_groups(parser)
+    _add_course(parser)
+    add_redis(parser)
+    add_broker(parser)
+    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed, with --refill: refilled")
+    parser.set_defaults(run=run)
+
+
+def _add_groups(parser: argparse.ArgumentParser) -> None:
+    """The flags of what a group is for, and when it counts."""
     parser.add_argument(
         "--purpose",
         type=Purpose,
@@ -39,19 +50,23 @@ def add(commands: Commands) -> None:
         help="graded samples below which a group with dead members is dropped (--size)",
     )
     parser.add_argument(
-        "--ahead",
-        type=whole(1),
-        default=256,
-        metavar="GROUPS",
-        help="wait while this many groups are not acknowledged (%(default)s)",
-    )
-    parser.add_argument(
         "--budget",
         type=budgets,
         default={},
         metavar="CLASS=N,...",
         help="failures of a class that make a job dead, for the whole run"
         " (engine=5,user=5,worker=5,env=2,job=2); fixed by its first submission",
+    )
+
+
+def _add_course(parser: argparse.ArgumentParser) -> None:
+    """The flags of when groups are submitted, and what comes after."""
+    parser.add_argument(
+        "--ahead",
+        type=whole(1),
+        default=256,
+        metavar="GROUPS",
+        help="wait while this many groups are not acknowledged (%(default)s)",
     )
     parser.add_argument(
         "--refill",
@@ -67,10 +82,6 @@ def add(commands: Commands) -> None:
         help="afterwards, say that nobody adds to the run any more: consumers then get its short last"
         " batch and come to an end",
     )
-    add_redis(parser)
-    add_broker(parser)
-    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed, with --refill: refilled")
-    parser.set_defaults(run=run)
 
 
 def budgets(text: str) -> dict[FailureClass, int]:
@@ -81,7 +92,7 @@ def budgets(text: str) -> dict[FailureClass, int]:
         failure, _, count = (word.strip() for word in part.partition("="))
         if failure not in settable or failure in found or not re.fullmatch(r"[1-9][0-9]{0,8}", count):
             raise argparse.ArgumentTypeError(
-                f"expected CLASS=N,... (each of {', '.join(settable)} at most once, N at least 1), not {part!r}"
+                f"expected CLASS=N,... (each of {', '.join(settable)} at most once, N from 1 to 999999999), not {part!r}"
             )
         found[FailureClass(failure)] = int(count)
     return found
@@ -99,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         client(args, args.run_name, budgets=args.budget, warn=True) as connected,
         open_progress(sys.stderr) as progress,
     ):
+        progress.say(plan.line(args))
         if groups > args.ahead:
             progress.say(f"waits whenever {args.ahead} groups are not acknowledged: have `rollq pull` running")
         jobs = plan.watched(plan.jobs(args), groups, progress)

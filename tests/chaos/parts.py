@@ -101,7 +101,7 @@ class Parts:
 
     def start_redis(self) -> None:
         self.redis = self.start("redis", "redis", "--port", str(self.redis_port), "--dir", str(self.folder / "redis"))
-        self.wait(lambda: "Ready to accept" in self.redis.tail(), "Redis", 20)
+        self.wait(lambda: "Ready to accept" in self.redis.tail(), "Redis", 60)
         if hasattr(self, "client"):
             self.client.close()
         self.client = Client(self.redis_url, run=RUN)
@@ -112,7 +112,7 @@ class Parts:
             self.await_engine()
 
     def await_engine(self) -> None:
-        self.wait(lambda: "ready at" in self.engine.tail(), "the engine", 60)
+        self.wait(lambda: "ready at" in self.engine.tail(), "the engine", 120)
 
     def kill_engine(self) -> None:
         os.kill(self.engine.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ class Parts:
         return child
 
     def await_worker(self, child: Child) -> None:
-        self.wait(lambda: ": ready" in child.log.read_text(errors="replace"), "the worker", 60)
+        self.wait(lambda: ": ready" in child.log.read_text(errors="replace"), "the worker", 120)
 
     def engine_post(self, path: str, **body: Any) -> None:
         """A call to the engine itself, as a trainer makes it."""

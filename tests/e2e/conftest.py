@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,18 @@ import pytest
 
 from rollq import Client
 from tests.conftest import free_port
+from tests.stalls import Stalls
+
+EXIT_S = 5.0
+"""A worker that is told to stop is gone by then."""
+CALM_S = 0.5
+"""A machine that stood still for no longer shows what a worker promises within seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900))
 
 
 class Stack:
@@ -43,7 +56,7 @@ class Stack:
         port = free_port()
         self.engine_url = f"http://127.0.0.1:{port}"
         process = self.start("engine", "--port", str(port), *flags)
-        self.wait(lambda: self._ready(process), 60, "the engine")
+        self.wait(lambda: self._ready(process), 150, "the engine")
         return process
 
     def _ready(self, process: subprocess.Popen[bytes]) -> bool:
@@ -56,10 +69,10 @@ class Stack:
 
     def worker(self, concurrency: int = 8, *flags: str, engine_url: str = "") -> subprocess.Popen[bytes]:
         process = self.start("worker", "-c", str(concurrency), "--engine", engine_url or self.engine_url, *flags)
-        self.wait(lambda: b"ready" in process.log.read_bytes(), 60, "the worker")  # type: ignore[attr-defined]
+        self.wait(lambda: b"ready" in process.log.read_bytes(), 150, "the worker")  # type: ignore[attr-defined]
         return process
 
-    def run(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """One `rollq` command in the foreground."""
         return subprocess.run(
             [sys.executable, "-m", "rollq", *command],
@@ -86,7 +99,22 @@ class Stack:
         for process in reversed(self.processes):
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(60)
+
+
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> bool:
+    """Signal a worker; it must be gone within EXIT_S, and the time that the machine stood still.
+
+    Returns whether it did not, so that everything else that a worker does in that time can be asked for.
+    """
+    with Stalls() as stalls:
+        start = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        took = time.monotonic() - start
+    print(f"gone after {took:.2f} s")
+    assert took < EXIT_S + stalls.seconds
+    return stalls.seconds < CALM_S
 
 
 @pytest.fixture

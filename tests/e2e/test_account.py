@@ -21,12 +21,12 @@ def submit(client: Client) -> set[str]:
     whose environment breaks: always, or once."""
     once = {"fault": "error", "once": os.environ["ONCE"]}
     jobs = [
-        *(Job(env="shop", task=task, size=4) for task in range(6)),
-        *(Job(env="shop", task=task, size=3, min_viable=2, group=f"thin{task}") for task in (6, 7)),
-        *(Job(env="shop", task=task, size=3, group=f"dropped{task}") for task in (8, 9)),
         *(Job(env="shop", task=task, size=2, budget=Budget(max_turns=3), group=f"short{task}") for task in (10, 11)),
         Job(env="faulty", task=12, size=2, env_args={"fault": "error"}, group="broken"),
         Job(env="faulty", task=13, size=2, env_args=once, group="once"),
+        *(Job(env="shop", task=task, size=4) for task in range(6)),
+        *(Job(env="shop", task=task, size=3, min_viable=2, group=f"thin{task}") for task in (6, 7)),
+        *(Job(env="shop", task=task, size=3, group=f"dropped{task}") for task in (8, 9)),
     ]
     done = client.submit(jobs)
     client.seal()
@@ -42,19 +42,20 @@ def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ONCE", str(tmp_path / "once"))
     out = tmp_path / "out.jsonl"
     site = {"PYTHONPATH": os.pathsep.join([str(HERE / "site"), os.environ.get("PYTHONPATH", "")])}
-    stack.engine("--latency", "0.1", "--mistakes", "0.4", "--errors", "0.02")
-    start = ("worker", "-c", "16", "--engine", stack.engine_url)
+    faults = ("--mistakes", "0.4", "--errors", "0.02")
+    stack.engine("--latency", "1.0", *faults)
     with Client(stack.redis_url, run="a") as client:
         ids = submit(client)
         client.cancel(["a/thin6/0", "a/dropped8/1", "a/dropped9/0", "a/dropped9/2"])
-        victim = stack.start(*start, env=site)
-        stack.wait(lambda: stack.stats("a")["done"] >= 4, 60, "some jobs")
+        victim = stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=site)
+        stack.wait(lambda: stack.stats("a")["done"] >= 4, 150, "the short ones, while the others go on")
         os.kill(victim.pid, signal.SIGKILL)
-        victim.wait(10)
+        victim.wait(60)
         leased = stack.stats("a")["leased"]
         assert leased
-        stack.start(*start, env=site)
-        stack.wait(lambda: ended(stack) == len(ids), 120, "all jobs")
+        stack.engine(*faults)
+        stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=site)
+        stack.wait(lambda: ended(stack) == len(ids), 300, "all jobs")
         states = {job_id: client.job(job_id) for job_id in ids}
         played = {job_id: record(client.trajectory(job_id)) for job_id in ids if states[job_id].state is State.DONE}
         done = stack.run("pull", "--run", "a", "--groups", "20", "--out", str(out), "--json")
@@ -84,7 +85,7 @@ def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stats["sampled_tokens"] == sum(sum(found["mask"]) for found in everything)
     assert stats["total_tokens"] == sum(len(found["tokens"]) for found in everything)
     assert stats["stops"] == Counter(found["stop"] for found in everything)
-    assert stats["stops"]["turns"] == 4
+    assert 1 <= stats["stops"]["turns"] <= 4  # of the short ones; a mistake may end one of them sooner
     assert stats["reward_mean"] == pytest.approx(sum(found["reward"] for found in everything) / len(everything))
     assert said["reward_mean"] == pytest.approx(sum(found["reward"] for found in records) / len(records))
     assert said["stops"] == Counter(found["stop"] for found in records)

@@ -14,7 +14,7 @@ def test_two_rows_of_the_fault_matrix():
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     accounts = [json.loads(line) for line in done.stdout.splitlines()]

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from rollq import Client
 from tests.conftest import free_port
 
 
 def rollq(*args: str, env: dict[str, str], code: int = 0) -> str:
     """Runs a command to its end; returns its stdout."""
     command = [sys.executable, "-m", "rollq", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **env})
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -74,7 +75,11 @@ def test_submit_pull_stats_show(parts: dict[str, str], tmp_path: Path) -> None:
     assert "state     done, attempt 1" in shown
     assert "reward 1.0" in shown
 
-    # What was only looked at is held for a minute; the others come at once, and then the pull gives up.
+    # What was only looked at is held (for longer, here); the others come at once, and then the pull gives up.
+    with Client(parts["ROLLQ_REDIS_URL"], run="first") as client:
+        held = client.ledger.keys.held("train")
+        for name in client.ledger.redis.zrange(held, 0, -1):
+            client.ledger.redis.zadd(held, {name: client.ledger.now() + 3600})
     pull = ("pull", "--run", "first", "--groups", "3", "--out", str(out), "--timeout", "0", "--json")
     assert (
         json.loads(rollq("pull", "--run", "first", "--groups", "2", "--out", str(out), "--json", env=parts))["groups"]

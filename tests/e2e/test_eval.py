@@ -54,12 +54,14 @@ def test_its_numbers_are_those_of_the_trajectories(stack: Stack, tmp_path: Path)
 
 def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    stack.engine("--latency", "0.1")
+    stack.engine("--latency", "0.3")
     stack.worker(4)
     first = stack.start("eval", "--run", "e", *LINE, "--out", str(out))
-    stack.wait(lambda: stack.stats("e")["groups_held"] >= 3, 60, "some groups")
+    stack.wait(lambda: stack.stats("e")["groups_held"] >= 1, 150, "a group")
     os.kill(first.pid, signal.SIGKILL)
-    first.wait(10)
+    first.wait(60)
+    stack.engine()
+    stack.worker(16)
     held = stack.stats("e")["groups_held"]
     assert stack.stats("e")["groups_acked"] == 0
     with Client(stack.redis_url, run="e") as client:  # instead of waiting a minute
@@ -75,11 +77,11 @@ def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path
 def test_dead_tries_leave_their_task_out_until_they_are_played_again(stack: Stack) -> None:
     stack.engine()
     first = stack.start("eval", "--run", "e", *LINE)
-    stack.wait(lambda: stack.stats("e")["submitted"] == 32, 60, "the jobs")
+    stack.wait(lambda: stack.stats("e")["submitted"] == 32, 150, "the jobs")
     dead = "e/shop.test.2/1"
     assert stack.run("cancel", "--run", "e", dead).returncode == 0
     stack.worker(16)
-    assert first.wait(60) == 1
+    assert first.wait(150) == 1
     said = first.log.read_text()  # type: ignore[attr-defined]
     assert "32 submitted: 28 graded here, 1 dead" in said
     assert "rollq: incomplete: 4 of 32 tries are missing, and their tasks are left out" in said
@@ -116,7 +118,7 @@ def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
     assert stack.run(*both, "--tasks", "0-3").returncode == 0
     assert stack.run(*both, "--split", "test", "--tasks", "0-2", "--purpose", "eval", "--seal").returncode == 0
     with Client(stack.redis_url, run="r") as client:
-        trained = [group.id for batch in client.batches(2, timeout=60) for group in acked(batch).groups]
+        trained = [group.id for batch in client.batches(2, timeout=150) for group in acked(batch).groups]
         assert sorted(trained) == [f"shop.train.{task}" for task in range(4)]
         with pytest.raises(ContractError, match="purpose must be train or eval"):
             client.batches(1, purpose="fun")  # type: ignore[arg-type]
@@ -153,6 +155,6 @@ for batch in Client(sys.argv[1], run="r", hold_s=1.0).batches(3, purpose=Purpose
         consumer.kill()
         consumer.wait()
     with Client(stack.redis_url, run="r") as client:
-        [batch] = [acked(batch) for batch in client.batches(3, purpose=Purpose.EVAL, timeout=30)]
+        [batch] = [acked(batch) for batch in client.batches(3, purpose=Purpose.EVAL, timeout=150)]
         assert [group.seq for group in batch.groups] == [1, 2, 3]
         assert (client.stats()["redelivered"], client.stats()["delivered"]) == (3, 6)

@@ -31,7 +31,7 @@ def test_only_the_failed_member_is_played_again_and_from_the_start(played: Stack
     with Client(played.redis_url, run="r") as client:
         client.submit([breaks_once(tmp_path)])
         client.seal()
-        played.wait(lambda: client.stats()["done"] == SIZE, 60, "the group")
+        played.wait(lambda: client.stats()["done"] == SIZE, 150, "the group")
         states = [client.job(f"r/g/{sample}") for sample in range(SIZE)]
         assert sorted(state.attempt for state in states) == [1, 1, 1, 2]
         [failed] = [state for state in states if state.attempt == 2]
@@ -49,7 +49,7 @@ def test_a_dead_member_leaves_a_group_that_is_viable_without_it(played: Stack, t
     with Client(played.redis_url, run="r", budgets={FailureClass.ENV: 1}) as client:
         client.submit([breaks_once(tmp_path, min_viable=SIZE - 1)])
         client.seal()
-        [batch] = client.batches(1, timeout=60)
+        [batch] = client.batches(1, timeout=150)
         [group] = batch.groups
         [letter] = client.dead()
         batch.ack()
@@ -68,7 +68,7 @@ def test_a_group_that_is_not_viable_is_dropped_counted_and_replaced(played: Stac
         assert client.refill(jobs, times=2).new == [f"r/g.r1/{sample}" for sample in range(SIZE)]
         client.seal()
         batches = []
-        for batch in client.batches(1, timeout=60):
+        for batch in client.batches(1, timeout=150):
             batches.append(batch)
             batch.ack()
         stats = client.stats()

@@ -131,6 +131,7 @@ def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
     use(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{options}")
 
 
+@pytest.mark.timeout(900)
 def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
     address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
     port = free_port()
@@ -143,9 +144,9 @@ def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: P
             for part in (["engine", "--port", str(port)], ["worker", "-c", "2"]):
                 parts.append(subprocess.Popen([*line, *part], env=environment, stdout=out, stderr=out))
         submit = [*line, "submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
-        pull = [*line, "pull", "--run", "w", "--groups", "2", "--timeout", "90"]
+        pull = [*line, "pull", "--run", "w", "--groups", "2", "--timeout", "300"]
         for command in (submit, pull):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
             assert done.returncode == 0, done.stderr + log.read_text()
         assert "p@ss" not in log.read_text()
         assert PASSWORD not in log.read_text()

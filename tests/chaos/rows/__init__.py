@@ -26,7 +26,7 @@ class Row:
 ROWS: dict[str, Row] = {}
 
 
-def row(name: str, *, deadline_s: float = 120.0) -> Callable[[Break], Break]:
+def row(name: str, *, deadline_s: float = 240.0) -> Callable[[Break], Break]:
     """Enters a function as a row of that name."""
 
     def enter(inject: Break) -> Break:

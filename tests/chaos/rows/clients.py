@@ -21,7 +21,7 @@ def says(scene: Scene, child: Child, word: str, within_s: float = 40.0) -> None:
     scene.wait(lambda: word in child.log.read_text(), f"a trainer that is {word}", within_s)
 
 
-@row("trainer-kill", deadline_s=160.0)
+@row("trainer-kill", deadline_s=320.0)
 def kill(scene: Scene) -> None:
     """One is killed with a batch in hand and one frozen beyond its hold: both batches come again, and once.
 
@@ -54,7 +54,7 @@ def twice(scene: Scene) -> None:
         scene.faults += 1
 
 
-@row("pull-kill", deadline_s=200.0)
+@row("pull-kill", deadline_s=400.0)
 def pull(scene: Scene) -> None:
     """`rollq pull` killed again and again, at any moment, and started again with the same file."""
     scene.open(latency=0.1, workers=(8,))

@@ -129,7 +129,7 @@ def every(scene: Scene) -> None:
     scene.kill(workers[1], signal.SIGCONT)
 
 
-@row("worker-big", deadline_s=180.0)
+@row("worker-big", deadline_s=360.0)
 def big(scene: Scene) -> None:
     """128 jobs in one worker while a reply takes half a minute: told to leave, then its successor killed."""
     (first,) = scene.open(latency=30.0, workers=(128,))

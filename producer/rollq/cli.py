@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         if args is not None:
             runfile.apply(self, args)
         return super().parse_known_args(args, namespace)

@@ -111,7 +111,9 @@ class Job:
         for name in ("sample", "task", "seed", "size", "min_viable", "seq"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
-                raise ContractError(f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}")
+                raise ContractError(
+                    f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}"
+                )
         if not self.sample < self.size:
             raise ContractError(f"{where}: sample {self.sample} of a group of {self.size} (samples count from 0)")
         if self.min_viable > self.size:

@@ -12,18 +12,18 @@ from typing import Any
 
 from rollq.codec import encode_job
 from rollq.commands.arguments import number, tasks, whole
-from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.errors import ContractError, JobFailure, RollqError, SettingsError
 from rollq.job import Budget, History, Job
 from rollq.progress import Progress
 from rollq.refill import replacement
-
+from rollq.settings import Endpoint
 
 BARE = ("scripted", "oracle")
 """Users that are told nothing more."""
 USERS = (*BARE, "openai")
 PLAN = (
-    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p calls single_tool history"
-    " seed user purpose min_viable"
+    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p calls single_tool"
+    " history seed user purpose min_viable"
 ).split()
 """Flags that shape jobs, in the order of `line`."""
 
@@ -187,9 +187,9 @@ def _check_user(spec: Mapping[str, Any]) -> None:
         from rollq_worker.protocols import Task
         from rollq_worker.users import user_factory
 
-        from rollq.settings import Endpoint
-        here = {str(spec.get("endpoint")): Endpoint("http://known-to-the-workers")}
-        user_factory(spec, Task(...), seed=0, endpoints=here)
+        task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
+        theirs = {str(spec.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
+        user_factory(spec, task, seed=0, endpoints=theirs)
     except ImportError:
         return
     except JobFailure as e:

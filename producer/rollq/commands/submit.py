@@ -92,7 +92,7 @@ def budgets(text: str) -> dict[FailureClass, int]:
         failure, _, count = (word.strip() for word in part.partition("="))
         if failure not in settable or failure in found or not re.fullmatch(r"[1-9][0-9]{0,8}", count):
             raise argparse.ArgumentTypeError(
-                f"expected CLASS=N,... (each of {', '.join(settable)} at most once, N from 1 to 999999999), not {part!r}"
+                f"expected CLASS=N,... ({', '.join(settable)}: each at most once; N from 1 to 999999999), not {part!r}"
             )
         found[FailureClass(failure)] = int(count)
     return found

@@ -1,0 +1,97 @@
+"""Run files: a command's flags in TOML, under the flags' names with underscores. Flags on the line override the file.
+
+Each value goes through what checks the flag. Addresses have no place in a run file: they are the machine's business.
+"""
+
+import argparse
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollq.errors import SettingsError
+
+ADDRESSES = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL"}
+TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "user": json.dumps,
+    "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
+}
+"""Flags whose value may be a table, and how the line would write it."""
+WORDS = {bool: "true or false", dict: "a table", list: "a list"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE.toml", help="take flags from this run file, by their names (max_turns = 20)"
+    )
+
+
+def apply(parser: argparse.ArgumentParser, line: Sequence[str]) -> None:
+    """Makes what the line's run file says the defaults of a command that takes one. A wrong file ends the command."""
+    flags = {_name(action): action for action in parser._actions if action.option_strings}
+    if "config" not in flags:
+        return
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="?")
+    if (path := finder.parse_known_args(line)[0].config) is None:
+        return
+    try:
+        for name, value in _read(path).items():
+            action = _find(flags, path, name)
+            try:
+                parser.set_defaults(**{action.dest: _value(action, value)})
+            except (argparse.ArgumentTypeError, TypeError, ValueError) as e:
+                raise SettingsError(f"{path}: {name}: {e}") from e
+            action.required = False
+    except SettingsError as e:
+        parser.error(str(e))
+
+
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[0].lstrip("-").replace("-", "_")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as e:
+        raise SettingsError(f"{path} cannot be read: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise SettingsError(f"{path} is not TOML: {e}") from e
+
+
+def _find(flags: Mapping[str, argparse.Action], path: str, name: str) -> argparse.Action:
+    if name in ADDRESSES and name in flags:
+        raise SettingsError(
+            f"{path}: {name}: an address is a flag, --{name}, or an environment variable, {ADDRESSES[name]}"
+        )
+    known = [known for known in flags if known not in ("help", "config", *ADDRESSES)]
+    if name in known:
+        return flags[name]
+    close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+    raise SettingsError(
+        f"{path}: {name!r} is no flag; " + (f"is it {close[0]}?" if close else f"there are {', '.join(known)}")
+    )
+
+
+def _value(action: argparse.Action, value: Any) -> Any:
+    """What the flag makes of it. Raises what its type raises."""
+    if action.nargs == 0:
+        if isinstance(value, bool):
+            return value
+        raise argparse.ArgumentTypeError(f"expected true or false, not {value!r}")
+    convert = action.type if callable(action.type) else str
+    if isinstance(value, dict) and (written := TABLES.get(action.dest)):
+        return convert(written(value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise argparse.ArgumentTypeError(f"expected one value, not {WORDS.get(type(value), 'a date or time')}")
+    if action.choices and value not in action.choices:
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(action.choices)}, not {value!r}")
+    found = convert(str(value))
+    if isinstance(value, str) and isinstance(found, int | float):
+        raise argparse.ArgumentTypeError(f"expected a number, not the string {value!r}")
+    if not isinstance(value, str) and not isinstance(found, int | float | range):
+        raise argparse.ArgumentTypeError(f"expected a string, not {value!r}")
+    return found

@@ -101,7 +101,9 @@ class Tokenizer:
     def quicken(self) -> bool:
         """Encode plain text by a faster encoder from now on, where one gives the same ids; whether there is one."""
         if self._fast is None and not self._spaces:
-            self._fast = fast_encoder(self._spec, self.encode_plain)
+            normalizer = self._plain.normalizer
+            normalize = normalizer.normalize_str if normalizer else str
+            self._fast = fast_encoder(self._spec, self.encode_plain, normalize)
         return self._fast is not None
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:

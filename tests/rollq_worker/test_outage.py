@@ -109,7 +109,7 @@ class Worker:
     def claim(self) -> None:
         for task in range(JOBS):
             job = Job(run="r", group=f"g{task}", env="shop", task=task)
-            self.ledger.submit([job], publish_in_s=500.0)
+            self.ledger.submit([job], publish_in_s=30.0)  # later, it would count as a message that was lost
             found = self.ledger.claim(job.id, worker="w", token="t", lease_s=LEASE_S)
             assert isinstance(found, Claim)
             self.attempts.append(self.held.enter_context(self.leases.hold(self.ledger, found)))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure, SettingsError
+from rollq_worker.guard import Controls, Guard
 from rollq_worker.renderer import ChatRenderer
 from rollq_worker.selfcheck import Match, check
 from rollq_worker.tokenizer import BUNDLED, Tokenizer, load_tokenizer
@@ -245,6 +246,22 @@ def test_rendering_and_ids_are_those_of_transformers():
         "<|im_end|>\n<|im_start|>assistant\n"
     )
     assert list(ours.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_the_date_never_changes(folder: Path):
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}")
+    assert load_tokenizer(str(folder)).render([{"role": "user", "content": "x"}]) == "2025-01-01 00:00:00.000000"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
+    spec = json.loads(spaced())
+    spec["normalizer"] = None
+    spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    tokenizer = Tokenizer(scheme, json.dumps(spec).encode(), {}, "x")
+    guard = Guard(Controls(tokenizer))
+    text = "<|im_start|>user\n a  b<|im_end|><|im_start|> c<|im_end|>"
+    assert guard.encode(text) == tokenizer.encode(text)
 
 
 def spaced() -> bytes:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import redis as redis_library
 
-from rollq import __version__, cli
+from rollq import Client, __version__, cli, progress
 from rollq.commands import addresses, arguments, demo, plan
+from rollq_worker.users import KINDS
 from tests.conftest import free_port
 
 COMMANDS = "demo redis engine worker submit pull eval stats show dead requeue drop cancel audit".split()
@@ -90,8 +91,16 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     ((*SUBMIT, "--top-p", "0"), "--top-p: expected a number above 0 and at most 1"),
     ((*SUBMIT, "--deadline", "0"), "--deadline: expected a number above 0"),
     ((*SUBMIT, "--purpose", "fun"), "--purpose: invalid"),
-    ((*SUBMIT, "--user", "gpt"), "--user: expected scripted, openai:ENDPOINT:MODEL"),
-    ((*SUBMIT, "--user", "openai:local"), "--user: expected scripted, openai:ENDPOINT:MODEL"),
+    ((*SUBMIT, "--user", "gpt"), "--user: expected scripted, oracle, openai:ENDPOINT:MODEL"),
+    ((*SUBMIT, "--user", "openai:local"), "--user: expected scripted, oracle, openai:ENDPOINT:MODEL"),
+    ((*SUBMIT, "--user", '{"kind": "foo"}'), 'a "kind", which is scripted, oracle, openai'),
+    ((*SUBMIT, "--user", '{"kind": "oracle", "x": 1}'), "--user: user kind 'oracle' takes no x"),
+    ((*SUBMIT, "--user", '{"kind": "openai", "model": "q"}'), "--user: user kind 'openai' needs endpoint"),
+    ((*SUBMIT, "--seed", "9" * 20), "--seed: expected a whole number of at least 0 and at most 9007199254740991, not"),
+    ((*SUBMIT, "--seed", str(2**53 - 1), "--epochs", "2"), "must be a whole number of at least 0 and below 2**53, not"),
+    ((*SUBMIT, "--tasks", "0-" + "9" * 20), "--tasks: expected A-B with A not above B and at most 9007199254740991"),
+    ((*SUBMIT, "--deadline", "1e999"), "--deadline: expected a number above 0 and at most 1.79769"),
+    ((*SUBMIT, "--budget", "env=9999999999"), "N from 1 to 999999999"),
     ((*SUBMIT, "--user", "{kind"), "--user: not JSON"),
     ((*SUBMIT, "--user", '{"a": 1}'), 'expected an object with a "kind"'),
     ((*SUBMIT, "--size", "2", "--min-viable", "3"), "--min-viable 3 is more than --size 2"),
@@ -109,7 +118,7 @@ def test_a_wrong_line_is_one_clear_line(capsys: pytest.CaptureFixture[str], line
 
 
 def test_a_job_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a job id" in fails(capsys, "show", "nonsense", code=1)
+    assert "is not a job id" in fails(capsys, "show", "nonsense")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +257,57 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path, command: str) -> None:
         port = taken.getsockname()[1]
         extra = ["--dir", str(tmp_path)] if command == "redis" else []
         assert f"port {port} of 127.0.0.1 is in use" in rollq(command, "--port", str(port), *extra, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("scripted", {"kind": "scripted"}),
+        ("oracle", {"kind": "oracle"}),
+        ("openai:here:org/m:1", {"kind": "openai", "endpoint": "here", "model": "org/m:1"}),
+        ('{"kind": "oracle"}', {"kind": "oracle"}),
+    ],
+)
+def test_users(text: str, spec: dict[str, str]) -> None:
+    args = cli.parser().parse_args([*SUBMIT, "--user", text])
+    assert args.user == spec
+    plan.check(args)
+
+
+def test_the_kinds_of_users_are_those_of_the_workers() -> None:
+    assert set(plan.USERS) == set(KINDS)
+
+
+def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rollq_worker.users", None)
+    plan.check(cli.parser().parse_args([*SUBMIT, "--user", '{"kind": "oracle", "x": 1}']))
+
+
+def test_a_run_that_is_not_there(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ("stats", "--run", "nosuch", "--redis", redis_url)
+    assert f"no run 'nosuch' at {redis_url}; there are no runs yet" in fails(capsys, *line, code=1)
+    for n in range(7):
+        assert cli.main([*SUBMIT, "--run", f"r{n}", "--redis", redis_url]) == 0
+    capsys.readouterr()
+    for flags in ((), ("--json",)):
+        said = fails(capsys, *line, *flags, code=1)
+        assert "; runs there: r6, r5, r4, r3, r2 and 2 more (rollq stats lists them)\n" in said
+    with Client(redis_url, run="sealed") as client:  # nothing was ever submitted to it
+        client.seal()
+    assert cli.main(["stats", "--run", "sealed", "--redis", redis_url]) == 0
+
+
+@pytest.mark.parametrize("size", ["1", "3"])
+def test_progress_claims_no_group_that_is_refused(
+    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)  # every state is said
+    line = [*SUBMIT, "--size", size, "--redis", redis_url]
+    assert cli.main([*line, "--tasks", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main([*line, "--tasks", "0-3", "--max-turns", "9"]) == 1
+    said = [text for text in capsys.readouterr().err.splitlines() if "groups" in text]
+    assert said == ["0/4  groups submitted, next shop.train.0", "1/4  groups submitted, next shop.train.1"]
 
 
 def test_no_runs_yet(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

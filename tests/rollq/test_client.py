@@ -67,7 +67,7 @@ class TestSubmit:
 
     def test_what_cannot_be_is_refused_and_what_came_before_stays(self, client: Client) -> None:
         submit(client, "g")
-        with pytest.raises(ContractError, match="belongs to run other"):
+        with pytest.raises(ContractError, match=r"jobs\[1\]: job other/g/0: belongs to run other"):
             client.submit([job(group="h", size=1), job(run="other")])
         assert client.job("r/h/0").state is State.QUEUED
         with pytest.raises(JobConflict, match="r/g/0"):

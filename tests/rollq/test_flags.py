@@ -33,7 +33,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     audit.names: ("", ","),
 }
-UNCHECKED = {"env", "split", "broker", "redis", "tokenizer", "host", "dir", "out", "file", "jobs", "what"}
+UNCHECKED = {"env", "split", "broker", "redis", "tokenizer", "config", "host", "dir", "out", "file", "jobs", "what"}
 """Plain texts: addresses, names and paths are looked at when they are used, and tested below or with what uses them."""
 
 

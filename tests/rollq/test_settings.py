@@ -67,7 +67,10 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CONCURRENCY", "-3"),
         ("CONCURRENCY", "many"),
         ("CONCURRENCY", "1.5"),
+        ("CONCURRENCY", "9999999999"),
         ("USER_ENDPOINTS", "http://h/v1"),
+        ("USER_ENDPOINTS", "abc"),
+        ("USER_ENDPOINTS", "abc=,key_file=/run/key"),
         ("USER_ENDPOINTS", "a=ftp://h/v1"),
         ("USER_ENDPOINTS", "a=http://h/v1;a=http://h/v1"),
         ("USER_ENDPOINTS", "a b=http://h/v1"),
@@ -80,6 +83,16 @@ def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.Mo
     with pytest.raises(SettingsError) as caught:
         Settings.from_env()
     assert "SECRET" not in str(caught.value)
+
+
+def test_what_would_be_right_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_USER_ENDPOINTS", "abc")
+    with pytest.raises(SettingsError, match=r"expected name=url\[,key_file=path\];\.\.\., not 'abc'"):
+        Settings.from_env()
+    monkeypatch.setenv("ROLLQ_USER_ENDPOINTS", "")
+    monkeypatch.setenv("ROLLQ_CONCURRENCY", "9999999999")
+    with pytest.raises(SettingsError, match="at least 1 and at most 999999999, not"):
+        Settings.from_env()
 
 
 @pytest.mark.parametrize(

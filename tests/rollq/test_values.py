@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,22 @@ from tests.rollq.samples import job, trajectory
 def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(errors.ContractError, match="job "):
         job(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"task": -1}, "job of 'shop', task -1: task must be a whole number of at least 0 and below 2**53, not -1"),
+        ({"task": 3, "seed": 2**53}, "job of 'shop', task 3: seed must be"),
+        ({"task": 3, "group": "g", "size": 0}, "job of 'shop', task 3, group g: sample 0 of a group of 0"),
+        ({"task": 3, "group": "g", "run": "r", "size": 0}, "job r/g/0: sample 0 of a group of 0"),
+        ({"env": "x" * 999, "task": "y" * 999}, f"job of '{'x' * 59}, task '{'y' * 19}: task must be"),
+    ],
+)
+def test_a_job_without_an_id_is_known_by_its_task(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.ContractError) as caught:
+        Job(**{"env": "shop", **wrong})
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_tokens": 1.5}, {"max_new_tokens": True}, {"deadline_s": 0}])

@@ -134,8 +134,9 @@ def user(text: str) -> dict[str, Any]:
 def line(args: argparse.Namespace) -> str:
     """What is going to be played, in one line, whether a flag said it, a run file or nobody."""
     user = [str(args.user[name]) for name in ("kind", "endpoint", "model") if name in args.user]
-    shown = {**vars(args), "tasks": f"{args.tasks.start}-{args.tasks.stop - 1}", "user": ":".join(user)}
-    said = {name: value for name in PLAN if (value := shown[name]) not in (None, False)}
+    tasks = "-".join(map(str, sorted({args.tasks[0], args.tasks[-1]})))
+    shown = {**vars(args), "tasks": tasks, "user": ":".join(user)}
+    said = {name: value for name in PLAN if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in said.items()
     )
@@ -171,29 +172,33 @@ def check(args: argparse.Namespace, refill: int = 0) -> None:
     """Raises SettingsError for a line with a job that cannot be, before anything is submitted."""
     for flag in ("env", "split"):
         if not getattr(args, flag):
-            raise SettingsError(f"--{flag} must be a name, not empty")
+            raise SettingsError(f"{_source(args, flag)} must be a name, not empty")
     try:
         encode_job(_job(args, args.tasks[0], 0))
         last = _job(args, args.tasks[-1], args.epochs - 1)
         encode_job(replacement(last, refill))  # the largest seed and the longest name
     except ContractError as e:
         raise SettingsError(str(e)) from e
-    _check_user(args.user)
+    _check_user(args)
 
 
-def _check_user(spec: Mapping[str, Any]) -> None:
-    """Raises SettingsError for a user that no worker can have. A light client cannot tell."""
+def _source(args: argparse.Namespace, flag: str) -> str:
+    return f"--{flag} (or {flag} in {args.config})" if args.config else f"--{flag}"
+
+
+def _check_user(args: argparse.Namespace) -> None:
+    """Raises SettingsError for a user that no worker can play. A light client cannot tell."""
     try:
         from rollq_worker.protocols import Task
         from rollq_worker.users import user_factory
 
         task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
-        theirs = {str(spec.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
-        user_factory(spec, task, seed=0, endpoints=theirs)
+        theirs = {str(args.user.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
+        user_factory(args.user, task, seed=0, endpoints=theirs)
     except ImportError:
         return
     except JobFailure as e:
-        raise SettingsError(f"--user: {e}") from e
+        raise SettingsError(f"{_source(args, 'user')}: {e}") from e
 
 
 def source(args: argparse.Namespace) -> str:

@@ -12,19 +12,16 @@ from typing import Any
 
 from rollq.errors import SettingsError
 
-ADDRESSES = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL"}
+ADDRESSES = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL", "tokenizer": "ROLLQ_TOKENIZER"}
 TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "user": json.dumps,
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
 }
 """Flags whose value may be a table, and how the line would write it."""
-WORDS = {bool: "true or false", dict: "a table", list: "a list"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE.toml", help="take flags from this run file, by their names (max_turns = 20)"
-    )
+    parser.add_argument("--config", metavar="FILE.toml", help="a file of flags, by their names: max_turns = 20")
 
 
 def apply(parser: argparse.ArgumentParser, line: Sequence[str]) -> None:
@@ -49,7 +46,7 @@ def apply(parser: argparse.ArgumentParser, line: Sequence[str]) -> None:
 
 
 def _name(action: argparse.Action) -> str:
-    return action.option_strings[0].lstrip("-").replace("-", "_")
+    return next(name for name in action.option_strings if name.startswith("--"))[2:].replace("-", "_")
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -63,17 +60,14 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _find(flags: Mapping[str, argparse.Action], path: str, name: str) -> argparse.Action:
-    if name in ADDRESSES and name in flags:
-        raise SettingsError(
-            f"{path}: {name}: an address is a flag, --{name}, or an environment variable, {ADDRESSES[name]}"
-        )
+    if name in ADDRESSES:
+        raise SettingsError(f"{path}: {name}: belongs to a machine, not to a run: set {ADDRESSES[name]}")
     known = [known for known in flags if known not in ("help", "config", *ADDRESSES)]
     if name in known:
         return flags[name]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
-    raise SettingsError(
-        f"{path}: {name!r} is no flag; " + (f"is it {close[0]}?" if close else f"there are {', '.join(known)}")
-    )
+    others = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    raise SettingsError(f"{path}: {name!r} is no flag; {others}")
 
 
 def _value(action: argparse.Action, value: Any) -> Any:
@@ -86,7 +80,8 @@ def _value(action: argparse.Action, value: Any) -> Any:
     if isinstance(value, dict) and (written := TABLES.get(action.dest)):
         return convert(written(value))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise argparse.ArgumentTypeError(f"expected one value, not {WORDS.get(type(value), 'a date or time')}")
+        kind = "table" if isinstance(value, dict) else type(value).__name__
+        raise argparse.ArgumentTypeError(f"expected a number or a string, not a {kind}")
     if action.choices and value not in action.choices:
         raise argparse.ArgumentTypeError(f"expected {' or '.join(action.choices)}, not {value!r}")
     found = convert(str(value))

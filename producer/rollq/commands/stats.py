@@ -2,11 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.commands.addresses import redis_of
+from rollq.commands.addresses import redis_of, settings
 from rollq.commands.arguments import Commands, add_json, add_redis, name
+from rollq.connection import mask_url
+from rollq.errors import RollqError
 from rollq.runs import runs
 from rollq.view import LedgerView
 
@@ -17,6 +19,8 @@ ROWS = {
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }
 """The order in which a person reads them."""
+LISTED = 5
+"""Runs that are named to somebody who asked for one that is not there."""
 
 
 def add(commands: Commands) -> None:
@@ -34,13 +38,18 @@ def run(args: argparse.Namespace) -> int:
         if args.run_name is None:
             return _list({run: LedgerView(connection, run).stats() for run in runs(connection)}, args.json)
         counts = LedgerView(connection, args.run_name).stats()
-    if args.json:
-        print(json.dumps(counts))
-    elif not counts["submitted"]:
-        print(f"run {args.run_name}: nothing was submitted (rollq stats lists the runs)")
-    else:
-        print("\n".join(table(counts)))
+        if not (counts["submitted"] or counts["sealed"] or args.run_name in (there := runs(connection))):
+            raise RollqError(f"no run {args.run_name!r} at {mask_url(settings(args).redis_url)}; {_listed(there)}")
+    print(json.dumps(counts) if args.json else "\n".join(table(counts)))
     return 0
+
+
+def _listed(there: Sequence[str]) -> str:
+    """The latest runs, in few words."""
+    if not there:
+        return "there are no runs yet"
+    shown, more = there[: -LISTED - 1 : -1], len(there) - LISTED
+    return f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
 
 
 def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:

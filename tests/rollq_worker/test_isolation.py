@@ -1,8 +1,12 @@
 """Environments in processes of their own: the same episodes, and nothing that they do harms the worker."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ SITE = Path(__file__).parent.parent / "e2e" / "site"
 
 @pytest.fixture(scope="module")
 def isolation() -> Iterator[Isolation]:
-    from multiprocessing import forkserver, resource_tracker
+    from multiprocessing import resource_tracker
 
     was = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), was or ""])
@@ -181,3 +185,82 @@ def test_its_process_ends_with_the_block(isolation: Isolation) -> None:
             return
         time.sleep(0.02)
     pytest.fail("it is still there")
+
+
+HELD = """
+import sys
+from multiprocessing import forkserver
+from threading import Thread
+from rollq_worker import isolation as module
+from rollq_worker.environments import domain
+from rollq_worker.isolation import Isolation
+from rollq_worker.users.scripted import ScriptedUser
+
+module.TIED = module.TIED and sys.argv[1] == "tied"
+isolation = Isolation(["faulty"])
+isolation.start()
+task = domain("shop").task("train", 0)
+
+def play():
+    with isolation.open("faulty", "train", 0, {"fault": "freeze"}, lambda: None) as environment:
+        environment.reset(ScriptedUser(task.opening, task.replies))
+        environment.step(task.moves[0])
+        print(f"{forkserver._forkserver._forkserver_pid} {environment._process.pid}\\n", end="", flush=True)
+        environment.step(task.moves[1])
+
+for _ in range(2):
+    Thread(target=play).start()
+"""
+
+
+@pytest.mark.parametrize("how", ["tied", "watched"])
+def test_none_outlives_a_worker_that_is_killed(how: str) -> None:
+    """Not even those that hold the interpreter and see nothing any more."""
+    path = os.pathsep.join([str(SITE), *filter(None, sys.path)])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", HELD, how], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert worker.stdout
+    pids = {int(pid) for _ in range(2) for pid in worker.stdout.readline().split()}
+    try:
+        assert len(pids) == 3
+        time.sleep(0.5)  # they reach the operation that does not end
+        assert all(runs(pid) for pid in pids)
+        worker.kill()
+        worker.wait()
+        until = time.monotonic() + 60
+        while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not left
+    finally:
+        worker.kill()
+        for pid in filter(runs, pids):  # they hold the pipe open as well
+            os.kill(pid, 9)
+        worker.communicate()
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_a_fork_server_that_a_thread_had_to_start_again_outlives_the_thread(isolation: Isolation) -> None:
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    was = server._forkserver_pid
+    os.kill(was, 9)
+    while runs(was):
+        time.sleep(0.02)
+    task = domain("shop").task("train", 0)
+    opened = isolation.open("shop", "train", 0, {}, nothing)
+    with ThreadPoolExecutor(1) as pool:
+        environment = pool.submit(opened.__enter__).result()
+    try:
+        time.sleep(0.2)
+        assert server._forkserver_pid != was
+        assert play(environment, task) == play(domain("shop").open("train", 0, {}), task)
+    finally:
+        opened.__exit__(None, None, None)

@@ -4,6 +4,9 @@ One process an episode, forked from a server that has loaded the environments on
 call that holds the interpreter's lock for ever, memory without end) ends with a kill and one failed attempt; the worker
 waits on a pipe meanwhile and stays responsive. The user stays in the worker: what the environment says to it comes back
 over the pipe.
+
+However the worker ends, they end with it: one that holds the interpreter would never see that its pipe is closed, nor
+would a thread of its own run, so on Linux the kernel kills it and elsewhere a watchdog process does.
 """
 
 import contextlib
@@ -15,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from multiprocessing import forkserver
@@ -22,9 +26,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 
+from rollq.children import PR_SET_PDEATHSIG, Watchdog
 from rollq.errors import EnvironmentFailure, RolloutFailure, UserFailure
 from rollq.job import Json
 from rollq_worker.environments import domain
@@ -37,6 +43,12 @@ LARGEST_ANSWER = 1 << 24
 """Bytes, pickled."""
 PRELOAD = "ROLLQ_PRELOAD"
 """Environment variable that names to the fork server what to load."""
+WORKER = "ROLLQ_ISOLATED_FOR"
+"""Environment variable that names to the fork server the worker that it is to die with; unset: a watchdog is there."""
+TIED = sys.platform == "linux"
+"""Whether the kernel ends a process with its parent."""
+_server = 0
+"""Pid of the fork server, in itself and in the processes forked from it; 0: nothing ties them."""
 
 
 class Isolation:
@@ -46,6 +58,8 @@ class Isolation:
         self._patterns = tuple(patterns)
         self._context: ForkServerContext | None = None
         self._lock = Lock()  # multiprocessing keeps books of its processes that know no threads
+        self._server = _Starter()
+        self._watchdog: Watchdog | None = None
 
     def applies(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
@@ -55,9 +69,15 @@ class Isolation:
         if not self._patterns:
             return
         os.environ[PRELOAD] = " ".join(name for name in self._patterns if "*" not in name)
+        if TIED:
+            os.environ[WORKER] = str(os.getpid())
+        else:
+            os.environ.pop(WORKER, None)
+            self._watchdog = Watchdog()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["rollq_worker.isolation_preload", "rollq.cli"])
-        forkserver.ensure_running()
+        self._server.start()
+        self._server.ensure()
 
     @contextmanager
     def open(
@@ -69,9 +89,13 @@ class Isolation:
         """
         assert self._context is not None, "start() comes first"
         with self._lock:
+            self._server.ensure()
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs, name, split, task, dict(args)), daemon=True)
             process.start()
+            assert process.pid is not None
+            if self._watchdog:
+                self._watchdog.toggle(process.pid)
             theirs.close()
         try:
             yield IsolatedEnvironment(ours, process, check)
@@ -80,7 +104,32 @@ class Isolation:
                 ours.close()
                 process.kill()
                 process.join(5.0)
+                if self._watchdog and process.pid is not None:
+                    self._watchdog.toggle(process.pid)
                 process.close()
+
+
+class _Starter(Thread):
+    """Starts the fork server, also when it has died: Linux ties its life to the thread that started it, to this one."""
+
+    def __init__(self) -> None:
+        super().__init__(name="isolation", daemon=True)  # which lives as long as the worker
+        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+
+    def ensure(self) -> None:
+        """Returns once it runs."""
+        done: Future[None] = Future()
+        self._asked.put(done)
+        done.result()
+
+    def run(self) -> None:
+        while True:
+            done = self._asked.get()
+            try:
+                forkserver.ensure_running()
+                done.set_result(None)
+            except BaseException as e:  # it is the asker's
+                done.set_exception(e)
 
 
 class IsolatedEnvironment:
@@ -173,7 +222,8 @@ class _PipedUser:
 def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
     """The environment's process, until the worker hangs up or something fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
-    _die_with_parent()
+    if _server:
+        _die_with(_server)
     _die_first()
     try:
         environment = domain(name).open(split, task, args)
@@ -218,8 +268,16 @@ def _die_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _die_with_parent() -> None:
-    """A worker that is killed takes the fork server with it, and that one this process, whatever it is doing."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def serve_until_death() -> None:
+    """In the fork server, before it loads anything: from now on it ends with its worker, and what it forks with it."""
+    global _server
+    if worker := os.environ.pop(WORKER, ""):
+        _die_with(int(worker))
+        _server = os.getpid()
+
+
+def _die_with(parent: int) -> None:
+    """This process's parent is `parent`, or has died: then this one ends too, whatever it is doing."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # before we asked
+        os._exit(1)

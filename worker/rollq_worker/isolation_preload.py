@@ -4,7 +4,9 @@ import os
 from contextlib import suppress
 
 from rollq_worker.environments import domain
-from rollq_worker.isolation import PRELOAD
+from rollq_worker.isolation import PRELOAD, serve_until_death
+
+serve_until_death()
 
 for _name in os.environ.get(PRELOAD, "").split():
     with suppress(Exception):  # whoever opens it meets the same, and can say so

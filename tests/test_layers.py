@@ -38,6 +38,7 @@ OWNERS = {
     "transformers": {"rollq_worker.tokenizer"},
     "tokenizers": {"rollq_worker.tokenizer", "rollq_worker.assets.train_tokenizer"},
     "tiktoken": {"rollq_worker.encoder"},
+    "orjson": {"rollq_worker.engine_reply"},
     "tau_bench": {"rollq_worker.environments.tau_bench"},
     "inspect_evals": {"rollq_worker.environments.tau2"},
     "inspect_ai": {"rollq_worker.environments.tau2"},

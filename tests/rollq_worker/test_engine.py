@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.trajectory import Finish, VersionSpan
-from rollq_worker import engine_control, engine_patience
+from rollq_worker import engine_control, engine_http, engine_patience
 from rollq_worker.boundary import Drained
 from rollq_worker.engine import RETRIES, SGLangEngine
 from rollq_worker.engine_outcome import context_limit
 from rollq_worker.engine_reply import AbortError, ReplyError, read_error, read_reply
+from rollq_worker.engine_request import Prompts
 from rollq_worker.engine_state import Availability
 from rollq_worker.protocols import Generated
 from tests.conftest import free_port
@@ -382,6 +385,17 @@ class TestRoom:
             assert [body["sampling_params"]["max_new_tokens"] for body in script.bodies()] == [10, 5]
             assert engine.room(3) == 5
 
+    def test_one_odd_refusal_does_not_shorten_every_episode(self, connect: Connect) -> None:
+        """Of a smaller server behind the same address, say: what the engine tells of itself stays."""
+        message = "The input (9999 tokens) is longer than the model's context length (5 tokens)."
+        info = {"context_length": 1000, "max_req_input_len": 994}
+        with scripted((400, {"error": {"message": message}}), server_info=(200, info)) as script:
+            engine = connect(script)
+            with pytest.raises(JobFailure, match=r"context length \(5 tokens\)"):
+                generate(engine)
+            assert engine.room(100) == 900
+            assert generate(engine).finish is Finish.STOP
+
     def test_a_refusal_that_says_nothing_new_is_final(self, connect: Connect) -> None:
         message = {"error": {"message": "the context length is exceeded, that is all I say"}}
         with scripted((400, message)) as script:
@@ -395,16 +409,33 @@ def encoded(**meta: Any) -> bytes:
 
 
 class TestReading:
+    def test_an_answer_to_another_request(self) -> None:
+        with pytest.raises(ReplyError, match="this answers another request: other"):
+            read_reply(encoded(id="other"), rid="r", prompt=3, max_new_tokens=10)
+
+    def test_half_a_character_is_taken(self) -> None:
+        body = json.dumps({**reply([7, 8, 9]), "text": "\ud83d"}).encode()
+        assert read_reply(body, rid="r", prompt=3, max_new_tokens=10).text == "\ud83d"
+
+    def test_no_more_is_read_than_an_answer_can_hold(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine_http, "LARGEST_ANSWER", 1 << 20)
+        monkeypatch.setattr(engine_http, "PIECE", 1 << 18)
+        with scripted((200, b"[" + b"1," * (8 << 20))) as script:
+            engine = connect(script)
+            answer = engine._line.post("/generate", b'{"input_ids": [1], "rid": "r"}', timeout_s=5.0)
+            assert 1 << 20 < len(answer.body) <= (1 << 20) + (1 << 18)
+            assert generate(engine).finish is Finish.STOP  # on another connection
+
     def test_versions(self) -> None:
         spans = [{"version": "a", "start": 0, "end": 0}, {"version": "b", "start": 0, "end": 2}]
         spans.append({"version": "c", "start": 2, "end": 3})
-        got = read_reply(encoded(weight_versions=spans), prompt=3, max_new_tokens=10)
+        got = read_reply(encoded(weight_versions=spans), rid="r", prompt=3, max_new_tokens=10)
         assert got.versions == (VersionSpan("b", 0, 2), VersionSpan("c", 2, 3))
 
     def test_a_server_without_spans(self) -> None:
         body = json.loads(encoded())
         del body["meta_info"]["weight_versions"]
-        got = read_reply(json.dumps(body).encode(), prompt=3, max_new_tokens=10)
+        got = read_reply(json.dumps(body).encode(), rid="r", prompt=3, max_new_tokens=10)
         assert got.versions == (VersionSpan("v1", 0, 3),)
 
     @pytest.mark.parametrize(
@@ -428,23 +459,23 @@ class TestReading:
     )
     def test_what_does_not_fit_together(self, meta: dict[str, Any], complaint: str) -> None:
         with pytest.raises(ReplyError, match=complaint):
-            read_reply(encoded(**meta), prompt=3, max_new_tokens=10)
+            read_reply(encoded(**meta), rid="r", prompt=3, max_new_tokens=10)
 
     @pytest.mark.parametrize("ids", [[-1], ["a"], [2**40], 5, None], ids=repr)
     def test_ids_that_are_none(self, ids: object) -> None:
         body = json.loads(encoded())
         body["output_ids"] = ids
         with pytest.raises(ReplyError, match="not a reply"):
-            read_reply(json.dumps(body).encode(), prompt=3, max_new_tokens=10)
+            read_reply(json.dumps(body).encode(), rid="r", prompt=3, max_new_tokens=10)
 
     def test_more_than_was_asked_for(self) -> None:
         with pytest.raises(ReplyError, match="3 tokens were sampled where 2 were allowed"):
-            read_reply(encoded(), prompt=3, max_new_tokens=2)
+            read_reply(encoded(), rid="r", prompt=3, max_new_tokens=2)
 
     def test_an_abort_with_a_reason(self) -> None:
         reason = {"type": "abort", "message": "queue timeout", "status_code": 503, "err_type": "Timeout"}
         with pytest.raises(AbortError, match="queue timeout") as caught:
-            read_reply(json.dumps(reply([], finish_reason=reason)).encode(), prompt=3, max_new_tokens=10)
+            read_reply(json.dumps(reply([], finish_reason=reason)).encode(), rid="r", prompt=3, max_new_tokens=10)
         assert caught.value.status == 503
 
     @pytest.mark.parametrize(
@@ -521,3 +552,24 @@ def _until(condition: Callable[[], object]) -> None:
 
 def _raise_drained() -> None:
     raise Drained("stopping")
+
+
+class TestWriting:
+    def test_a_prompt_that_grows_is_written_once(self) -> None:
+        prompts, ids = Prompts(2), array("I", range(10_000))
+        assert prompts.write(ids, "a") == ",".join(map(str, range(10_000))).encode()
+        ids.extend([7, 7])
+        assert prompts.write(ids, "a") == ",".join(map(str, ids)).encode()
+        assert prompts.write(ids, "a") == ",".join(map(str, ids)).encode()
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=4)), max_size=20))
+    def test_whatever_was_sent_before(self, sent: list[tuple[str, list[int]]]) -> None:
+        prompts = Prompts(2)
+        for key, ids in sent:
+            assert prompts.write(array("I", ids), key) == ",".join(map(str, ids)).encode()
+
+    def test_few_are_kept(self) -> None:
+        prompts = Prompts(2)
+        for key in "abcde":
+            prompts.write(array("I", [1]), key)
+        assert list(prompts._sent) == ["d", "e"]

@@ -23,7 +23,7 @@ from rollq_worker.engine_vocabulary import PADDING, Vocabulary
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engines import fine, reply, scripted
 
-PROMPT, MOST, VOCABULARY = 3, 10, 100
+PROMPT, MOST, VOCABULARY, RID = 3, 10, 100, "x"
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -48,7 +48,7 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
     return copy
 
 
-GOOD = reply([7, 8, 9], prompt_tokens=PROMPT, id="x")
+GOOD = reply([7, 8, 9], prompt_tokens=PROMPT, id=RID)
 
 
 @st.composite
@@ -72,7 +72,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 @given(bodies())
 def test_a_reply_is_valid_or_an_error_of_the_engine(body: bytes) -> None:
     try:
-        got = read_reply(body, prompt=PROMPT, max_new_tokens=MOST, vocabulary=VOCABULARY)
+        got = read_reply(body, rid=RID, prompt=PROMPT, max_new_tokens=MOST, vocabulary=VOCABULARY)
     except ReplyError as e:
         assert len(str(e)) < 5 * MAX_MESSAGE
         return

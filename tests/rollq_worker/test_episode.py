@@ -80,17 +80,13 @@ def test_the_token_budget_is_never_exceeded(max_tokens):
         assert len(trajectory.tokens) <= max_tokens
 
 
-def test_a_prompt_that_fills_the_budget_is_a_length_stop_without_a_turn():
-    engine = FakeEngine([CALL])
-    trajectory = play(
-        Job(run="r", group="g", env="fake", task=0, budget=Budget(max_tokens=10)),
-        engine=engine,
-        renderer=FakeRenderer(),
-        environment=FakeEnvironment(),
-        user=FakeUser(),
-        journal=FakeJournal(),
-    )
-    assert (trajectory.stop, trajectory.turns, engine.requests) == (Stop.LENGTH, 0, [])
+@pytest.mark.parametrize(("max_tokens", "context"), [(10, 1000), (1000, 10)])
+def test_a_first_prompt_without_room_behind_it_is_no_trajectory(max_tokens, context):
+    """A row without a sampled token, graded 0, would say something of the policy."""
+    engine = FakeEngine([CALL], context=context)
+    with pytest.raises(errors.JobFailure, match=r"the first prompt of \d+ tokens leaves no room"):
+        run(CALL, engine=engine, budget={"max_tokens": max_tokens})
+    assert engine.requests == []
 
 
 def test_the_context_of_the_engine_is_a_budget_too():

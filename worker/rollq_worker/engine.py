@@ -29,7 +29,7 @@ from rollq_worker.engine_limits import KnownLimits
 from rollq_worker.engine_outcome import Away, Broken, Cut, Reset, TooLong, refusal
 from rollq_worker.engine_patience import backoff, wait
 from rollq_worker.engine_reply import AbortError, ReplyError, read_reply
-from rollq_worker.engine_request import write_request
+from rollq_worker.engine_request import Prompts, write_request
 from rollq_worker.engine_state import Availability, Standstill
 from rollq_worker.engine_tokenizer import KnownTokenizer
 from rollq_worker.engine_vocabulary import Vocabulary
@@ -92,6 +92,7 @@ class SGLangEngine:
         self._line = Line(self.url, concurrency + ABORTS_AT_ONCE, api_key)
         self._control = EngineControl(self._line)
         self._flights = Flights(self._line.wires)
+        self._prompts = Prompts(concurrency)
         self._limits = KnownLimits(self._control.json)
         self._tokenizer = KnownTokenizer(self._control.tokens, spelling)
         self._hung = False
@@ -242,12 +243,14 @@ class SGLangEngine:
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, key: str) -> Generated:
         """Send it once, under a fresh request id. Raises what `engine_outcome` names, or JobFailure."""
         rid = uuid.uuid4().hex
-        body = write_request(ids, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
+        prompt = self._prompts.write(ids, key)
+        body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
         answer = self._send(rid, body, key)
         if answer.status != 200:
             raise refusal(answer, key)
         try:
-            return read_reply(answer.body, prompt=len(ids), max_new_tokens=room, vocabulary=self._vocabulary.end)
+            end = self._vocabulary.end
+            return read_reply(answer.body, rid=rid, prompt=len(ids), max_new_tokens=room, vocabulary=end)
         except AbortError as e:
             if e.status is not None and 400 <= e.status < 500:
                 raise JobFailure(f"{key}: {e}") from e

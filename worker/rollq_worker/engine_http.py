@@ -21,6 +21,9 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import NewConnectionError
 
 CONNECT_TIMEOUT_S = 3.0
+LARGEST_ANSWER = 64 << 20
+"""Bytes that are read of an answer; 100,000 sampled tokens take about 5 MB. One cut off is no JSON, and so garbage."""
+PIECE = 1 << 18
 IDLE_S = 3.0
 """A connection that lay idle for longer is not used again."""
 KEEPALIVE = [
@@ -95,21 +98,22 @@ class Line:
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float, headers: Any = None
     ) -> Answer:
         try:
-            answer = self._session.request(
+            with self._session.request(
                 method,
                 self._url + path,
                 data=body,
                 headers=headers,
                 timeout=(CONNECT_TIMEOUT_S, timeout_s),
                 allow_redirects=False,  # they lose the body, and name an engine that nobody chose
-            )
+                stream=True,
+            ) as answer:
+                return Answer(answer.status_code, _read(answer))
         except requests.ReadTimeout as e:
             raise TimedOut(_brief(e)) from e
         except requests.RequestException as e:
             reason = getattr(e.args[0] if e.args else None, "reason", None)
             unreached = isinstance(e, requests.ConnectTimeout) or isinstance(reason, NewConnectionError)
             raise (Unreached if unreached else NoAnswer)(_brief(e)) from e
-        return Answer(answer.status_code, answer.content)
 
 
 class Wires:
@@ -194,6 +198,17 @@ def _close_idle(connection: Any) -> None:
     """Close it if it lay idle for too long; urllib3 opens it again when it is used."""
     if time.monotonic() - getattr(connection, "idle_since", time.monotonic()) > IDLE_S:
         connection.close()
+
+
+def _read(answer: requests.Response) -> bytes:
+    """The body, as far as it is read at all."""
+    pieces, length = [], 0
+    for piece in answer.iter_content(PIECE):
+        pieces.append(piece)
+        length += len(piece)
+        if length > LARGEST_ANSWER:
+            break
+    return b"".join(pieces)
 
 
 def _brief(error: requests.RequestException) -> str:

@@ -24,6 +24,8 @@ class Limits:
 
     context: int = UNKNOWN
     prompt: int = UNKNOWN
+    told: bool = False
+    """The engine says so of itself."""
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens."""
@@ -44,7 +46,7 @@ def read_limits(get: Callable[[str], object]) -> Limits:
         data = models.get("data") if isinstance(models, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         context = _length(first.get("max_model_len"))
-    return Limits(context=context or UNKNOWN, prompt=prompt or UNKNOWN)
+    return Limits(context=context or UNKNOWN, prompt=prompt or UNKNOWN, told=bool(context or prompt))
 
 
 def _length(said: object) -> int | None:
@@ -78,12 +80,17 @@ class KnownLimits:
             self._known, self._ask_at = None, 0.0
 
     def learn(self, limit: int, asked: int) -> bool:
-        """Take over the limit that a refusal of `asked` tokens named. False when that changes nothing about it."""
+        """Take over the limit that a refusal of `asked` tokens named. False when that changes nothing about it.
+
+        An engine that tells its limits itself is believed: one odd refusal must not shorten every episode.
+        """
         with self._lock:
             known = self._known or Limits()
             if not 0 < limit <= asked:
                 return False
             if limit >= (least := min(known.context, known.prompt)):
                 return least < asked  # another thread has learnt it meanwhile
+            if known.told:
+                return False
             self._known = known.shortened(limit)
         return True

@@ -11,6 +11,8 @@ import math
 from array import array
 from typing import Any
 
+import orjson
+
 from rollq.trajectory import Finish, VersionSpan
 from rollq_worker.invariants import ZERO
 from rollq_worker.protocols import Generated
@@ -33,19 +35,21 @@ class AbortError(ReplyError):
         """The HTTP status that SGLang files it under: 503 for a full queue or a queue timeout."""
 
 
-def read_reply(body: bytes, *, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID) -> Generated:
-    """The body of a 200 from `/generate`, for a prompt of `prompt` tokens. Raises ReplyError, nothing else.
+def read_reply(body: bytes, *, rid: str, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID) -> Generated:
+    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens. Raises ReplyError, nothing else.
 
     Ids from `vocabulary` on are no model's. A request aborted while it was queued has no ids and comes back as finish
     ABORT, unless the engine gives a reason.
     """
     try:
-        reply = json.loads(body)
+        reply = _parse(body)
         meta = reply["meta_info"]
         finish = Finish(meta["finish_reason"]["type"])
         ids = _ids(reply["output_ids"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
         raise ReplyError(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
+    if meta.get("id", rid) != rid:
+        raise ReplyError(f"this answers another request: {_clip(meta['id'])}")
     if not ids and finish is Finish.ABORT:
         _refuse_reasons(meta["finish_reason"])
         return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
@@ -69,6 +73,14 @@ def read_reply(body: bytes, *, prompt: int, max_new_tokens: int, vocabulary: int
         text=text if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
     )
+
+
+def _parse(body: bytes) -> Any:
+    """Raises ValueError, RecursionError. json holds the interpreter seven times as long, and takes half a character."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return json.loads(body)
 
 
 def _ids(found: object) -> array[int]:

@@ -3,28 +3,74 @@
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
+import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollq.job import Json
 
+AT_ONCE = 4096
+"""Ids that are written in one go: a longer go would hold the interpreter for milliseconds."""
 
-class _Digits(dict[int, str]):
+
+class _Digits(dict[int, bytes]):
     """Decimal digits by id, made once: a long prompt is written four times as fast as by json."""
 
-    def __missing__(self, id: int) -> str:
-        self[id] = digits = str(id)
+    def __missing__(self, id: int) -> bytes:
+        self[id] = digits = str(id).encode()
         return digits
 
 
 _DIGITS = _Digits()
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    ids: array[int]
+    text: bytes
+
+
+class Prompts:
+    """Prompts in digits, as they were sent last: the next of a job begins with its last, and only the rest is written.
+
+    Keeps those of the `kept` jobs that were sent last, for all threads.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._sent: OrderedDict[str, _Sent] = OrderedDict()
+
+    def write(self, ids: array[int], key: str) -> bytes:
+        """The ids of the job `key`, with commas between them."""
+        with self._lock:
+            last = self._sent.pop(key, None)
+        if last is not None and last.ids and ids[: len(last.ids)] == last.ids:
+            more = _digits(ids[len(last.ids) :])
+            text = last.text + b"," + more if more else last.text
+        else:
+            text = _digits(ids)
+        with self._lock:
+            self._sent[key] = _Sent(ids[:], text)  # a copy: the episode's own grows
+            while len(self._sent) > self._kept:
+                self._sent.popitem(last=False)
+        return text
+
+
+def _digits(ids: array[int]) -> bytes:
+    return b",".join(b",".join(map(_DIGITS.__getitem__, ids[at : at + AT_ONCE])) for at in range(0, len(ids), AT_ONCE))
+
+
 def write_request(
-    ids: array[int], sampling: Mapping[str, Json], *, stop_ids: Sequence[int], max_new_tokens: int, rid: str
+    prompt: bytes, sampling: Mapping[str, Json], *, stop_ids: Sequence[int], max_new_tokens: int, rid: str
 ) -> bytes:
-    """The body of a request for at most that many tokens; `stop_ids` end it besides the job's own."""
+    """The body of a request for at most that many tokens behind a prompt as `Prompts` writes it.
+
+    `stop_ids` end it besides the job's own.
+    """
     stops = list(dict.fromkeys((*stop_ids, *(sampling.get("stop_token_ids") or ()))))
     params: dict[str, Any] = {
         **sampling,
@@ -35,4 +81,4 @@ def write_request(
     if sampling.get("min_new_tokens"):  # the rest of an interrupted turn may be shorter, which a server refuses
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
     rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
-    return f'{{"input_ids":[{",".join(map(_DIGITS.__getitem__, ids))}],{rest[1:]}'.encode()
+    return b'{"input_ids":[%b],%b' % (prompt, rest[1:].encode())

@@ -1,8 +1,9 @@
-"""What the renderer costs a turn, against the length of the history behind it.
+"""What the tokens of a turn cost, against the length of the history behind it.
 
-Bridging and reading a turn must cost the same behind 1,000 tokens as behind 12,000, and twice the turns about twice the
-time. What it would take to render and encode the whole conversation is shown beside them. Exit code 1 when a turn
-behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns more than 2.5 times 30.
+Reading and bridging a turn and writing the next request must cost the same behind 1,000 tokens as behind 12,000, and
+twice the turns about twice the time. What it would take to render and encode the whole conversation is shown beside
+them. Exit code 1 when a turn behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns
+more than 2.5 times 30.
 
     python benchmarks/bench_tokens.py [--tokenizer DIR] [--json]
 """
@@ -20,6 +21,7 @@ from typing import Any
 from tables import ms, table
 
 from rollq.trajectory import Message
+from rollq_worker.engine_request import Prompts
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.renderer import ChatRenderer
@@ -48,6 +50,7 @@ class Talk:
             {"role": "user", "content": "Where is my order?"},
         ]
         self.ids = array("I", renderer.open(self.messages, tools))
+        self.prompts = Prompts(1)
         self.turns = 0
 
     def sampled(self) -> array[int]:
@@ -57,8 +60,8 @@ class Talk:
         text = f"<tool_call>\n{call}\n</tool_call>"
         return self.renderer.tokenizer.encode(text) + array("I", [self.renderer.stop_ids[0]])
 
-    def turn(self) -> tuple[float, float]:
-        """One turn as an episode has it. Returns the seconds of reading and of bridging."""
+    def turn(self) -> tuple[float, float, float]:
+        """One turn as an episode has it. Returns the seconds of reading, of bridging, of writing the next request."""
         sampled = self.sampled()
         began = time.process_time()
         read = self.renderer.read(sampled)
@@ -69,9 +72,12 @@ class Talk:
         ended = time.process_time()
         self.ids.extend(sampled)
         self.ids.extend(bridge)
+        write = time.process_time()
+        self.prompts.write(self.ids, "run/group/0")
+        written = time.process_time()
         self.messages += [{**message, "tool_calls": [call_as_object(message)]}, reply]
         self.turns += 1
-        return middle - began, ended - start
+        return middle - began, ended - start, written - write
 
 
 def turn_of(call: Action, turn: int) -> tuple[Message, Message]:
@@ -104,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin().turn()  # templates are compiled at first use
     result = {"lengths": [behind(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
     first, last = result["lengths"][0], result["lengths"][-1]
-    result["growth"] = (last["bridge_s"] + last["read_s"]) / (first["bridge_s"] + first["read_s"])
+    result["growth"] = last["turn_s"] / first["turn_s"]
     result["doubling"] = result["episodes"][-1]["seconds"] / result["episodes"][0]["seconds"]
     good = result["growth"] <= LARGEST_GROWTH and result["doubling"] <= LARGEST_DOUBLING
     report(result)
@@ -125,8 +131,9 @@ def behind(begin: Callable[[], Talk], length: int) -> dict[str, float]:
         tokenizer.encode(tokenizer.render(talk.messages, talk.tools, True))
         whole.append(time.process_time() - began)
     turns = [talk.turn() for _ in range(REPEATS)]
-    read, bridge = map(min, zip(*turns, strict=True))
-    return {"tokens": reached, "read_s": read, "bridge_s": bridge, "whole_s": min(whole)}
+    read, bridge, write = map(min, zip(*turns, strict=True))
+    seconds = {"read_s": read, "bridge_s": bridge, "write_s": write, "turn_s": read + bridge + write}
+    return {"tokens": reached, **seconds, "whole_s": min(whole)}
 
 
 def episodes(begin: Callable[[], Talk]) -> list[dict[str, float]]:
@@ -144,9 +151,9 @@ def episodes(begin: Callable[[], Talk]) -> list[dict[str, float]]:
 
 
 def report(result: dict[str, Any]) -> None:
-    head = ["tokens behind the turn", "read, ms", "bridge, ms", "render and encode it all, ms"]
+    head = ["tokens behind the turn", "read, ms", "bridge, ms", "write, ms", "render and encode it all, ms"]
     rows = [
-        [f"{row['tokens']}", *(ms(row[name]) for name in ("read_s", "bridge_s", "whole_s"))]
+        [f"{row['tokens']}", *(ms(row[name]) for name in ("read_s", "bridge_s", "write_s", "whole_s"))]
         for row in result["lengths"]
     ]
     print(table(head, rows))

@@ -32,6 +32,8 @@ MORE_TEMPLATES = "additional_chat_templates"
 """A folder of further templates: `tool_use.jinja` is the one for conversations with tools."""
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+LONG = 1000
+"""Ids whose text is better decoded by the batch form, which lets go of the interpreter."""
 TODAY = datetime(2025, 1, 1)
 """What templates that write the date are told. A real one would change between the samples of a group, and part a
 journal from the episode that goes on with it the day after."""
@@ -113,7 +115,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no token nothing."""
-        return self._full.decode(list(ids), skip_special_tokens=skip_special)
+        if len(ids) < LONG:
+            return self._full.decode(list(ids), skip_special_tokens=skip_special)
+        return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     def mentions(self, name: str) -> bool:
         """Whether the chat template has this word in it."""

@@ -4,6 +4,7 @@ Checked when a job is made, because routers silently drop unknown names, so that
 because a value that the engine refuses costs a claim for every sample. Pure values, standard library only.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from sys import float_info
@@ -18,6 +19,8 @@ OURS = {
     "no_stop_trim": "rollq reads ids",
 }
 """What rollq sets itself, and why a job cannot."""
+ANY_JSON = "$$ANY$$"
+"""A schema in SGLang's own words."""
 MAX_STOPS = 32
 MAX_STOP_REGEX = 256
 """Bytes."""
@@ -62,6 +65,19 @@ def _pattern(value: object) -> bool:
     return True
 
 
+def _schema(value: object) -> bool:
+    """JSON in form. Which schemas there is a grammar for is the engine's to say."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        json.loads(value)
+    except json.JSONDecodeError:
+        return value == ANY_JSON
+    except (ValueError, RecursionError):  # only too much for this reader
+        return True
+    return True
+
+
 def _bias(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(id, str) and id.isascii() and id.isdigit() and number(bias) for id, bias in value.items()
@@ -83,8 +99,8 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
         lambda value: _pattern(value) or _some(_pattern)(value),
         f"a regular expression of up to {MAX_STOP_REGEX} bytes, or up to {MAX_STOPS} of them",
     ),
-    "json_schema": (_text, "a string of JSON"),
-    "regex": (_text, "a regular expression"),
+    "json_schema": (_schema, "a string of JSON"),
+    "regex": (_text, "a regular expression"),  # in the engine's dialect, of which `re` knows but a part
     "ebnf": (_text, "a grammar, as a string"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),

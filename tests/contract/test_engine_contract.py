@@ -10,18 +10,11 @@ import pytest
 import requests
 
 from tests.contract.conftest import Server
+from tests.contract.errors import assert_invalid, error_of
 
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}
 """Seconds of work on both servers."""
 GREEDY = {"temperature": 0}
-
-
-def error_of(answer: requests.Response) -> str:
-    """`{"error": {"message": ...}}`"""
-    assert answer.status_code == 400, answer.text
-    message = answer.json()["error"]["message"]
-    assert isinstance(message, str)
-    return message
 
 
 def spans_of(meta: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -195,109 +188,60 @@ class TestScoring:
     def test_a_token_that_is_none_is_not_scored(self, server: Server) -> None:
         body = {"input_ids": server.prompt(), "return_logprob": True, "token_ids_logprob": [10_000_000]}
         assert "out-of-vocabulary token id 10000000" in error_of(server.post("/generate", body))
-        TestRefusals.assert_invalid(server.post("/generate", {**body, "token_ids_logprob": ["a"]}))
+        assert_invalid(server.post("/generate", {**body, "token_ids_logprob": ["a"]}))
+
+    def test_the_best_tokens_of_a_place(self, server: Server) -> None:
+        prompt, sampling = server.prompt(), {"max_new_tokens": 3}
+        body = {"top_logprobs_num": 3, "return_text_in_logprobs": True, "sampling_params": sampling}
+        meta = server.generate(prompt, **body)["meta_info"]
+        assert meta["input_top_logprobs"] == []
+        self.check_best(server, meta["output_top_logprobs"], meta["output_token_logprobs"])
+        meta = server.generate(prompt, logprob_start_len=2, **body)["meta_info"]
+        assert meta["input_top_logprobs"][0] is None
+        self.check_best(server, meta["input_top_logprobs"][1:], meta["input_token_logprobs"][1:])
+        self.check_best(server, meta["output_top_logprobs"], meta["output_token_logprobs"])
+
+    @staticmethod
+    def check_best(server: Server, rows: list[Any], taken: list[Any]) -> None:
+        for row, (score, token, _) in zip(rows, taken, strict=True):
+            scores = [entry[0] for entry in row]
+            assert len({entry[1] for entry in row}) == 3 and scores == sorted(scores, reverse=True)
+            assert {entry[1]: entry[0] for entry in row}.get(token, score) == score <= scores[0]
+            assert token in {entry[1] for entry in row} or score <= scores[-1]
+            assert [entry[2] for entry in row] == [server.tokenizer.decode([entry[1]]) for entry in row]
+
+    @pytest.mark.parametrize("asked", [{}, {"top_logprobs_num": 0}, {"top_logprobs_num": None}], ids=repr)
+    def test_no_best_tokens_unless_asked_for(self, server: Server, asked: dict[str, Any]) -> None:
+        meta = server.generate(server.prompt(), sampling_params={"max_new_tokens": 2}, **asked)["meta_info"]
+        assert "output_top_logprobs" not in meta and "input_top_logprobs" not in meta
+
+    @pytest.mark.parametrize("number", ["2", 2.0, True], ids=repr)
+    def test_a_number_of_best_tokens_that_is_none(self, server: Server, number: object) -> None:
+        body = {"input_ids": server.prompt(), "return_logprob": True, "top_logprobs_num": number}
+        assert server.post("/generate", body).json()["error"].startswith("invalid type: ")
+
+    def test_each_prompt_of_a_batch_is_scored_as_it_asks(self, server: Server) -> None:
+        prompt = server.prompt()
+        body = {"input_ids": [prompt, prompt], "return_logprob": [True, False], "logprob_start_len": [2, 0]}
+        more = {"top_logprobs_num": [1, 2], "token_ids_logprob": [[1], [2]], "sampling_params": {"max_new_tokens": 2}}
+        first, second = (reply["meta_info"] for reply in server.post("/generate", {**body, **more}).json())
+        assert [entry[1] for entry in first["input_token_logprobs"]] == prompt[2:]
+        assert [len(row) for row in first["output_top_logprobs"]] == [1, 1]
+        assert [[entry[1] for entry in row] for row in first["output_token_ids_logprobs"]] == [[1], [1]]
+        assert "output_token_logprobs" not in second
+
+    def test_the_prompts_ids_come_back_if_asked_for(self, server: Server) -> None:
+        prompt, sampling = server.prompt(), {"max_new_tokens": 1}
+        assert (
+            server.generate(prompt, return_prompt_token_ids=True, sampling_params=sampling)["prompt_token_ids"]
+            == prompt
+        )
+        assert "prompt_token_ids" not in server.generate(prompt, sampling_params=sampling)
 
     def test_a_place_behind_the_prompt_is_refused(self, server: Server) -> None:
         body = {"input_ids": server.prompt(), "return_logprob": True, "logprob_start_len": 1000}
         assert "logprob_start_len" in error_of(server.post("/generate", body))
-
-
-class TestRefusals:
-    def test_an_unknown_sampling_parameter(self, server: Server) -> None:
-        answer = server.post("/generate", {"input_ids": server.prompt(), "sampling_params": {"max_tokens": 5}})
-        assert answer.status_code == 400
-        assert answer.json()["error"].startswith("unknown field `max_tokens`, expected one of `max_new_tokens`")
-
-    @pytest.mark.parametrize(
-        "sampling",
-        [
-            {"max_new_tokens": "5"},
-            {"temperature": "hot"},
-            {"stop_token_ids": ["a"]},
-            {"stop": 5},
-            {"ignore_eos": "yes"},
-        ],
-        ids=repr,
-    )
-    def test_a_wrong_type_in_the_sampling_parameters(self, server: Server, sampling: dict[str, Any]) -> None:
-        answer = server.post("/generate", {"input_ids": server.prompt(), "sampling_params": sampling})
-        assert answer.status_code == 400
-        assert answer.json()["error"].startswith("invalid type: ")
-
-    @pytest.mark.parametrize(
-        "sampling",
-        [
-            {"max_new_tokens": -1},
-            {"temperature": -1},
-            {"top_p": 3},
-            {"min_p": 2},
-            {"top_k": 0},
-            {"repetition_penalty": 0},
-            {"max_new_tokens": 2, "min_new_tokens": 5},
-        ],
-        ids=repr,
-    )
-    def test_a_value_out_of_range(self, server: Server, sampling: dict[str, Any]) -> None:
-        answer = server.post("/generate", {"input_ids": server.prompt(), "sampling_params": sampling})
-        assert next(reversed(sampling)) in error_of(answer)
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {"input_ids": "abc"},
-            {"input_ids": [1.5, 2]},
-            {"text": 5},
-            {"input_ids": [1, 2], "rid": 5},
-            {"input_ids": [1, 2], "sampling_params": "x"},
-            [1],
-        ],
-        ids=repr,
-    )
-    def test_a_wrong_type_in_the_body(self, server: Server, body: object) -> None:
-        self.assert_invalid(server.post("/generate", body))
-
-    def test_no_json(self, server: Server) -> None:
-        for path in ("/generate", "/abort_request", "/pause_generation", "/continue_generation"):
-            headers = {"Content-Type": "application/json"}
-            self.assert_invalid(requests.post(server.url + path, data="{", headers=headers, timeout=10))
-            self.assert_invalid(requests.post(server.url + path, timeout=10))
-
-    @staticmethod
-    def assert_invalid(answer: requests.Response) -> None:
-        assert answer.status_code == 400, answer.text
-        body = answer.json()
-        assert {key: body[key] for key in ("object", "type", "param", "code")} == {
-            "object": "error",
-            "type": "Bad Request",
-            "param": None,
-            "code": 400,
-        }
-        assert "validation error" in body["message"]
-
-    def test_no_prompt(self, server: Server) -> None:
-        assert "input_ids" in error_of(server.post("/generate", {"sampling_params": {}}))
-        assert "empty" in error_of(server.post("/generate", {"input_ids": []}))
-
-    def test_too_long(self, server: Server) -> None:
-        info = server.get("/server_info").json()
-        context, longest = info["context_length"], info["max_req_input_len"]
-        token = server.prompt()[1]
-
-        def refusal(length: int, new: int) -> str:
-            body = {"input_ids": [token] * length, "sampling_params": {"max_new_tokens": new}}
-            return error_of(server.post("/generate", body))
-
-        assert f"longer than the model's context length ({context} tokens)" in refusal(context, 1)
-        assert f"maximum context length of {context} tokens" in refusal(context - 100, 101)
-        assert f"maximum allowed length ({longest} tokens)" in refusal(longest, 1)
-
-    def test_an_unknown_path_and_a_wrong_method(self, server: Server) -> None:
-        answer = server.get("/no/such/path")
-        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
-        assert (server.get("/generate").status_code, server.get("/generate").json()) == (
-            405,
-            {"detail": "Method Not Allowed"},
-        )
+        assert server.post("/generate", {**body, "return_logprob": False}).status_code == 200
 
 
 class TestPrefix:
@@ -361,7 +305,7 @@ class TestInformation:
         assert reply["metadata"]["weight_versions"][0]["start"] == 0
 
     def test_chat_completions_without_messages(self, server: Server) -> None:
-        TestRefusals.assert_invalid(server.post("/v1/chat/completions", {"model": "any"}))
+        assert_invalid(server.post("/v1/chat/completions", {"model": "any"}))
 
 
 class TestAbort:
@@ -520,4 +464,4 @@ class TestPause:
         ],
     )
     def test_bad_orders(self, server: Server, path: str, body: dict[str, Any]) -> None:
-        TestRefusals.assert_invalid(server.post(path, body))
+        assert_invalid(server.post(path, body))

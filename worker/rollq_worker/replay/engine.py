@@ -9,7 +9,9 @@ import math
 import random
 import time
 import zlib
+from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rollq.errors import SettingsError
@@ -123,11 +125,12 @@ class ReplayEngine:
             meta |= {"cached_tokens": cached, "cached_tokens_details": details}
         if request.return_logprob:
             meta |= self._logprobs(request, kept)
-        return {
+        reply = {
             "text": shown(kept, request.sampling, self.player.tokenizer),
             "output_ids": kept.ids.tolist(),
             "meta_info": meta,
         }
+        return {**reply, "prompt_token_ids": request.ids.tolist()} if request.show_prompt else reply
 
     def _logprobs(self, request: GenerateRequest, kept: Sample) -> dict[str, Any]:
         start = request.logprob_start if request.logprob_start >= 0 else len(request.ids)
@@ -142,7 +145,17 @@ class ReplayEngine:
             before = [request.ids[-1], *kept.ids][: len(kept.ids)]
             scores = [[logprobs.logprob(last, id) for id in asked] for last in before]
             found["output_token_ids_logprobs"] = [self._entries(score, asked, request) for score in scores]
+        if request.top_logprobs:
+            first = [None] if rest else []  # nothing stands before it that could have been scored
+            found["input_top_logprobs"] = [*first, *self._best(rest[:1], rest[1:], request)]
+            found["output_top_logprobs"] = self._best(request.ids[-1:], kept.ids, request)
         return found
+
+    def _best(self, before: array[int], tokens: array[int], request: GenerateRequest) -> list[Any]:
+        """The best ones at the place of each of `tokens`, the first of which follows `before`."""
+        vocab = self.player.tokenizer.vocab_size
+        rows = [logprobs.best(*pair, request.top_logprobs, vocab) for pair in pairwise(before + tokens)]
+        return [self._entries([score for score, _ in row], [id for _, id in row], request) for row in rows]
 
     def _entries(self, scores: Any, ids: Any, request: GenerateRequest) -> list[Any]:
         if not request.text_in_logprobs:

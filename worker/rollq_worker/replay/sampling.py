@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
 
-from rollq_worker.replay.requests import Sampling
+from rollq_worker.replay.parameters import Sampling
 from rollq_worker.tokenizer import Tokenizer
 
 Finish = dict[str, Any]

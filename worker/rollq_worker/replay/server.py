@@ -15,6 +15,7 @@ from aiohttp import web
 
 import rollq
 from rollq.errors import SettingsError
+from rollq_worker.replay.bodies import json_body
 from rollq_worker.replay.chat import complete
 from rollq_worker.replay.engine import Options, ReplayEngine
 from rollq_worker.replay.errors import HttpError, bad_body, bad_value, detail, overloaded
@@ -22,6 +23,7 @@ from rollq_worker.replay.faults import Fault
 from rollq_worker.replay.player import Player
 from rollq_worker.replay.requests import Limits, is_batch, read_requests
 from rollq_worker.replay.scripts import Scripts
+from rollq_worker.replay.tokens import tokenize
 from rollq_worker.tokenizer import Tokenizer, load_tokenizer
 
 LARGEST_BODY = 64 << 20
@@ -55,6 +57,8 @@ class Server:
             ("/update_weight_version", self.update_weight_version),
             ("/update_weights_from_disk", self.update_weights_from_disk),
             ("/v1/chat/completions", self.chat_completions),
+            ("/tokenize", self.tokenize),
+            ("/v1/tokenize", self.tokenize),
         ):
             app.router.add_post(paths, handler)
         app.router.add_put("/generate", self.generate)
@@ -83,7 +87,7 @@ class Server:
             raise overloaded()
         if fault is Fault.RESET:
             _reset(request)
-        body = await _body(request)
+        body = await json_body(request)
         prompts = read_requests(body, self.limits, self.tokenizer.encode)
         replies = await asyncio.gather(*(self.engine.generate(prompt, rng, fault) for prompt in prompts))
         text = json.dumps(replies if is_batch(body) else replies[0])
@@ -92,7 +96,7 @@ class Server:
         return web.Response(text=text, content_type="application/json")
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         if body.get("abort_all"):
             self.scheduler.abort(None)
         elif isinstance(body.get("rid"), str):
@@ -100,19 +104,19 @@ class Server:
         return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
-        mode = (await _body(request)).get("mode", "abort")
+        mode = (await json_body(request)).get("mode", "abort")
         if mode not in MODES:
             raise bad_body("mode", "Input should be 'abort', 'retract' or 'in_place'")
         await self.scheduler.pause(mode)
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def continue_generation(self, request: web.Request) -> web.Response:
-        await _body(request)
+        await json_body(request)
         self.scheduler.resume()
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         version = body.get("new_version")
         if not isinstance(version, str):
             raise bad_body("new_version", "Field required")
@@ -123,7 +127,7 @@ class Server:
         return web.json_response({"success": True, "message": message, "new_version": version})
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         if not isinstance(body.get("model_path"), str):
             raise bad_body("model_path", "Field required")
         if body.get("abort_all_requests"):
@@ -213,26 +217,16 @@ class Server:
         card |= {"root": self.model_path, "parent": None, "max_model_len": self.limits.context}
         return web.json_response({"object": "list", "data": [card]})
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await json_body(request, strictly=True)
+        return web.json_response(tokenize(body, self.tokenizer, self.limits.context))
+
     async def chat_completions(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request, strictly=True)
         if body.get("stream"):
             raise bad_value("The replay engine does not stream.")
         await self.scheduler.opened()
         return web.json_response(complete(body, self.scripts, self.tokenizer, self.scheduler.version))
-
-
-async def _body(request: web.Request) -> Any:
-    """The JSON object in a request. Raises HttpError."""
-    raw = await request.read()
-    if not raw:
-        raise bad_body("", "Field required")
-    try:
-        body = json.loads(raw)
-    except ValueError as e:
-        raise bad_body("", f"JSON decode error: {type(e).__name__}") from e
-    if not isinstance(body, dict):
-        raise bad_body("", "Input should be a dictionary")
-    return body
 
 
 def _reset(request: web.Request) -> None:
@@ -246,6 +240,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except HttpError as e:
+        if isinstance(e.body, str):
+            return web.Response(text=e.body, status=e.status)
         return web.json_response(e.body, status=e.status)
     except web.HTTPException as e:
         if e.status < 400:

@@ -121,6 +121,8 @@ TURNS: list[tuple[str, Read | None, str]] = [
     ),
 ]
 
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}'
+
 
 def test_the_record_has_both():
     assert sum(not differs for *_, differs in TURNS) >= 15 and {differs for *_, differs in TURNS} == {
@@ -134,6 +136,56 @@ def test_every_difference_is_meant(text: str, theirs: Read | None, differs: str)
     ours = ([(call.name, dict(call.arguments)) for call in read.calls], read.content, read.reasoning)
     same = theirs is not None and not read.errors and ours == (decoded(theirs[0]), *theirs[1:])
     assert same == (not differs), f"ours {ours} {list(read.errors)}, harmony's {theirs}; listed: {differs!r}"
+
+
+HEADERS = [
+    # what is taken off in front of <|message|>
+    "<|channel|>final",
+    "<|start|>assistant<|channel|>final",
+    "assistant<|channel|>commentary",
+    "<|channel|> commentary to=functions.f <|constrain|>json",
+    "<|channel|>commentary to=functions.f<|constrain|>json ",
+    "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|> json",
+    "to=functions.f<|channel|>analysis code",
+    "<|channel|>final <|constrain|>application/json",
+]
+MALFORMED = [
+    # a header, and what is said of it
+    ("<|channel|>final The order W1 ships today.", "cannot be read"),
+    ("<|channel|>analysis I will look it up", "cannot be read"),
+    ("<|channel|>final<|constrain|>hello user", "cannot be read"),
+    ('<|channel|>commentary to=functions.f {"a": 1}', "cannot be read"),
+    ("<|channel|>commentary to=functions.f to=functions.g", "cannot be read"),
+    ("to=functions.g<|channel|>commentary to=functions.f", "cannot be read"),
+    ("<|channel|>analysis<|channel|>final", "cannot be read"),
+    ("<|channel|>commentary to=functions.f <|constrain|>", "cannot be read"),
+    ("<|start|>assistant!<|channel|>final", "another role"),
+    ("Hello <|channel|>final", "another role"),
+    ("<|channel|>finally", "no channel"),
+    ("<|channel|>Hello to=functions.f", "no channel"),
+    ("to=functions.f", "no channel"),
+    ("x" * 300 + "<|channel|>final", "another role"),
+    ("<|channel|>final " + "x" * 300, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers(header: str):
+    read = PARSERS["gpt_oss"](f"{header}<|message|>{{}}", False, TOOLS)
+    assert not read.errors and bool(read.calls) == ("to=" in header) != (read.content == "{}")
+
+
+@pytest.mark.parametrize(("header", "says"), MALFORMED, ids=[header[:60] for header, _ in MALFORMED])
+def test_a_malformed_header_is_an_error_and_kept(header: str, says: str):
+    good = "<|end|><|start|>assistant<|channel|>final<|message|>Bye."
+    read = PARSERS["gpt_oss"](f"{header}<|message|>{{}}{good}", False, TOOLS)
+    assert len(read.errors) == 1 and says in read.errors[0] and len(read.errors[0]) < 300
+    assert (read.content, list(read.calls), read.reasoning) == (f"{header}<|message|>{{}}Bye.", [], "")
+
+
+def test_a_message_that_another_token_cuts_off_does_not_spoil_the_next():
+    read = PARSERS["gpt_oss"](f"<|channel|>final Hello.<|end|><|start|>assistant{CALL}", False, TOOLS)
+    assert (len(read.errors), len(read.calls), read.content) == (1, 1, "<|channel|>final Hello.<|end|>")
 
 
 def decoded(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, skip
+from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, first, skip
 from rollq_worker.toolcalls.values import parameters, typed
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -47,19 +47,19 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str
         return None, f"The tool call has no function name. {_FORM}", end
     schemas, arguments, at = parameters(tools, name), dict[str, Json](), end
     while text.startswith(_KEY, at):
-        inside, unkey = at + len(_KEY), text.find(_UNKEY, at)
-        key = text[inside:unkey]
-        at = skip(text, unkey + len(_UNKEY))
-        unvalue = text.find(_UNVALUE, at)
-        if unkey < 0 or unvalue < 0 or not key.strip() or not text.startswith(_VALUE, at):
+        inside = at + len(_KEY)
+        unkey = first(text, inside, _UNKEY, _KEY, _VALUE)
+        if unkey is not None and unkey[0] == _UNKEY:
+            at = skip(text, unkey.end())
+        unvalue = first(text, at + len(_VALUE), _UNVALUE, _KEY, _VALUE) if text.startswith(_VALUE, at) else None
+        if unkey is None or unvalue is None or not (key := text[inside : unkey.start()]).strip():
             return None, f"An argument of the call of {name!r} is not a key and a value. {_FORM}", inside
-        value = text[at + len(_VALUE) : unvalue]
-        if _KEY in value or _VALUE in value:
+        if unvalue[0] != _UNVALUE:
             return None, f"The argument {key!r} of the call of {name!r} was not closed with </arg_value>.", inside
         if key in arguments:
-            return None, f"The tool call names the argument {key!r} twice.", unvalue
-        arguments[key] = typed(value, schemas.get(key))
-        at = skip(text, unvalue + len(_UNVALUE))
+            return None, f"The tool call names the argument {key!r} twice.", unvalue.start()
+        arguments[key] = typed(text[at + len(_VALUE) : unvalue.start()], schemas.get(key))
+        at = skip(text, unvalue.end())
     if text.startswith(_CLOSE, at):
         return Action(name, arguments), "", at + len(_CLOSE)
     if at == len(text):

@@ -5,6 +5,9 @@
 
 `analysis` is reasoning; a message to `functions.name` is a call; everything else is said to the user. The turn begins
 behind the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
+
+A header is a role, a recipient, a channel and the type of what follows; `json` and `code` may stand there without
+`<|constrain|>`. It is taken off the text, so one that holds anything else is an error.
 """
 
 import re
@@ -12,15 +15,24 @@ from collections.abc import Iterator, Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, skip
+from rollq_worker.toolcalls.turn import Kind, Piece, assemble, first, skip
 from rollq_worker.toolcalls.values import json_object
 
-_END = re.compile(r"<\|(?:end|call|return|start)\|>")
 _START, _MESSAGE = "<|start|>", "<|message|>"
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
-_TO = re.compile(r"\bto=([^\s<]+)")
+_ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")
+_ROLE = re.compile(r"(?:<\|start\|>)?+\s*+((?:(?!\bto=)[^<])*+)")
+_HEADER = re.compile(
+    r"""
+    (?:<\|start\|>)?+ \s*+ (?:assistant\b)?+ \s*+ (?:to=(?P<to>[^\s<]++))?+ \s*+
+    <\|channel\|> \s*+ (?P<channel>\w++) (?:\s++to=(?P<behind>[^\s<]++))?+
+    (?:\s*+<\|constrain\|>\s*+[\w./+-]++|\s++(?:json|code)\b)?+ \s*+
+    """,
+    re.VERBOSE,
+)
 _FUNCTIONS = "functions."
 _CHANNELS = ("analysis", "commentary", "final")
+_CHANNEL = re.compile(rf"<\|channel\|>\s*+(?:{'|'.join(_CHANNELS)})\b")
+_FORM = "Write <|channel|>name, if need be to=functions.name and <|constrain|>json, then <|message|>."
 
 
 def read_gpt_oss(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
@@ -39,19 +51,18 @@ def harmony_pieces(text: str) -> list[Piece]:
 
 
 def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Where each message's header starts, its body starts and ends, and the next header starts."""
+    """Where each message's header starts, its body starts (-1: it has none) and ends, and the next header starts."""
     at = 0
     while at < len(text):
-        body = text.find(_MESSAGE, at)
-        if body < 0:
-            yield at, -1, len(text), len(text)
-            return
-        body += len(_MESSAGE)
-        close = _END.search(text, body)
+        inside = at + len(_START) if text.startswith(_START, at) else at
+        close, body = first(text, inside, _MESSAGE, *_ENDS), -1
+        if close is not None and close[0] == _MESSAGE:
+            body = close.end()
+            close = first(text, body, *_ENDS)
         end = close.start() if close else len(text)
         # The next message brings its own <|start|>.
         after = end if close is None or close[0] == _START else close.end()
-        yield at, body, end, after
+        yield at, body, end if body >= 0 else after, after
         at = after
 
 
@@ -60,21 +71,25 @@ def _message(text: str, start: int, body: int, end: int) -> list[Piece]:
     if body < 0:
         error = "The turn holds text outside of any channel; write <|channel|>final<|message|> in front of it."
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
-    header = text[start : body - len(_MESSAGE)]
-    channel, to = _CHANNEL.search(header), _TO.search(header)
-    role = re.sub(r"\s*to=\S+", "", header.removeprefix(_START).partition("<|")[0]).strip()
-    if role not in ("", "assistant"):
-        error = f"The turn speaks for another role, {role[:40]!r}."
-        return [Piece(Kind.BROKEN, start, end, errors=(error,))]
-    if to is not None:
-        return [_call(text, start, body, end, to[1])]
-    if channel is None or channel[1] not in _CHANNELS:
-        error = f"A message has no channel; there is {', '.join(_CHANNELS)}."
-        return [Piece(Kind.BROKEN, start, end, errors=(error,))]
+    header = _HEADER.fullmatch(text, start, body - len(_MESSAGE))
+    if header is None or (header["to"] and header["behind"]) or header["channel"] not in _CHANNELS:
+        return [Piece(Kind.BROKEN, start, end, errors=(_wrong(text[start : body - len(_MESSAGE)]),))]
+    if to := header["to"] or header["behind"]:
+        return [_call(text, start, body, end, to)]
     frame = Piece(Kind.FRAME, start, body)
-    if channel[1] == "analysis":
+    if header["channel"] == "analysis":
         return [frame, Piece(Kind.REASONING, body, end, inner=text[body:end])]
     return [frame, Piece(Kind.TEXT, body, end)]
+
+
+def _wrong(header: str) -> str:
+    """What is wrong with a header."""
+    role = _ROLE.match(header)
+    if role and role[1].strip() not in ("", "assistant"):
+        return f"The turn speaks for another role, {role[1].strip()[:40]!r}."
+    if not _CHANNEL.search(header):
+        return f"A message has no channel; there is {', '.join(_CHANNELS)}."
+    return f"The header {header.strip()[:80]!r} cannot be read. {_FORM}"
 
 
 def _call(text: str, start: int, body: int, end: int, to: str) -> Piece:
@@ -82,8 +97,9 @@ def _call(text: str, start: int, body: int, end: int, to: str) -> Piece:
     if name == to or not name:
         error = f"There is no recipient {to[:80]!r}; tools are called as functions.name."
         return Piece(Kind.BROKEN, start, end, errors=(error,))
-    arguments, error, done = json_object(text[:end], body, name)
-    if not error and skip(text, done) < end:
+    written = text[body:end]
+    arguments, error, done = json_object(written, 0, name)
+    if not error and skip(written, done) < len(written):
         error = f"There is text behind the arguments of the call of {name!r}."
     if error:
         return Piece(Kind.BROKEN, start, end, errors=(error,))

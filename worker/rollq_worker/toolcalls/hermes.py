@@ -7,13 +7,12 @@
 White space is free; a list in a block is several calls.
 """
 
-import json
 from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH, strict_json
+from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, strict_json
 
 FORM = 'Write {"name": ..., "arguments": {...}} between the tool_call tags.'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -29,18 +28,25 @@ def read_hermes(text: str, thinking: bool | None = False, tools: Sequence[Json] 
 
 def hermes_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
     """The turn cut into pieces that tile it."""
-    return cut(text, {_OPEN: lambda text, start: [_call(text, start)]}, thinking)
+    last = text.rfind(_CLOSE)
+    return cut(text, {_OPEN: lambda text, start: [_call(text, start, last)]}, thinking)
 
 
-def _call(text: str, start: int) -> Piece:
-    """The call block that opens at `start`. JSON is read first: a closing tag inside one of its strings is text."""
+def _call(text: str, start: int, last: int) -> Piece:
+    """The call block that opens at `start`. JSON is read first: a closing tag inside one of its strings is text.
+
+    `last`: where the turn's last end tag is.
+    """
     inside = start + len(_OPEN)
     try:
         value, problems, end = strict_json(text, inside)
     except RecursionError:
         return _broken(text, start, inside, f"The tool call is nested deeper than {MAX_DEPTH} levels.")
-    except json.JSONDecodeError as e:
-        return _broken(text, start, inside, _not_json(text, inside, e))
+    except NotJson as e:
+        what = f"is not valid JSON: {e.msg} at character {e.pos - inside}."
+        if last < inside:
+            what = "is cut off: its JSON is incomplete or wrong and there is no end tag."
+        return _broken(text, start, inside, f"The tool call {what} {FORM}")
     end = skip(text, end)
     if not text.startswith(_CLOSE, end):
         if end == len(text):
@@ -56,12 +62,6 @@ def _call(text: str, start: int) -> Piece:
 
 def _broken(text: str, start: int, after: int, error: str) -> Piece:
     return broken(text, start, after, error, _CLOSE, _OPEN)
-
-
-def _not_json(text: str, inside: int, e: json.JSONDecodeError) -> str:
-    if _CLOSE not in text[inside:]:
-        return f"The tool call is cut off: its JSON is incomplete or wrong and there is no end tag. {FORM}"
-    return f"The tool call is not valid JSON: {e.msg} at character {e.pos - inside}. {FORM}"
 
 
 def _actions(value: Json) -> tuple[tuple[Action, ...], tuple[str, ...]]:
@@ -95,7 +95,7 @@ def _from_string(name: str, arguments: str, key: str) -> Action | str:
     error = f'The "{key}" of the call of {name!r} are a string that holds no JSON object.'
     try:
         value, problems, end = strict_json(arguments)
-    except (RecursionError, json.JSONDecodeError):
+    except (RecursionError, NotJson):
         return error
     if not isinstance(value, dict) or skip(arguments, end) != len(arguments):
         return error

@@ -7,14 +7,13 @@
 Several calls are separated by ";" or ",". JSON behind other text is text.
 """
 
-import json
 from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
 from rollq_worker.toolcalls.hermes import action
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH, not_json, strict_json
+from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, not_json, strict_json
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
@@ -64,7 +63,7 @@ def _call(text: str, at: int) -> tuple[Action | str, int]:
         value, problems, end = strict_json(text, at)
     except RecursionError:
         return f"The tool call is nested deeper than {MAX_DEPTH} levels.", at
-    except json.JSONDecodeError as e:
+    except NotJson as e:
         return f"The tool call is {not_json(text, at, e)} {_FORM}", at
     if problems:
         return problems[0], end

@@ -13,7 +13,6 @@ DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each va
 others a value's type is what the tool's schema says.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from functools import partial
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import THINK, Kind, Piece, assemble, broken, cut, skip
-from rollq_worker.toolcalls.values import parameters, strict_json, typed
+from rollq_worker.toolcalls.turn import THINK, Kind, Piece, assemble, broken, cut, first, skip
+from rollq_worker.toolcalls.values import NotJson, parameters, strict_json, typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +126,10 @@ def _arguments(
         key = markup.name.match(text, at + len(tag))
         if key is None:
             return {}, f"A parameter of the call of {name!r} has no name. {markup.form}", at + len(tag)
-        at, end = key.end(), text.find(untag, key.end())
-        value = text[at:end] if end >= 0 else text[at:]
-        if end < 0 or tag in value or unfunction in value:
+        at, found = key.end(), first(text, key.end(), untag, tag, unfunction)
+        if found is None or found[0] != untag:
             return {}, f"The parameter {key[1]!r} of the call of {name!r} was not closed with {untag}.", at
+        value, end = text[at : found.start()], found.start()
         if key[1] in arguments:
             return {}, f"The tool call names the parameter {key[1]!r} twice.", end
         if markup.line:
@@ -155,7 +154,7 @@ def _value(text: str, tag: re.Match[str], schema: Json) -> tuple[Json, str]:
         return text, ""
     try:
         value, problems, end = strict_json(text)
-    except (RecursionError, json.JSONDecodeError):
+    except (RecursionError, NotJson):
         return None, 'is not valid JSON, though it says string="false".'
     if skip(text, end) != len(text):
         return None, "has text behind its JSON."

@@ -6,7 +6,6 @@
 The second one may name the call's id, `[CALL_ID]abc123def`, in front of `[ARGS]`. Reasoning is `[THINK]...[/THINK]`.
 """
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
 from rollq_worker.toolcalls.hermes import action
 from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut
-from rollq_worker.toolcalls.values import MAX_DEPTH, json_object, not_json, strict_json
+from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, json_object, not_json, strict_json
 
 THINK = ("[THINK]", "[/THINK]")
 _TAG = "[TOOL_CALLS]"
@@ -53,7 +52,7 @@ def _list(text: str, start: int, inside: int) -> Piece:
         value, problems, end = strict_json(text, inside)
     except RecursionError:
         return _rest(text, start, f"The tool call is nested deeper than {MAX_DEPTH} levels.")
-    except json.JSONDecodeError as e:
+    except NotJson as e:
         return _rest(text, start, f"The tool call is {not_json(text, inside, e)} {_FORM}")
     if problems:
         return _rest(text, start, problems[0])

@@ -2,11 +2,15 @@
 
 Pieces tile the turn, so no text is lost. Nothing is mended, because a mended call would be trained on: what is wrong is
 said in words for the policy. It knows no format of calls, and not which tools exist.
+
+A policy that falls into repeating one tag writes thousands of blocks, so no block may be searched beyond its own end.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Protocol
 
 from rollq.job import Json
@@ -14,7 +18,9 @@ from rollq_worker.protocols import Action, ReadTurn
 
 THINK = ("<think>", "</think>")
 _QUOTES = "`'\"“”‘’"
-_SPACE = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*")
+MAX_ERRORS = 20
+"""Errors of a turn that are told one by one."""
 
 
 class Kind(StrEnum):
@@ -61,15 +67,25 @@ def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
     pieces = list(pieces)
     content = "".join(text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN))
     reasoning = [piece.inner.strip() for piece in pieces if piece.kind is Kind.REASONING]
+    errors = _bounded([(error, (piece.start, piece.end)) for piece in pieces for error in piece.errors])
     return ReadTurn(
         content=content.strip(),
         calls=tuple(call for piece in pieces for call in piece.calls),
-        errors=tuple(error for piece in pieces for error in piece.errors),
+        errors=tuple(error for error, _ in errors),
         reasoning="\n\n".join(filter(None, reasoning)),
         call_spans=tuple((piece.start, piece.end) for piece in pieces for _ in piece.calls),
-        error_spans=tuple((piece.start, piece.end) for piece in pieces for _ in piece.errors),
+        error_spans=tuple(span for _, span in errors),
         call_ids=tuple(id for piece in pieces for id in piece.ids),
     )
+
+
+def _bounded(errors: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, tuple[int, int]]]:
+    """The first errors, and one for all that follow."""
+    more = errors[MAX_ERRORS:]
+    if not more:
+        return errors
+    rest = f"There are {len(more)} more errors in the turn.", (more[0][1][0], more[-1][1][1])
+    return [*errors[:MAX_ERRORS], rest]
 
 
 def cut(
@@ -83,12 +99,8 @@ def cut(
     if thinking:
         pieces.append(reasoning(text, 0, 0, think[1]))
         done = at = pieces[-1].end
-    tags = (*openers, think[0])
-    while True:
-        found = [(start, tag) for tag in tags if (start := text.find(tag, at)) >= 0]
-        if not found:
-            break
-        start, tag = min(found, key=lambda at_tag: (at_tag[0], -len(at_tag[1])))
+    while found := first(text, at, *openers, think[0]):
+        start, tag = found.start(), found[0]
         if quoted(text, start, tag):
             at = start + len(tag)
             continue
@@ -101,10 +113,20 @@ def cut(
     return pieces
 
 
+def first(text: str, at: int, *tags: str) -> re.Match[str] | None:
+    """The first of these tags from `at` on; the longest, where several begin."""
+    return _any_of(tags).search(text, at)
+
+
+@cache
+def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))
+
+
 def quoted(text: str, start: int, tag: str) -> bool:
     """The tag stands in quotes by itself: it is spoken of, not used."""
-    before, after = text[start - 1 : start], text[start + len(tag) : start + len(tag) + 1]
-    return bool(before and after) and before in _QUOTES and after in _QUOTES
+    end = start + len(tag)
+    return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
 
 
 def reasoning(text: str, start: int, inside: int, close: str = THINK[1]) -> Piece:
@@ -118,10 +140,9 @@ def reasoning(text: str, start: int, inside: int, close: str = THINK[1]) -> Piec
 
 def broken(text: str, start: int, after: int, error: str, close: str, reopen: str) -> Piece:
     """An unreadable block: to its end tag, or to the next block, or to the end of the turn."""
-    end, again = text.find(close, after), text.find(reopen, after)
-    if end >= 0 and (again < 0 or end < again):
-        return Piece(Kind.BROKEN, start, end + len(close), errors=(error,))
-    return Piece(Kind.BROKEN, start, again if again >= 0 else len(text), errors=(error,))
+    found = first(text, after, close, reopen)
+    end = len(text) if found is None else found.end() if found[0] == close else found.start()
+    return Piece(Kind.BROKEN, start, end, errors=(error,))
 
 
 def section(
@@ -148,6 +169,5 @@ def section(
 
 def skip(text: str, at: int) -> int:
     """The first place from `at` on that is no white space."""
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    spaces = _SPACES.match(text, at)
+    return spaces.end() if spaces else at

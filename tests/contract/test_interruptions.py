@@ -276,6 +276,7 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
             trajectories += play_disturbed(playing, jobs(len(trajectories), count), at_once=8, seconds=seconds)
         for trajectory in trajectories:
             playing.check(trajectory)
+        Operator(playing).rename()  # /model_info does not name weights whose update was answered with UNFLUSHED
     used = {version for trajectory in trajectories for version in trajectory.versions if version}
     write(file := tmp_path / "x.jsonl", trajectories)
 

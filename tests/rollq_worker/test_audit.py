@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import ContractError, SettingsError
-from rollq_worker.audit import CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, Auditor
+from rollq_worker.audit import CONTEXT, FLAT, NO_LIST, VOCABULARY_ENDS, WEIGHTS, WORST, Auditor
 from rollq_worker.audit_report import COMPARED, Report, spread
 from rollq_worker.exported import read
 from rollq_worker.scorer import Refused, Scored
@@ -27,8 +27,8 @@ class FakeScorer:
     def __init__(self, *, noise: float = 0.0, longest: int = 1000, refuses: str = "", lists: bool = True) -> None:
         self.noise, self.longest, self.refuses, self.lists = noise, longest, refuses, lists
         self.asked: list[tuple[list[int], int, int]] = []
-        self.nexts: list[tuple[int, int, float, str]] = []
-        """Tokens before it, token, temperature, branch."""
+        self.nexts: list[tuple[int, int, float]] = []
+        """Tokens before it, token, temperature."""
 
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
         self.asked.append((ids.tolist(), start, likeliest))
@@ -40,8 +40,8 @@ class FakeScorer:
         # Two tokens share all the mass: the sampled one and another.
         return Scored(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
 
-    def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
-        self.nexts.append((len(ids), token, temperature, branch))
+    def next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
+        self.nexts.append((len(ids), token, temperature))
         return truth(ids + array("I", [token]), len(ids))
 
 
@@ -72,6 +72,7 @@ def audited(path: Path, *lines: object, scorer: FakeScorer | None = None, vocabu
     report = Report()
     for found in read(written(path, *lines)):
         report.add(auditor.audit(found))
+    report.revise(auditor.decode)
     return {**report.found(), "problems": report.reasons, "reasons": dict(report.total.skipped)}
 
 
@@ -84,67 +85,87 @@ def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
     assert scorer.asked[0] == (line()["tokens"], 4, 0)
 
 
-class Rounds(FakeScorer):
-    """Rounds the third token of a prefill the other way, and that of the token by itself as `alone` says."""
+class Decodes(FakeScorer):
+    """Its prefill is right; decoding is off by `by` for the tokens whose place in their turn is `place`."""
 
-    def __init__(self, alone: float = 0.0, walked: float = 0.0) -> None:
+    def __init__(self, by: float, place: int = 2) -> None:
         super().__init__()
-        self.alone, self.walked = alone, walked
+        self.by, self.place = by, place
 
-    def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scored:
-        scored = super().score(ids, start, likeliest=likeliest)
-        scored.logprobs[2] += 0.06
-        return scored
+    def next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
+        return super().next(ids, token, temperature=temperature) + self.by
 
-    def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
-        known = any(before[3] == branch for before in self.nexts)
-        return super().next(ids, token, temperature=temperature, branch=branch) + (self.walked if known else self.alone)
+    def recorded(self, lines: int, off: int) -> list[dict[str, Any]]:
+        """Lines of 8 sampled tokens; in the first `off` of them one logprob is what decoding says."""
+        found = [line(job=f"r/g/{i}") for i in range(lines)]
+        for wrong in found[:off]:
+            wrong["logprobs"][5 + self.place] += self.by
+        return found
 
 
 class TestSecondOpinion:
-    def test_a_token_that_a_prefill_rounds_the_other_way_is_asked_for_as_the_next_one(self, tmp_path: Path) -> None:
-        scorer = Rounds()
-        found = audited(tmp_path, line(), scorer=scorer)
-        assert found["max_abs"] < 1e-9
-        assert [asked[:3] for asked in scorer.nexts] == [(7, line()["tokens"][7], 1.0)]
+    """On the few tokens of a good file that a prefill rounds the other way."""
 
-    def test_or_as_it_was_sampled_behind_the_tokens_sampled_before_it(self, tmp_path: Path) -> None:
-        scorer = Rounds(alone=0.05)
-        found = audited(tmp_path, line(), scorer=scorer)
-        assert found["max_abs"] < 1e-9
-        assert [asked[0] for asked in scorer.nexts] == [7, 5, 6, 7]
-        assert len({asked[3] for asked in scorer.nexts}) == 2  # each from a cache of its own
+    def test_a_token_that_stands_out_is_decoded_as_well(self, tmp_path: Path) -> None:
+        scorer = Decodes(-0.06)
+        found = audited(tmp_path, *scorer.recorded(200, 1), scorer=scorer)
+        assert (found["max_abs"], found["revised"], found["verdict"]) == (pytest.approx(0, abs=1e-9), 1, "ok")
+        assert found["max_abs_prefill"] == pytest.approx(0.06) == found["worst"][0]["abs"]
+        worst = found["worst"][0]
+        assert worst["decoded"] == pytest.approx(worst["recorded"]) == pytest.approx(worst["scored"] - 0.06)
+        assert found["worst"][1]["decoded"] is None
+        assert found["mean_abs"] == pytest.approx(0.06 / 1600)  # the prefill's
+        assert scorer.nexts == [(7, line()["tokens"][7], 1.0)]
 
-    def test_the_nearest_counts(self, tmp_path: Path) -> None:
-        assert audited(tmp_path, line(), scorer=Rounds(0.05, 0.03))["max_abs"] == pytest.approx(0.03)
-        assert audited(tmp_path, line(), scorer=Rounds(0.02, 0.03))["max_abs"] == pytest.approx(0.02)
-        assert audited(tmp_path, line(), scorer=Rounds(0.2, 0.3))["max_abs"] == pytest.approx(0.06)
+    @pytest.mark.parametrize("by", [-3.0, -0.4, 0.3])
+    def test_a_decoding_that_no_prefill_agrees_with_is_what_an_audit_looks_for(self, tmp_path: Path, by: float) -> None:
+        scorer = Decodes(by)
+        found = audited(tmp_path, *scorer.recorded(75, 24), scorer=scorer)  # 4 % of 600 tokens
+        assert found["verdict"] == "bad" and not scorer.nexts
+        assert found["mean_abs"] == pytest.approx(abs(by) * 0.04)
+        assert found["p99_abs"] == found["max_abs"] == found["max_abs_prefill"] == pytest.approx(abs(by))
+        assert found["revised"] == 0 and {token["decoded"] for token in found["worst"]} == {None}
 
-    def test_what_is_wrong_stays_wrong(self, tmp_path: Path) -> None:
-        wrong = line()
-        wrong["logprobs"][7] -= 0.5
-        assert audited(tmp_path, wrong, scorer=Rounds())["max_abs"] == pytest.approx(0.5)
+    @pytest.mark.parametrize(
+        ("lines", "off", "asked"),
+        [(1, 1, 1), (20, 2, 2), (20, 3, 0), (200, 9, 9), (200, 16, WORST), (200, 17, 0)],
+    )
+    def test_it_is_asked_about_the_worst_if_no_more_than_a_hundredth_is_off(
+        self, tmp_path: Path, lines: int, off: int, asked: int
+    ) -> None:
+        scorer = Decodes(0.06)
+        found = audited(tmp_path, *scorer.recorded(lines, off), scorer=scorer)
+        assert len(scorer.nexts) == found["revised"] == asked
+        assert found["max_abs_prefill"] == pytest.approx(0.06)
+
+    def test_the_largest_is_that_of_all_tokens(self, tmp_path: Path) -> None:
+        scorer = Decodes(0.06)
+        found = audited(tmp_path, *scorer.recorded(200, WORST + 1), scorer=scorer)
+        assert len(scorer.nexts) == found["revised"] == WORST
+        assert found["max_abs"] == pytest.approx(0.06)  # the eleventh was not asked for
+
+    @pytest.mark.parametrize("by", [0.009, 0.13, 3.0])
+    def test_what_is_no_rounding_is_not_asked_for(self, tmp_path: Path, by: float) -> None:
+        scorer = Decodes(by)
+        found = audited(tmp_path, *scorer.recorded(1000, 1), scorer=scorer)
+        assert not scorer.nexts and found["max_abs"] == found["max_abs_prefill"] == pytest.approx(by)
+
+    def test_what_is_nearer_and_still_off_is_not_revised(self, tmp_path: Path) -> None:
+        scorer = Decodes(0.06)
+        lines = scorer.recorded(200, 1)
+        for by, left, revised in ((0.055, 0.005, 1), (0.04, 0.06, 0), (-0.05, 0.06, 0), (0.2, 0.06, 0)):
+            scorer.by = by
+            found = audited(tmp_path, *lines, scorer=scorer)
+            assert (found["max_abs"], found["revised"]) == (pytest.approx(left), revised)
 
     def test_an_engine_that_refuses_has_none(self, tmp_path: Path) -> None:
-        class Refuses(Rounds):
-            def next(self, ids: "array[int]", token: int, *, temperature: float, branch: str) -> float:
+        class Refuses(Decodes):
+            def next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
                 raise Refused("no")
 
-        found = audited(tmp_path, line(), scorer=Refuses())
-        assert found["max_abs"] == pytest.approx(0.06) and found["skipped"] == 0
-
-    def test_it_takes_a_bounded_number_of_steps(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rollq_worker.audit_opinion.STEPS", 4)
-        scorer = Rounds(alone=0.05)
-        found = audited(tmp_path, line(), line(job="r/g/1"), scorer=scorer)
-        assert len(scorer.nexts) == 1 + 3 + 1 and found["max_abs"] == pytest.approx(0.05)
-
-    def test_what_is_all_wrong_is_not_asked_for_again(self, tmp_path: Path) -> None:
-        tokens = [1] * 40
-        wrong = line(tokens=tokens, mask=[0] + [1] * 39, logprobs=[-9.0] * 40, versions=["v1"] * 40, traces=[40])
-        scorer = FakeScorer()
-        assert audited(tmp_path, wrong, scorer=scorer)["verdict"] == "bad"
-        assert len(scorer.asked) == 1 and not scorer.nexts
+        scorer = Refuses(0.06)
+        found = audited(tmp_path, *scorer.recorded(200, 1), scorer=scorer)
+        assert found["max_abs"] == pytest.approx(0.06) and found["skipped"] == found["revised"] == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])

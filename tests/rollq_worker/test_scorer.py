@@ -90,17 +90,17 @@ def next_reply(*entries: Any, version: str = "v1") -> tuple[int, Any]:
 
 
 def test_a_token_as_the_next_one(engine: Scripted) -> None:
-    engine.answers = [next_reply([-0.25, 9, None])]
-    assert connected(engine).next(IDS, 9, temperature=0.7, branch="mine") == -0.25
-    assert engine.bodies() == [
-        {
-            "input_ids": [5, 6, 7, 8],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.7},
-            "return_logprob": True,
-            "token_ids_logprob": [9],
-            "extra_key": "mine",
-        }
-    ]
+    engine.answers = [next_reply([-0.25, 9, None])] * 2
+    scorer = connected(engine)
+    assert [scorer.next(IDS, 9, temperature=0.7) for _ in range(2)] == [-0.25] * 2
+    bodies = engine.bodies()
+    assert len({body.pop("extra_key") for body in bodies}) == 2  # nothing cached is used
+    assert bodies[0] == {
+        "input_ids": [5, 6, 7, 8],
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0.7},
+        "return_logprob": True,
+        "token_ids_logprob": [9],
+    }
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_token_as_the_next_one(engine: Scripted) -> None:
 def test_a_next_token_that_is_none(engine: Scripted, answer: Any) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure, match=engine.url):
-        connected(engine).next(IDS, 9, temperature=1.0, branch="mine")
+        connected(engine).next(IDS, 9, temperature=1.0)
 
 
 def test_an_engine_that_cannot_score_a_next_token(engine: Scripted) -> None:
     engine.answers = [(200, reply([3]))]
     with pytest.raises(Refused, match="does not score"):
-        connected(engine).next(IDS, 9, temperature=1.0, branch="mine")
+        connected(engine).next(IDS, 9, temperature=1.0)
 
 
 def test_a_refusal_is_told_apart(engine: Scripted) -> None:
@@ -192,15 +192,31 @@ class TestCommand:
         assert "r/g/0" in shown and shown.rstrip().endswith("verdict: ok")
         assert cli.main(["audit", str(file), "--engine", engine.url, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert list(found) == ("trajectories tokens skipped mean_abs p99_abs max_abs shift worst verdict".split())
+        assert list(found) == (
+            "trajectories tokens skipped mean_abs p99_abs max_abs max_abs_prefill revised shift worst verdict".split()
+        )
         assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 2, 0.0, "ok")
 
     def test_a_bad_one(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        engine.answers = [scores, next_reply([-0.51, 7, None]), next_reply([-0.49, 7, None])]
+        engine.answers = [scores]
         self.write(file, logprobs=[0.0, 0.0, -0.9, -0.5])
         assert cli.main(["audit", str(file), "--engine", engine.url]) == 1
         shown = capsys.readouterr().out
-        assert "recorded -0.9000, scored -0.5100" in shown and "verdict: bad; the mean difference is 0.19" in shown
+        assert "recorded -0.9000, scored -0.5000\n" in shown and "verdict: bad; the mean difference is 0.20" in shown
+
+    def test_a_token_that_was_rounded_the_other_way(
+        self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        n = 60
+        logprobs = [0.0] * 2 + [-0.5] * (n - 1) + [-0.56]
+        columns = {"tokens": [5] * 2 + [7] * n, "mask": [0] * 2 + [1] * n, "versions": [None] * 2 + ["v1"] * n}
+        self.write(file, **columns, logprobs=logprobs, traces=[n + 2])
+        engine.answers = [scores, next_reply([-0.555, 7, None])]
+        assert cli.main(["audit", str(file), "--engine", engine.url]) == 0
+        shown = capsys.readouterr().out
+        assert "recorded -0.5600, scored -0.5000, decoded -0.5550\n" in shown
+        assert "revised: decoding gives what was recorded for 1 of the worst tokens; " in shown
+        assert "largest difference then 0.005000, by prefill 0.060000" in shown and len(engine.bodies()) == 2
 
     def test_weights_by_another_name(self, engine: Scripted, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.write(file, versions=[None, None, "step-4", "step-4"])

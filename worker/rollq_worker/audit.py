@@ -1,8 +1,7 @@
 """The audit: are the logprobs in an exported file those that the engine's weights give to those very tokens?
 
-Every sampled token is scored again by prefill and compared with what was recorded; the few that are off are computed a
-second time (`audit_opinion`). A token that cannot be compared is skipped, with the reason; nothing is guessed. It knows
-neither files nor HTTP.
+Every sampled token is scored again by prefill and compared with what was recorded. A token that cannot be compared is
+skipped, with the reason; nothing is guessed. It knows neither files nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -13,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Protocol
 
 from rollq.job import Json
-from rollq_worker.audit_opinion import Scores, SecondOpinion
 from rollq_worker.exported import Line
 from rollq_worker.scorer import Refused, Scored
 
@@ -36,6 +35,50 @@ NO_LIST = "sampled at another temperature than 1, and the engine lists no likeli
 FLAT = "sampled at another temperature than 1, from too flat a distribution"
 
 
+class Scores(Protocol):
+    """What the audit needs of `scorer.Scorer`."""
+
+    longest: int
+
+    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scored: ...
+
+    def next(self, ids: array[int], token: int, *, temperature: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One sampled token. It holds on to its trajectory: keep few."""
+
+    line: Line
+    first: int
+    """Where its trace begins."""
+    position: int
+    scored: float
+    """By prefill."""
+    decoded: float | None = None
+    """As the next token of its prompt, where that was asked for as well."""
+
+    @property
+    def recorded(self) -> float:
+        return self.line.logprobs[self.position]
+
+    @property
+    def difference(self) -> float:
+        return abs(self.recorded - self.scored)
+
+    def told(self) -> dict[str, Json]:
+        return {
+            "job": self.line.job,
+            "position": self.position,
+            "token": self.line.tokens[self.position],
+            "version": self.line.versions[self.position],
+            "recorded": self.recorded,
+            "scored": self.scored,
+            "decoded": self.decoded,
+            "abs": self.difference,
+        }
+
+
 @dataclass(slots=True)
 class Result:
     """What became of the sampled tokens of one trajectory."""
@@ -49,7 +92,8 @@ class Result:
     """Sums of |recorded - scored so many positions later|, over the same tokens for each shift."""
     shifted: int = 0
     """Tokens in those sums."""
-    worst: list[tuple[float, dict[str, Json]]] = field(default_factory=list)
+    worst: list[Compared] = field(default_factory=list)
+    """The WORST that are furthest off, furthest first."""
 
 
 class Auditor:
@@ -62,7 +106,6 @@ class Auditor:
         self.scorer = scorer
         self.versions = versions
         self.vocabulary = vocabulary
-        self.second = SecondOpinion(scorer)
 
     def audit(self, line: Line) -> Result:
         """Raises EngineFailure."""
@@ -76,6 +119,17 @@ class Auditor:
             first += length
         return result
 
+    def decode(self, token: Compared) -> float | None:
+        """Its logprob as it was sampled, one token behind its prompt; None where the engine does not say.
+
+        Raises EngineFailure.
+        """
+        line, i = token.line, token.position
+        try:
+            return self.scorer.next(line.tokens[token.first : i], line.tokens[i], temperature=line.temperature)
+        except Refused:
+            return None
+
     def _trace(self, line: Line, first: int, end: int, result: Result) -> None:
         """Compare the tokens `[first, end)`."""
         positions = self._positions(line, first, end, result)
@@ -86,14 +140,13 @@ class Auditor:
             return
         try:
             scored = self._score(line, first, positions[0], positions[-1])
-            if scored is None:
-                result.skipped[NO_LIST] += len(positions)
-                return
-            self.second.revise(line, first, positions, scored)
         except Refused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return
-        _compare(line, positions, scored, result)
+        if scored is None:
+            result.skipped[NO_LIST] += len(positions)
+        else:
+            _compare(line, first, positions, scored, result)
 
     def _score(self, line: Line, first: int, start: int, last: int) -> list[float | None] | None:
         """The logprobs of the tokens from `start` to `last`, at their temperature; their trace begins at `first`."""
@@ -134,7 +187,7 @@ def rescaled(scored: Scored, temperature: float) -> list[float | None]:
     return found
 
 
-def _compare(line: Line, positions: Sequence[int], scored: Sequence[float | None], result: Result) -> None:
+def _compare(line: Line, first: int, positions: Sequence[int], scored: Sequence[float | None], result: Result) -> None:
     """`scored[0]` belongs to the first of the positions, the next to the token behind it, and so on."""
     origin = positions[0]
     compared = {i for i in positions if scored[i - origin] is not None}
@@ -145,17 +198,13 @@ def _compare(line: Line, positions: Sequence[int], scored: Sequence[float | None
         assert said is not None
         difference = abs(recorded - said)
         result.differences.append(difference)
-        if len(result.worst) < WORST or difference > result.worst[-1][0]:
-            token = {"job": line.job, "position": i, "token": line.tokens[i], "version": line.versions[i]}
-            _keep(result.worst, difference, {**token, "recorded": recorded, "scored": said, "abs": difference})
+        if len(result.worst) < WORST or difference > result.worst[-1].difference:
+            result.worst = furthest([*result.worst, Compared(line, first, i, said)])
         if i - 1 in compared and i + 1 in compared:
             result.shifted += 1
             for shift in SHIFTS:
                 result.shifts[shift] += abs(recorded - (scored[i - origin + shift] or 0.0))
 
 
-def _keep(worst: list[tuple[float, dict[str, Json]]], difference: float, token: dict[str, Json]) -> None:
-    """Keeps the list at its WORST, largest first."""
-    worst.append((difference, token))
-    worst.sort(key=lambda entry: -entry[0])
-    del worst[WORST:]
+def furthest(tokens: Sequence[Compared]) -> list[Compared]:
+    return sorted(tokens, key=lambda token: -token.difference)[:WORST]

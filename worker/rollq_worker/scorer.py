@@ -10,6 +10,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import json
 import math
 import time
+import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,18 +91,17 @@ class Scorer:
         with self._reading():
             return self._read(self._generate(body), ids[start:], bool(likeliest))
 
-    def next(self, ids: array[int], token: int, *, temperature: float, branch: str) -> float:
+    def next(self, ids: array[int], token: int, *, temperature: float) -> float:
         """The logprob of `token` right behind `ids`, computed as for sampling, at that temperature.
 
-        What the engine has cached is used where it comes from requests of the same `branch`: routers may ignore that.
-        Raises Refused, EngineFailure.
+        Nothing that the engine has cached is used (routers may ignore that). Raises Refused, EngineFailure.
         """
         body = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
             "return_logprob": True,
             "token_ids_logprob": [token],
-            "extra_key": branch,
+            "extra_key": uuid.uuid4().hex,
         }
         with self._reading():
             asked = self._generate(body).get("output_token_ids_logprobs")

@@ -153,7 +153,8 @@ def _audit(
             numbers = {**spread(result.differences), "skipped": result.skipped.total()}
             print(_row(result.job, numbers, contents.width), flush=True)
     if not args.json:
-        print(_row("all", report.found(), contents.width))
+        print(_row("all", spread(report.total.differences) | {"skipped": report.total.skipped.total()}, contents.width))
+    report.revise(auditor.decode)
 
 
 def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[Result]":
@@ -183,9 +184,16 @@ def _row(job: str, numbers: Mapping[str, Any], width: int) -> str:
 def _tell(report: "Report", found: Mapping[str, Any], stream: Any) -> None:
     """What a person wants to know beside the numbers."""
     for token in found["worst"][:3]:
+        decoded = "" if token["decoded"] is None else f", decoded {token['decoded']:.4f}"
         print(
             f"worst: {token['job']} token {token['position']} (id {token['token']}):"
-            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}",
+            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}{decoded}",
+            file=stream,
+        )
+    if found["revised"]:
+        print(
+            f"revised: decoding gives what was recorded for {found['revised']} of the worst tokens; largest difference"
+            f" then {found['max_abs']:.6f}, by prefill {found['max_abs_prefill']:.6f}",
             file=stream,
         )
     for reason, count in report.total.skipped.items():

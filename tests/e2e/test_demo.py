@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from rollq import rehearsal
 from rollq.cli import main
+from tests.rollq_worker.engines import replaying
 
 FIELDS = (
     "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
@@ -160,13 +162,23 @@ def test_a_part_that_ends_early_ends_the_demo(part: str) -> None:
     assert gone(list(pids.values()), 0.5)
 
 
-def test_a_worker_that_cannot_start_is_heard(tmp_path: Path) -> None:
-    with demo("--tokenizer", str(tmp_path), "--groups", "1") as process:
+def test_a_worker_that_cannot_start_is_heard() -> None:
+    with demo("--groups", "1", env={"ROLLQ_ISOLATE": "nowhere"}) as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "rollq: engine ended early (exit code 2)" in err
-    assert str(tmp_path) in err
+    assert "rollq: worker ended early (exit code 2)" in err
+    assert "ROLLQ_ISOLATE: there is no environment 'nowhere'" in err
     assert "Traceback" not in err
+
+
+def test_an_engine_with_another_tokenizer_is_heard(shared: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(shared / "data" / "qwen", tmp_path / "model")
+    shutil.copy(shared / "data" / "chat_templates" / "qwen2.5.jinja", model / "chat_template.jinja")
+    with replaying() as url, demo("--groups", "1", "--engine", url, "--tokenizer", str(model)) as process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "rollq: worker ended early (exit code 2)" in err
+    assert "gives other ids than" in err and "give --tokenizer" in err
 
 
 def test_nobody_at_the_engines_address() -> None:

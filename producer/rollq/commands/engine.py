@@ -18,7 +18,9 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=whole(0), default=30000, help="port to listen on; 0: any free one (%(default)s)")
-    parser.add_argument("--env", default="shop", help="environment whose tasks it plays (%(default)s)")
+    parser.add_argument(
+        "--env", default="shop", help="environment whose tasks it plays; several with commas, or all (%(default)s)"
+    )
     parser.add_argument(
         "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
     )
@@ -42,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     with extra("engine"):
         from rollq_worker.replay import server
-    world(args.env, "engine")
+    for name in args.env.split(",") if args.env != "all" else ():
+        world(name.strip(), "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
     server.serve(

@@ -7,6 +7,7 @@ prefix, so that a turn costs the decoding of what is new, but nothing depends on
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
+import logging
 import random
 import re
 from array import array
@@ -20,6 +21,8 @@ from rollq_worker.replay.mistakes import Mistake, chance, draw, spoilt
 from rollq_worker.replay.scripts import Progress, Scripts
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
+
+log = logging.getLogger(__name__)
 
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
@@ -55,6 +58,7 @@ class Player:
         self._header = tokenizer.encode(f"{START}assistant\n")
         self._seen: OrderedDict[tuple[int, int], Progress] = OrderedDict()
         self._texts: dict[str, array[int]] = {}
+        self._warned = False
 
     def answer(self, ids: array[int], rng: random.Random) -> Answer:
         """The rest of the turn that the prompt `ids` leaves open."""
@@ -110,6 +114,9 @@ class Player:
 
     def _choose(self, progress: Progress, rng: random.Random) -> Action | str:
         task = progress.task
+        if task is None and not self._warned:
+            self._warned = True
+            log.warning("a conversation is about no task of this engine's: it is told %r (--env plays others)", POLITE)
         if task is None or progress.made >= len(task.moves):
             return POLITE
         if self._mistakes and rng.random() < chance(self._mistakes, task):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from rollq import pulse
 from rollq.codec import decode_event, decode_job, encode_job, is_observed, job_digest
 from rollq.errors import (
     ContractError,
@@ -54,6 +55,8 @@ PUBLISHING_S = 5.0
 """A publication that is not confirmed by then is made again."""
 CONFIRMED_S = 600.0
 """A published job that nobody has claimed by then is published again."""
+LARGEST_GROUP = 10_000
+"""Samples of a group: scripts walk them, and Redis does nothing else meanwhile."""
 REASON = 8000
 """Characters of a failure's reason that are kept."""
 
@@ -86,6 +89,8 @@ class Ledger(LedgerView):
         for job in jobs:
             if (job.run, job.group) != (self.run, first.group):
                 raise ContractError(f"job {job.id}: belongs to another group or run than {self.run}/{first.group}")
+            if job.size > LARGEST_GROUP:
+                raise ContractError(f"job {job.id}: a group has at most {LARGEST_GROUP} samples, not {job.size}")
             if (job.size, job.viable, job.purpose) != (first.size, first.viable, first.purpose):
                 raise ContractError(f"job {job.id}: size, min_viable or purpose differ within the group")
         ids = [job.id for job in jobs]
@@ -247,8 +252,12 @@ class Ledger(LedgerView):
     def take(
         self, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN
     ) -> list[TakenGroup]:
-        """Hold that many groups, the lowest sequence first, or none; fewer only at the end of a sealed run."""
-        rows = self._call("take", [groups, token, hold_s, purpose.value])
+        """Hold that many groups, the lowest sequence first, or none; fewer only at the end of a sealed run.
+
+        Holds end unless they are renewed; after a silence of all takers and reapers only once they could have been.
+        """
+        args = [groups, token, hold_s, purpose.value, pulse.OUTAGE_S, pulse.GRACE_S]
+        rows = self._call("take", args)
         return [self._taken(*row) for row in rows]
 
     def _taken(self, name: bytes, seq: bytes, size: int, *states: bytes) -> TakenGroup:

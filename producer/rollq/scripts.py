@@ -31,13 +31,15 @@ SCRIPTS = (
     "look",
     "mend",
 )
+SHARED = ("common", "ends", "damage")
+"""In this order: each uses what is before it."""
 
 
 @cache
 def sources() -> Mapping[str, str]:
     """Text of every script of a run, with what they share in front."""
-    common = _text("common")
-    return {name: common + _text(name) for name in SCRIPTS}
+    shared = "".join(map(_text, SHARED))
+    return {name: shared + _text(name) for name in SCRIPTS}
 
 
 def pulse() -> str:

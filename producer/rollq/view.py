@@ -141,9 +141,12 @@ class LedgerView:
             return None
         got = {key.decode(): value for key, value in raw.items()}
         try:
-            return self._job_state(job_id, got, journal, seq, Purpose(_text(purpose)), _text(group_state))
+            return self._job_state(job_id, got, journal, seq, _text(purpose), _text(group_state))
         except (KeyError, ValueError) as e:
-            raise LedgerError(f"job {job_id}: its record in Redis is damaged: {type(e).__name__}: {e}") from e
+            raise LedgerError(
+                f"job {job_id}: its record in Redis is damaged: {type(e).__name__}: {e}. A job or a group that the"
+                " workers cannot put right is dead or dropped when its turn comes."
+            ) from e
 
     def _read_job(self, job_id: str, group: str, *, transaction: bool) -> Any:
         pipe = self.redis.pipeline(transaction=transaction)
@@ -153,17 +156,20 @@ class LedgerView:
         return self._guard(f"job {job_id}", pipe.execute)
 
     def _job_state(
-        self, job_id: str, got: Mapping[str, bytes], journal: list[bytes], seq: bytes, purpose: Purpose, group: str
+        self, job_id: str, got: Mapping[str, bytes], journal: list[bytes], seq: bytes | None, purpose: str, group: str
     ) -> JobState:
         attempt = int(got["attempt"])
         member = f"{job_id}#{attempt}"
+        job = replace(decode_job(got["body"], job_id), seq=int(seq or 0)) if "body" in got else None
+        if purpose not in set(Purpose):  # nobody knows any more
+            purpose = job.purpose if job else Purpose.TRAIN
         return JobState(
             id=job_id,
-            job=replace(decode_job(got["body"], job_id), seq=int(seq)) if "body" in got else None,
+            job=job,
             state=State(_text(got["state"])),
             attempt=attempt,
             worker=_text(got.get("worker")),
-            purpose=purpose,
+            purpose=Purpose(purpose),
             group_state=group,
             failures={c: int(n) for c in FailureClass if (n := got.get(f"fail:{c}")) and int(n)},
             failure=FailureClass(_text(got["class"])) if "class" in got else None,
@@ -215,7 +221,17 @@ class LedgerView:
 
     def _call(self, name: str, args: Sequence[Any], what: str = "") -> Any:
         """Run one of the scripts."""
-        return self._guard(what or name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))
+        try:
+            return self._guard(what or name, lambda: self._scripts[name](keys=[self.keys.prefix], args=args))
+        except LedgerError as e:
+            if isinstance(e, Unwritable) or "user_script" not in str(e):
+                raise
+            # A script stumbled over something that no record should hold. Said in words, with what it was about.
+            about = next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
+            raise LedgerError(
+                f"run {self.run}: {what or name}{about}: the run's records in Redis are damaged ({e.__cause__}). The"
+                f" workers mend a run every half a minute; if that does not help, look at its keys {self.keys.prefix}*"
+            ) from e
 
     def _guard(self, what: str, call: Callable[[], T]) -> T:
         """Redis's refusals (a key of the wrong type, out of memory, read-only) as errors that name the run."""

@@ -188,7 +188,34 @@ class TestJournal:
         assert (again.attempt, again.set_aside, again.journal) == (2, False, len(written))
         assert claim(ledger, "r/g/0", "b") == again
         assert ledger.journal("r/g/0") == written
+        assert ledger.stats()["resumed"] == 0  # nobody has played it again yet
+        for _ in range(2):
+            ledger.append("r/g/0", 2, len(written), encode_event(events()[3], "r/g/0"))
+        ledger.append("r/g/0", 2, len(written) + 1, encode_event(events()[4], "r/g/0"))
         assert (ledger.stats()["resumed"], ledger.stats()["turns_saved"]) == (1, 1)
+
+    def test_an_attempt_that_only_closes_what_it_found_has_resumed_it(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/0", "a")
+        index = journal(ledger, "r/g/0", 1, events()[:5])
+        ledger.release("r/g/0", 1)
+        claim(ledger, "r/g/0", "b")
+        for _ in range(2):
+            ledger.complete("r/g/0", 2, index, encode_event(closed(), "r/g/0"))
+        assert (ledger.stats()["resumed"], ledger.stats()["turns_saved"]) == (1, 2)
+
+    def test_a_journal_that_is_set_aside_was_not_resumed(self, ledger: Ledger) -> None:
+        """Its replay diverged, as often as it was tried."""
+        ledger.submit(group())
+        claim(ledger, "r/g/0", "a")
+        journal(ledger, "r/g/0", 1, events()[:3])
+        ledger.release("r/g/0", 1)
+        claim(ledger, "r/g/0", "b")
+        ledger.fail("r/g/0", 2, FailureClass.ENV, "diverged")
+        assert claim(ledger, "r/g/0", "c").set_aside
+        journal(ledger, "r/g/0", 3, events()[:5])
+        ledger.complete("r/g/0", 3, 6, encode_event(closed(), "r/g/0"))
+        assert (ledger.stats()["resumed"], ledger.stats()["turns_saved"]) == (0, 0)
 
     def test_after_a_fault_of_the_environment_it_starts_afresh_and_keeps_the_old_journal(self, ledger: Ledger) -> None:
         ledger.submit(group())

@@ -18,6 +18,7 @@ from rollq.keys import Keys
 from rollq.ledger import SCRIPTS, Ledger, sources
 from rollq.letters import DeadLetters
 from rollq.replies import Cursor
+from rollq.scripts import SHARED
 from tests.rollq.samples import claim, closed, events, group, journal, play, reap
 
 
@@ -198,7 +199,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
 def test_every_script_is_in_the_table() -> None:
     assert {case.script for case in CASES} == set(SCRIPTS)
     files = {file.name.removesuffix(".lua") for file in (resources.files("rollq") / "lua").iterdir()}
-    assert files == {*SCRIPTS, "common", "pulse"}
+    assert files == {*SCRIPTS, *SHARED, "pulse"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

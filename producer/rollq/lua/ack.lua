@@ -10,9 +10,11 @@ for i = 2, #ARGV do
   if not seen[name] then
     local group = read_group(name)
     if group.token ~= token or (group.state ~= 'held' and group.state ~= 'acked') then return { 'lost', name } end
-    sound('held:' .. group.purpose)
     seen[name] = group
-    if group.state == 'held' then groups[#groups + 1] = group end
+    if group.state == 'held' then
+      sound('held:' .. group.purpose)
+      groups[#groups + 1] = group
+    end
   end
 end
 even_without_memory()

@@ -3,7 +3,7 @@
 -- ARGV   id
 -- reply  ok
 sound('queued')
-local not_before = tonumber(redis.call('HGET', typed('job:' .. ARGV[1], 'hash'), 'not_before')) or 0
+local not_before = moment(redis.call('HGET', typed('job:' .. ARGV[1], 'hash'), 'not_before'))
 even_without_memory()
 redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, ARGV[1])
 return { 'ok' }

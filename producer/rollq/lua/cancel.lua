@@ -4,11 +4,11 @@
 -- reply  ok | unknown | state (of a job that has ended)
 sound('leased', 'queued', 'dead')
 local id = ARGV[1]
-local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class', 'attempt')
+local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class')
 if not got[1] then return { 'unknown' } end
 if got[1] == 'dead' and got[2] == 'cancelled' then return { 'ok' } end
 if got[1] ~= 'queued' and got[1] ~= 'leased' then return { 'state', got[1] } end
 local group = open_group(id)
 redis.call('ZREM', prefix .. 'queued', id)
-fail_attempt(id, got[3] or '0', group, 'cancelled', ARGV[2], 'cancel', nil, now())
+fail_attempt(id, attempts(id), group, 'cancelled', ARGV[2], 'cancel', nil, now())
 return { 'ok' }

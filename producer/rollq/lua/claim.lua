@@ -14,9 +14,10 @@ if redis.call('EXISTS', job) == 0 then
   return { field('job:' .. id, 'state') or 'unknown' }
 end
 local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
-  'set_aside', 'aside', 'turned')
-local state, attempt = got[1], tonumber(got[2] or nil)
-local group = readable_group(group_name(id), time)
+  'set_aside', 'aside')
+local state, attempt = got[1], whole(got[2], 0, MOST)
+local name, sample = parse(id)
+local group = name and readable_group(name, time, sample + 1)
 if not group then return { 'dead' } end
 if not JOB_STATES[state] or not attempt or state == 'queued' and group.state ~= 'open' then
   bury(id, attempt or 0, job .. ' is not a queued job', time)
@@ -26,11 +27,11 @@ local journal = prefix .. 'journal:' .. id
 local kind = redis.call('TYPE', journal)['ok']
 
 if state == 'leased' and got[3] == token then
-  return { 'claimed', attempt, tostring(group.seq), tonumber(got[8]) or 0, got[4] or '',
+  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, got[4] or '',
     kind == 'list' and redis.call('LLEN', journal) or 0 }
 end
 if state ~= 'queued' then return { state } end
-local not_before = tonumber(got[6]) or 0
+local not_before = moment(got[6])
 if not_before > time and not_before <= time + 30 then -- no backoff is longer: the clock was set back
   -- This message is spent; the job is published again when its backoff is over.
   redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, id)
@@ -47,14 +48,12 @@ elseif kind == 'list' then
   length = redis.call('LLEN', journal)
 end
 attempt = attempt + 1
-local deadline = time + (tonumber(got[5]) or 0)
+-- Without a deadline_s that can be one, the worker has it from the body and renews no further.
+local deadline_s = moment(got[5])
+local deadline = time + (deadline_s > 0 and deadline_s or tonumber(ARGV[4]))
 redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, 'worker', ARGV[3], 'claimed', time,
-  'deadline', deadline, 'restart', 0, 'set_aside', set_aside, 'aside', aside)
+  'deadline', deadline, 'restart', 0, 'set_aside', set_aside, 'aside', aside, 'kept', length)
 redis.call('ZREM', prefix .. 'queued', id)
 redis.call('ZADD', prefix .. 'leased', math.min(time + tonumber(ARGV[4]), deadline), id .. '#' .. attempt)
 count('claims')
-if length > 1 then
-  count('resumed')
-  count('turns_saved', tonumber(got[10]) or 0)
-end
 return { 'claimed', attempt, tostring(group.seq), set_aside, got[4] or '', length }

@@ -14,6 +14,7 @@ end
 local length = redis.call('LLEN', journal)
 if index ~= length then return { 'conflict', length } end
 local group = open_group(id)
+local found = redis.call('HMGET', job, 'kept', 'turned')
 
 even_without_memory()
 redis.call('RPUSH', journal, ARGV[4])
@@ -22,5 +23,6 @@ redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete
 redis.call('HSET', group.key, 'tally:' .. select(2, parse(id)), ARGV[5])
 settle(group, 'done')
 count('done')
+if index == whole(found[1], 2, MOST) then resumed(found[2], length) end
 tally(ARGV[5], 1)
 return { 'ok' }

@@ -14,13 +14,13 @@ end
 
 local added = redis.call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
 even_without_memory()
-bury(id, field('job:' .. id, 'attempt') or 0, ARGV[3], time)
+bury(id, attempts(id), ARGV[3], time)
 redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
 for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
-  redis.call('HSET', group.key, 'handed', group.handed - 1)
+  redis.call('HSET', group.key, 'handed', math.max(0, group.handed - 1))
   if group.name == mine then
-    group.done = group.done - 1
+    group.done = math.max(0, group.done - 1)
     redis.call('HSET', group.key, 'done', group.done)
     redis.call('HDEL', group.key, 'tally:' .. sample)
     settle(group, 'dead')

@@ -4,9 +4,10 @@
 -- reply  groups jobs mark (of the last of those groups)
 local sources = typed('sources', 'hash')
 local groups, jobs, mark = string.match(redis.call('HGET', sources, ARGV[1]) or '', '^(%d+) (%d+) (%x+)$')
-if not groups then return { 0, 0, '' } end
+groups, jobs = whole(groups, 0, MOST), whole(jobs, 0, MOST)
+if not groups or not jobs then return { 0, 0, '' } end
 if redis.call('HGET', sources, ARGV[1] .. '#') ~= ARGV[2] then
   redis.call('HSET', sources, ARGV[1] .. '#', ARGV[2])
   count('resubmitted', jobs)
 end
-return { tonumber(groups), tonumber(jobs), mark }
+return { groups, jobs, mark }

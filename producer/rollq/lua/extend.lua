@@ -5,6 +5,7 @@
 local time = now()
 local groups, until_ = held_groups(ARGV[1], time), time + tonumber(ARGV[2])
 if #groups == 0 then return { 'lost' } end
+for _, group in ipairs(groups) do sound('held:' .. group.purpose) end
 even_without_memory()
 for _, group in ipairs(groups) do
   redis.call('ZADD', prefix .. 'held:' .. group.purpose, 'XX', 'GT', until_, group.name)

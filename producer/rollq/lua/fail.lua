@@ -7,7 +7,7 @@ local id, attempt, class = ARGV[1], ARGV[2], ARGV[3]
 local job = typed('job:' .. id, 'hash')
 if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
   local got = redis.call('HMGET', job, 'ended', 'ended_by', 'outcome', 'not_before')
-  if got[1] == attempt and got[2] == 'fail' then return { got[3], seconds(tonumber(got[4])) } end
+  if got[1] == attempt and got[2] == 'fail' then return { got[3], seconds(moment(got[4])) } end
   return fenced()
 end
 local group = open_group(id)

@@ -4,8 +4,9 @@
 --                   job:<job>
 -- ARGV   lease_s hold_s every_s (at most once in so long)
 -- reply  how many entries were put right; -1: not again so soon
-local time, mended = now(), tonumber(field('run', 'mended'))
-if mended and mended <= time and time - mended < tonumber(ARGV[3]) then return -1 end
+local time, mended = now(), moment(field('run', 'mended'))
+if mended > 0 and mended <= time and time - mended < tonumber(ARGV[3]) then return -1 end
+local known = redis.call('EXISTS', prefix .. 'run', prefix .. 'count') > 0
 even_without_memory()
 
 local put_right = 0
@@ -16,15 +17,19 @@ for name, kind in pairs(TYPES) do
   end
 end
 
-local groups, cursor = {}, '0'
+redis.call('HSET', prefix .. 'run', 'mended', time) -- first: what cannot be mended is not tried all the time
+
+local groups, cursor = {}, '0' -- groups[name] = members that it has at least
 repeat
   local got = redis.call('SCAN', cursor, 'MATCH', prefix .. '*', 'COUNT', 1000)
   cursor = got[1]
   for _, key in ipairs(got[2]) do
     local kind, name = string.match(string.sub(key, #prefix + 1), '^(%a+):(.+)$')
-    if kind == 'group' then groups[name] = true end
-    local of = kind == 'job' and parse(name)
-    if of then groups[of] = true end
+    if kind == 'group' then groups[name] = groups[name] or 0 end
+    if kind == 'job' then
+      local of, sample = parse(name)
+      if of then groups[of] = math.max(groups[of] or 0, sample + 1) end
+    end
   end
 until cursor == '0'
 
@@ -39,11 +44,11 @@ local function add(name, number) totals[name] = (totals[name] or 0) + number end
 -- A member's record, or what ends it: a job of a group that is over cannot be waiting.
 local function look_at(group, id)
   local got = redis.pcall('HMGET', prefix .. 'job:' .. id, 'state', 'attempt', 'not_before', 'discarded')
-  local state, attempt = got[1], tonumber(got[2] or nil)
+  local state, attempt = got[1], whole(got[2], 0, MOST)
   if state == 'done' or group.state == 'acked' and state ~= 'dead' then
     group.done = group.done + 1
   elseif state == 'queued' and attempt and group.state == 'open' then
-    index.queued[id] = tonumber(got[3]) or 0
+    index.queued[id] = moment(got[3])
   elseif state == 'leased' and attempt and group.state == 'open' then
     index.leased[id .. '#' .. got[2]] = time + tonumber(ARGV[1])
   else
@@ -68,20 +73,21 @@ local function add_up(group)
   if group.done == 0 then return end
   for sample = 0, group.size - 1 do
     local added = redis.call('HGET', group.key, 'tally:' .. sample) or ''
-    for name, number in string.gmatch(added, '(%S+) (%S+)') do add(name, tonumber(number) or 0) end
+    for name, number in string.gmatch(added, '(%S+) (%S+)') do add(name, finite(number) or 0) end
   end
 end
 
-local seq = tonumber(field('run', 'seq')) or 0
-for name in pairs(groups) do
+local seq = whole(field('run', 'seq'), 0, MOST) or 0
+for name, least in pairs(groups) do
   -- One that cannot be read is dropped, and is then read as that.
-  local group = readable_group(name, time) or readable_group(name, time)
+  local group = readable_group(name, time, least) or readable_group(name, time, least)
   if group then
     local done, dead, discarded = group.done, group.dead, group.discarded
     group.done, group.dead, group.discarded = 0, 0, 0
     for sample = 0, group.size - 1 do look_at(group, member(group, sample)) end
-    if group.done ~= done or group.dead ~= dead or group.discarded ~= discarded then
-      redis.call('HSET', group.key, 'done', group.done, 'dead', group.dead, 'discarded', group.discarded)
+    if group.resized or group.done ~= done or group.dead ~= dead or group.discarded ~= discarded then
+      redis.call('HSET', group.key, 'size', group.size, 'done', group.done, 'dead', group.dead, 'discarded',
+        group.discarded)
       put_right = put_right + 1
     end
     local over = group.done + group.dead >= group.size
@@ -112,7 +118,10 @@ for name, belongs in pairs(index) do
   end
 end
 -- Somebody is forgetting the run, and is through: it must not come back.
-if not next(groups) and redis.call('EXISTS', prefix .. 'run', prefix .. 'count') == 0 then return put_right end
+if not next(groups) and not known then
+  redis.call('DEL', prefix .. 'run')
+  return put_right
+end
 -- Totals that no record tells: they stay as they are.
 local COUNTED = { resubmitted = true, claims = true, resumed = true, turns_saved = true, released = true,
   expired = true, fenced = true, duplicates = true, redelivered = true, requeued = true }
@@ -121,8 +130,8 @@ for _, name in ipairs(redis.call('HKEYS', prefix .. 'count')) do
 end
 for name, number in pairs(totals) do
   local text = string.format('%.17g', number)
-  if (tonumber(field('count', name)) or 0) ~= tonumber(text) then put_right = put_right + 1 end
+  if (finite(field('count', name)) or 0) ~= tonumber(text) then put_right = put_right + 1 end
   redis.call('HSET', prefix .. 'count', name, text)
 end
-redis.call('HSET', prefix .. 'run', 'seq', seq, 'mended', time)
+redis.call('HSET', prefix .. 'run', 'seq', seq)
 return put_right

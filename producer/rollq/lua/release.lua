@@ -11,6 +11,8 @@ if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
   return fenced()
 end
 redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
+local state = redis.call('HGET', job, 'state')
+if state == 'done' or state == 'dead' then return fenced() end -- it was ended for damage
 redis.call('HSET', job, 'state', 'queued', 'not_before', 0, 'ended', attempt, 'ended_by', 'release')
 redis.call('ZADD', prefix .. 'queued', 0, id)
 count('released')

@@ -13,7 +13,7 @@ local known, token, jobs = got[1], ARGV[6], (#ARGV - 8) / 4
 local source, sources = ARGV[7], typed('sources', 'hash')
 
 local function move_cursor()
-  local was = tonumber(string.match(redis.call('HGET', sources, source) or '', '^%d+')) or 0
+  local was = whole(string.match(redis.call('HGET', sources, source) or '', '^%d+'), 0, MOST) or 0
   local is = tonumber(string.match(ARGV[8], '^%d+'))
   if source ~= '' and is > was then redis.call('HSET', sources, source, ARGV[8]) end
 end
@@ -36,6 +36,8 @@ if known then
 end
 if jobs ~= size then return { 'incomplete' } end
 if redis.call('HGET', prefix .. 'run', 'sealed') then return { 'sealed' } end
+local last = redis.call('HGET', prefix .. 'run', 'seq') or '0'
+if not whole(last, 0, MOST) then damaged(prefix .. 'run', 'has no sequence') end
 
 local seq = redis.call('HINCRBY', prefix .. 'run', 'seq', 1)
 local publish_at = tonumber(ARGV[5]) > 0 and now() + tonumber(ARGV[5]) or 0

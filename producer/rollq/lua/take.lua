@@ -1,7 +1,8 @@
 -- Hand out groups, the lowest sequence first, all or none; fewer only when the run is sealed and no more can follow.
--- A repeat under the same token gets the same groups.
+-- A repeat under the same token gets the same groups. A hold that nobody renews ends; after a silence of all reapers
+-- and takers (run: heard:<purpose>) Redis may have been away, and whoever is alive gets the time to renew first.
 -- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> count hold:<token> group:<group> job:<job>
--- ARGV   groups token hold_s purpose
+-- ARGV   groups token hold_s purpose outage_s (longest silence) grace_s
 -- reply  for each group: name seq size, then the state of each member
 local purpose, token = ARGV[4], ARGV[2]
 sound('run', 'open:' .. purpose, 'ready:' .. purpose, 'held:' .. purpose)
@@ -30,6 +31,17 @@ if #groups > 0 then
   return reply()
 end
 
+if redis.call('ZCARD', held) > 0 then
+  even_without_memory()
+  local last, grace = moment(field('run', 'heard:' .. purpose)), time + tonumber(ARGV[6])
+  if time - last > tonumber(ARGV[5]) then
+    -- Those that had ended before it are not renewed by anybody.
+    for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '(' .. seconds(last), seconds(grace))) do
+      redis.call('ZADD', held, grace, name)
+    end
+  end
+  stamp(purpose, time)
+end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
   local group = readable_group(name, time)
   redis.call('ZREM', held, name)
@@ -56,4 +68,5 @@ for _, group in ipairs(groups) do
   redis.call('HSET', group.key, 'state', 'held', 'token', token, 'handed', group.handed + 1)
   if group.handed > 0 then count('redelivered') end
 end
+if #groups > 0 then stamp(purpose, time) end
 return reply()

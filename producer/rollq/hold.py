@@ -8,6 +8,10 @@ from rollq.ledger import HOLD_S, Ledger
 
 log = logging.getLogger("rollq")
 
+RETRY_S = 1.0
+"""Between two tries while Redis is away or takes no writes: what ended meanwhile is kept for a few seconds only once it
+is back (pulse.GRACE_S)."""
+
 
 class Holds:
     """The tokens of batches that are out. Dies with its process, and the groups go to the next consumer."""
@@ -43,7 +47,9 @@ class Holds:
         self._stop.set()
 
     def _renew(self) -> None:
-        while not self._stop.wait(self._hold_s / 3):
+        pause, well = self._hold_s / 3, True
+        while not self._stop.wait(pause):
+            was_well, well = well, True
             with self._lock:
                 tokens = list(self._groups)
             for token in tokens:
@@ -54,4 +60,7 @@ class Holds:
                     self.drop(token)
                 except Exception as e:
                     # Whatever Redis throws, the next round may be in time.
-                    log.warning("cannot renew a hold: %s: %s", type(e).__name__, e)
+                    if was_well and well:
+                        log.warning("cannot renew a hold, trying again: %s: %s", type(e).__name__, e)
+                    well = False
+            pause = self._hold_s / 3 if well else min(self._hold_s / 3, RETRY_S)

@@ -297,6 +297,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 if at := float(redis.hget(keys.job(job_id), name) or 0):
                     redis.hset(keys.job(job_id), name, at - by)
             found.backoff = False
+        for purpose in Purpose:
+            if heard := float(redis.hget(keys.meta, f"heard:{purpose}") or 0):
+                redis.hset(keys.meta, f"heard:{purpose}", heard - by)
         redis.hset(PULSE, "beat", self.ledger.now() - by)
         due = self.ledger.reap(expire_until=self.pulse.beat())
         assert set(due) <= set(self.of_jobs("queued"))
@@ -400,6 +403,20 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.groups[other].state = "ready"
                 self.groups[other].handed -= 1
         self.settle(job_id)
+
+    @precondition(lambda self: self.of_state("held") and not self.sealed)
+    @rule(purpose=purposes, seconds=st.sampled_from([6.0, 600.0]))
+    def holds_run_out_in_an_outage(self, purpose: Purpose, seconds: float) -> None:
+        """Nobody could renew them: whoever asks first gets none of them, and they are renewed."""
+        redis, held = self.ledger.redis, self.ledger.keys.held(purpose)
+        mine = [name for name in self.of_state("held") if PURPOSE[name] is purpose]
+        if not mine:
+            return
+        redis.hset(self.ledger.keys.meta, f"heard:{purpose}", self.ledger.now() - seconds)
+        redis.zadd(held, dict.fromkeys(mine, self.ledger.now() - 1), xx=True)
+        assert self.ledger.take(len(NAMES) + 1, "early", purpose=purpose) == []
+        for name in mine:
+            self.ledger.extend(self.groups[name].token)
 
     def played(self, name: str) -> list[ModelJob]:
         return [self.jobs[member] for member in self.members(name)]

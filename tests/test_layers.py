@@ -35,8 +35,8 @@ LOOP = {
 """The agent loop: values, each other and the standard library."""
 
 OWNERS = {
-    "transformers": {"rollq_worker.tokenizer"},
-    "tokenizers": {"rollq_worker.tokenizer", "rollq_worker.assets.train_tokenizer"},
+    "transformers": {"rollq_worker.chat_template"},
+    "tokenizers": {"rollq_worker.tokenizer", "rollq_worker.chat_template", "rollq_worker.assets.train_tokenizer"},
     "tiktoken": {"rollq_worker.encoder"},
     "orjson": {"rollq_worker.engine_reply"},
     "tau_bench": {"rollq_worker.environments.tau_bench"},

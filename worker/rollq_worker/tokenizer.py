@@ -1,26 +1,24 @@
 """One model's vocabulary and chat template: text to token ids and back.
 
-The only module that knows transformers and tokenizers. Ids come from tokenizer.json itself, never from a transformers
-class that might rewrite it; messages are rendered by transformers, whose semantics chat templates are written for. It
-does not know what is trusted in a text: see `rollq_worker.guard`.
+Ids come from tokenizer.json itself, never from a transformers class that might rewrite it. It does not know what is
+trusted in a text: see `rollq_worker.guard`.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import hashlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import Json
 from rollq.trajectory import Message
+from rollq_worker.chat_template import ChatTemplate
 from rollq_worker.encoder import LONGEST, Encode, fast_encoder
 
 if TYPE_CHECKING:
@@ -34,10 +32,6 @@ _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LONG = 1000
 """Ids whose text is better decoded by the batch form, which lets go of the interpreter."""
-TODAY = datetime(2025, 1, 1)
-"""What templates that write the date are told. A real one would change between the samples of a group, and part a
-journal from the episode that goes on with it the day after."""
-_CLOCK = re.compile(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -65,8 +59,7 @@ class Tokenizer:
         self._full = _parse(name, spec)
         self._plain, self._spaces = _without_controls(self._full)
         named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
-        self._template = _template_renderer(name, named, template)
-        self._template_text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
+        self._template = ChatTemplate(name, template, named)
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
         self.added = tuple(
@@ -121,7 +114,7 @@ class Tokenizer:
 
     def mentions(self, name: str) -> bool:
         """Whether the chat template has this word in it."""
-        return re.search(rf"\b{re.escape(name)}\b", self._template_text) is not None
+        return self._template.mentions(name)
 
     def render(
         self,
@@ -131,20 +124,7 @@ class Tokenizer:
         **kwargs: Json,
     ) -> str:
         """The chat template's text. Raises JobFailure when the template refuses or breaks."""
-        try:
-            text: str = self._template.apply_chat_template(
-                list(messages),
-                tools=None if tools is None else list(tools),
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **kwargs,
-            )
-        except Exception as e:  # the template is foreign code: it may raise anything
-            roles = " ".join(str(message.get("role")) for message in messages)
-            raise JobFailure(
-                f"the chat template of {self.name} cannot render [{roles}]: {type(e).__name__}: {e}"
-            ) from e
-        return text
+        return self._template.render(messages, tools, add_generation_prompt, kwargs)
 
 
 def load_tokenizer(where: str | None = None) -> Tokenizer:
@@ -295,32 +275,6 @@ def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array
 
 def _without_surrogates(texts: Sequence[str]) -> list[str]:
     return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]
-
-
-def _template_renderer(name: str, named: Mapping[str, str], template: Json) -> Any:
-    """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that there is no torch
-    import jinja2
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    template = {key: _dated(text) for key, text in template.items()} if isinstance(template, dict) else _dated(template)
-    nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
-    renderer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=nothing, chat_template=template, **named
-    )
-    try:
-        renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
-    except jinja2.TemplateSyntaxError as e:
-        raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
-    except Exception:  # it compiles; that it refuses this conversation says nothing
-        pass
-    return renderer
-
-
-def _dated(template: str) -> str:
-    """The template with TODAY in place of a clock; transformers passes no functions on to override it."""
-    return _CLOCK.sub(lambda call: json.dumps(TODAY.strftime(call[2])), template)
 
 
 def _text(token: Json) -> str:

@@ -1,0 +1,83 @@
+"""One chat template: messages to the text that a model was trained on.
+
+Messages are rendered by transformers, whose semantics chat templates are written for. It knows no token ids.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rollq.errors import JobFailure, SettingsError
+from rollq.job import Json
+from rollq.trajectory import Message
+
+TODAY = datetime(2025, 1, 1)
+"""What templates that write the date are told. A real one would change between the samples of a group, and part a
+journal from the episode that goes on with it the day after."""
+_CLOCK = re.compile(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
+
+
+class ChatTemplate:
+    """Safe to share between threads."""
+
+    def __init__(self, name: str, template: Json, named: Mapping[str, str]) -> None:
+        """`template` is the Jinja text, or texts by name; `named` the tokens that it may show. Raises SettingsError."""
+        self._name = name
+        self._text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
+        self._renderer = _renderer(name, template, named)
+
+    def mentions(self, name: str) -> bool:
+        """Whether it has this word in it."""
+        return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Json],
+    ) -> str:
+        """Its text. Raises JobFailure when it refuses or breaks."""
+        try:
+            text: str = self._renderer.apply_chat_template(
+                list(messages),
+                tools=None if tools is None else list(tools),
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **kwargs,
+            )
+        except Exception as e:  # the template is foreign code: it may raise anything
+            roles = " ".join(str(message.get("role")) for message in messages)
+            raise JobFailure(
+                f"the chat template of {self._name} cannot render [{roles}]: {type(e).__name__}: {e}"
+            ) from e
+        return text
+
+
+def _renderer(name: str, template: Json, named: Mapping[str, str]) -> Any:
+    """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that there is no torch
+    import jinja2
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    template = {key: _dated(text) for key, text in template.items()} if isinstance(template, dict) else _dated(template)
+    nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
+    renderer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=nothing, chat_template=template, **named
+    )
+    try:
+        renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except jinja2.TemplateSyntaxError as e:
+        raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
+    except Exception:  # it compiles; that it refuses this conversation says nothing
+        pass
+    return renderer
+
+
+def _dated(template: str) -> str:
+    """The template with TODAY in place of a clock; transformers passes no functions on to override it."""
+    return _CLOCK.sub(lambda call: json.dumps(TODAY.strftime(call[2])), template)

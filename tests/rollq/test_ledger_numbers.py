@@ -140,6 +140,7 @@ def test_of_the_run(world: World, field: str, value: str) -> None:
         with pytest.raises(LedgerError, match=r"run r: submit: rollq:\{r\}:run has no sequence"):
             ledger.submit(group("late"))
         assert not ledger.balance().sound
+        assert ledger.mend() == 1
     world.reaper.tick()
     ledger.submit(group("late", 1))
     assert int(ledger.redis.hget(ledger.keys.group("late"), "seq")) == len(NAMES) + 1

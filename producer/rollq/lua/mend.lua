@@ -133,5 +133,6 @@ for name, number in pairs(totals) do
   if (finite(field('count', name)) or 0) ~= tonumber(text) then put_right = put_right + 1 end
   redis.call('HSET', prefix .. 'count', name, text)
 end
+if whole(field('run', 'seq') or '0', 0, MOST) ~= seq then put_right = put_right + 1 end
 redis.call('HSET', prefix .. 'run', 'seq', seq)
 return put_right

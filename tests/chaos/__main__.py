@@ -44,7 +44,8 @@ def main() -> int:
             if args.json:
                 print(json.dumps(account.asdict()), flush=True)
             else:
-                verdict = "WRONG: " + "; ".join(account.wrong) if account.wrong else "ok"
+                verdict = f"skipped: {account.skipped}" if account.skipped else "ok"
+                verdict = "WRONG: " + "; ".join(account.wrong) if account.wrong else verdict
                 print(f"{account.row}, seed {account.seed}: {account.wall_s:.0f} s, {verdict}", flush=True)
             if not account.wrong:
                 shutil.rmtree(tasks[future])

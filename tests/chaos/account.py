@@ -36,6 +36,8 @@ class Account:
     wall_s: float = 0.0
     sums: dict[str, tuple[int, int]] = field(default_factory=dict)
     """What was summed up -> (by the ledger, without it)."""
+    skipped: str = ""
+    """Why this machine cannot inject the fault; empty for a row that was played."""
     wrong: list[str] = field(default_factory=list)
     """What does not add up, in words; empty for a good row."""
 
@@ -54,7 +56,7 @@ def settle(account: Account, scene: Scene) -> None:
     delivered = Counter(str(line["job"]) for line in lines)
     dead = scene.dead()
     dropped = scene.dropped(scene.expected - set(delivered) - set(dead))
-    account.faults = scene.faults + scene.gateway.spoiled
+    account.faults = scene.faults
     account.jobs, account.done, account.dead = len(scene.expected), stats["done"], stats["dead"]
     account.delivered = len(delivered)
     account.lost = len(missing := scene.expected - set(delivered) - set(dead) - dropped)
@@ -63,6 +65,8 @@ def settle(account: Account, scene: Scene) -> None:
     account.resumed = stats["resumed"]
     account.recovered_s = max(scene.recovered_s, default=None)
     account.wrong += scene.wrong
+    if not account.faults:
+        account.wrong.append("no fault happened")
     account.sums = _sums(stats, scene, lines, len(dropped), len(dead))
     account.wrong += [
         f"{what}: {ours}, not {theirs}" for what, (ours, theirs) in account.sums.items() if ours != theirs

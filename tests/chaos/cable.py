@@ -15,6 +15,12 @@ class Cable:
         self.upstream = upstream
         self.delay_s = 0.0
         """Of every chunk, in each direction."""
+        self.plugged = 0
+        """Connections that were made."""
+        self.delayed = 0
+        """Chunks that were late for `delay_s`."""
+        self.held = 0
+        """Chunks that were late for a freeze."""
         self._ends: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
@@ -70,6 +76,7 @@ class Cable:
         except OSError:
             writer.transport.abort()
             return
+        self.plugged += 1
         self._ends |= {writer, far_writer}
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             pump = asyncio.create_task(self._pump(source, sink))
@@ -79,9 +86,12 @@ class Cable:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while chunk := await source.read(CHUNK):
-                await self._flowing.wait()
+                if not self._flowing.is_set():
+                    await self._flowing.wait()
+                    self.held += 1
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                    self.delayed += 1
                 sink.write(chunk)
                 await sink.drain()
         self._ends.discard(sink)

@@ -38,8 +38,12 @@ class Gateway:
         self.fault: Fault = lambda path: ""
         self.answered = 0
         """Generations that came back whole."""
-        self.spoiled = 0
-        """Answers that were not the engine's."""
+        self.spoiled: Counter[str] = Counter()
+        """How they were -> answers that were not the engine's, and requests that were left without one."""
+        self.broken = 0
+        """Requests that the engine began and died with."""
+        self.versions: set[str] = set()
+        """Of the weights, as whole answers said."""
         self.replies: dict[str, dict[bytes, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
         """job -> digest of the prompt -> sampled ids, an entry an answer."""
         self.begun: Counter[tuple[str, bytes]] = Counter()
@@ -108,14 +112,17 @@ class Gateway:
     async def _forward(self, request: web.Request) -> web.Response:
         body = await request.read()
         spoil = self.fault(request.path)
-        if spoil:
-            self.spoiled += 1
         if spoil == "full":
+            self.spoiled[spoil] += 1
             return web.json_response(FULL, status=503)
         if spoil == "broken":
+            self.spoiled[spoil] += 1
             return web.Response(status=500, text="Internal Server Error")
         if spoil == "stall":
-            await asyncio.sleep(3600)
+            try:
+                await asyncio.sleep(3600)
+            finally:  # it has hung up
+                self.spoiled[spoil] += 1
         asked = _asked(request, body)
         self.begun[asked] += asked[0] != ""
         try:
@@ -124,12 +131,18 @@ class Gateway:
         except aiohttp.ClientError as e:
             if isinstance(e, aiohttp.ClientConnectorError):
                 self.begun[asked] -= asked[0] != ""
+            else:
+                self.broken += asked[0] != ""
             return _reset(request)
         if asked[0] and not (status == 200 and self._record(asked, reply, spoil)):
             self.begun[asked] -= 1
         if spoil == "reset":
+            self.spoiled[spoil] += 1
             return _reset(request)
-        return web.Response(status=status, body=_spoil(reply, spoil), content_type=kind)
+        body = _spoil(reply, spoil)
+        if body != reply:
+            self.spoiled[spoil] += 1
+        return web.Response(status=status, body=body, content_type=kind)
 
     @contextmanager
     def _waiting(self, job: str) -> Iterator[None]:
@@ -151,8 +164,10 @@ class Gateway:
 
     def _record(self, asked: tuple[str, bytes], reply: bytes, spoil: str) -> bool:
         """Whether anything was sampled."""
-        ids = json.loads(reply)["output_ids"]
+        answer = json.loads(reply)
+        ids = answer["output_ids"]
         if not spoil:
+            self.versions.add(str(answer["meta_info"].get("weight_version")))
             self.replies[asked[0]][asked[1]].append(ids)
             self.answered += 1
         return bool(ids)

@@ -29,6 +29,10 @@ class Stuck(AssertionError):
     """Something did not happen in time."""
 
 
+class Skip(Exception):
+    """This machine lacks what the fault needs."""
+
+
 def port() -> int:
     """A free port below those that the kernel gives to outgoing connections: a restarted server finds it free again."""
     while True:
@@ -55,6 +59,7 @@ class Parts:
         self.engine: Child
         self.client: Client
         self.cable: Cable | None = None
+        self.redis_env: dict[str, str] = {}
         self.gateway = Gateway(port(), f"http://127.0.0.1:{self.engine_port}")
         self.env = self._environment()
         self.latency = 0.2
@@ -100,7 +105,8 @@ class Parts:
         return json.loads(done.stdout.splitlines()[-1])
 
     def start_redis(self) -> None:
-        self.redis = self.start("redis", "redis", "--port", str(self.redis_port), "--dir", str(self.folder / "redis"))
+        line = ["redis", "--port", str(self.redis_port), "--dir", str(self.folder / "redis")]
+        self.redis = self.start("redis", *line, env=self.redis_env)
         self.wait(lambda: "Ready to accept" in self.redis.tail(), "Redis", 60)
         if hasattr(self, "client"):
             self.client.close()
@@ -121,6 +127,21 @@ class Parts:
     def restart_engine(self) -> None:
         self.start_engine()
         self.gateway.up()
+
+    def loosen_clock(self) -> Path:
+        """Before Redis starts: its clock is ahead by the seconds that the file says which is returned.
+
+        Raises Skip where the few lines of C that this takes cannot be built or preloaded.
+        """
+        at, library = self.folder / "clock", self.folder / "clock.so"
+        at.write_text("0")
+        cc = shutil.which("cc")
+        if sys.platform != "linux" or cc is None:
+            raise Skip("needs Linux and a C compiler (cc) to set the clock of one process")
+        line = [cc, "-shared", "-fPIC", "-O1", "-o", str(library), str(Path(__file__).with_name("clock.c"))]
+        subprocess.run(line, check=True, timeout=60)
+        self.redis_env = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(at)}
+        return at
 
     def worker(self, concurrency: int = 8, *, wait: bool = True, env: dict[str, str] | None = None) -> Child:
         child = self.start("worker", "worker", "-c", str(concurrency), env=env)
@@ -173,6 +194,9 @@ class Parts:
         (info / "entry_points.txt").write_text("[rollq.environments]\nchaos = rollq_chaos:load\n")
         self.mischief = self.folder / "mischief"
         self.mischief.mkdir(exist_ok=True)
+        self.mischief_done = self.folder / "mischief-done"
+        self.mischief_done.mkdir(exist_ok=True)
+        self.skewed = self.folder / "skewed"
         return {
             "ROLLQ_REDIS_URL": self.redis_url,
             "ROLLQ_BROKER_URL": "",
@@ -182,4 +206,6 @@ class Parts:
             "PYTHONPATH": os.pathsep.join([str(packages), *filter(None, sys.path), os.environ.get("PYTHONPATH", "")]),
             "PYTHONUNBUFFERED": "1",
             "CHAOS_MISCHIEF": str(self.mischief),
+            "CHAOS_DONE": str(self.mischief_done),
+            "CHAOS_SKEWED": str(self.skewed),
         }

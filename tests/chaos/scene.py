@@ -118,9 +118,31 @@ class Scene(Parts):
 
     # -- faults
 
+    def struck(self, what: str, times: int, least: int = 1) -> None:
+        """A fault took effect so often, counted where it does; a row whose faults did not happen shows nothing."""
+        self.faults += times
+        self.check(times >= least, f"the fault did not happen: {times} {what}, not {least}")
+
     def kill(self, child: Child, number: int = signal.SIGKILL) -> None:
+        """Sends it the signal, which must take effect."""
+        self.struck(f"{child.name} that {signal.Signals(number).name} took effect on", self.hit(child, number))
+
+    def hit(self, child: Child, number: int) -> bool:
+        """Whether the signal took effect: it may have ended by itself before."""
+        if child.exit_code is not None:
+            return False
         os.kill(child.pid, number)
-        self.faults += 1
+        if number == signal.SIGKILL:
+            self.wait(lambda: child.exit_code is not None, f"the death of {child.name}", 20)
+            return child.exit_code == -number
+        if number == signal.SIGSTOP and Path("/proc/self/stat").exists():
+            stat = Path(f"/proc/{child.pid}/stat")
+            self.wait(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", f"{child.name} to stand still", 20)
+        return True
+
+    def mischief_of(self, kind: str) -> int:
+        """How often the environment has done this."""
+        return len(list(self.mischief_done.glob(f"{kind}.*")))
 
     def held_by(self, worker: Child) -> Held:
         """What this worker is playing."""
@@ -157,9 +179,19 @@ class Scene(Parts):
         return state.state in (State.DONE, State.DEAD) or (state.state is State.QUEUED and State.QUEUED in states)
 
     def progress(self) -> Callable[[], bool]:
-        """Whether a job has ended or a turn was generated since now."""
+        """Whether a job has ended or turns were generated since now, when there must still be some to play."""
         answered, ended = self.gateway.answered, self.ended()
-        return lambda: self.gateway.answered > answered + 2 or self.ended() > ended or ended >= len(self.expected)
+        if ended >= len(self.expected):
+            self.check(False, "all jobs had ended before the fault was over: nothing was left to recover")
+            return lambda: True
+        return lambda: self.gateway.answered > answered + 2 or self.ended() > ended
+
+    def standstill(self, what: str, seconds: float) -> None:
+        """Waits for so long; it counts as a fault if no turn is generated in the second half."""
+        time.sleep(seconds / 2)
+        answered = self.gateway.answered
+        time.sleep(seconds / 2)
+        self.struck(what, int(self.gateway.answered == answered))
 
     def recover(self, done: Callable[[], bool], what: str, within_s: float = 60.0, since: float = 0.0) -> None:
         """Waits for it and notes how long it took, since then (monotonic) or now."""

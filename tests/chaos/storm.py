@@ -212,12 +212,12 @@ class Storm:
 
     def _signal(self, child: Child, number: int) -> None:
         if child.exit_code is None:
-            self.scene.kill(child, number)
+            self.scene.faults += self.scene.hit(child, number)
 
     def _freeze(self, child: Child, seconds: float) -> None:
         if child.exit_code is None:
             self.frozen.add(child.pid)
-            self.scene.kill(child, signal.SIGSTOP)
+            self.scene.faults += self.scene.hit(child, signal.SIGSTOP)
             self.scene.later(seconds, lambda: self.wake(child))
 
     def wake(self, child: Child) -> None:

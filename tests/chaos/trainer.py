@@ -46,9 +46,10 @@ def main() -> None:
             sys.exit(1)
         write(args.out, batch)
         if args.then == "ack-thrice":
-            batch.ack()
-            batch.ack()
-        print("acknowledged", flush=True)
+            for _ in range(2):
+                batch.ack()
+                print("acknowledged again", flush=True)
+        print("done", flush=True)
 
 
 if __name__ == "__main__":

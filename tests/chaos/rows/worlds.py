@@ -1,11 +1,14 @@
 """Users and environments that fail, stall, raise and hang: that job's attempt, and nobody else's."""
 
 import json
+import os
+import signal
 import time
+from pathlib import Path
 
 from tests.chaos.gateway import CHAT
 from tests.chaos.rows import row
-from tests.chaos.scene import Scene
+from tests.chaos.scene import LEASE_S, Scene
 
 USER = {"kind": "openai", "endpoint": "user", "model": "replay", "timeout_s": 2.0, "retries": 2}
 
@@ -18,6 +21,8 @@ def fails(scene: Scene) -> None:
     scene.gateway.fault = lambda path: scene.rng.choice(kinds) if path == CHAT and scene.rng.random() < 0.25 else ""
     scene.submit(8, 3, "--user", json.dumps(USER))
     scene.recover(scene.progress(), "turns with a failing user", 40)
+    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    scene.struck("requests to the user that went wrong", scene.gateway.spoiled.total(), 5)
 
 
 @row("user-stalls")
@@ -30,6 +35,8 @@ def stalls(scene: Scene) -> None:
     time.sleep(scene.rng.uniform(3.0, 6.0))
     scene.gateway.fault = lambda path: "stall" if path == CHAT and scene.rng.random() < 0.1 else ""
     scene.recover(scene.progress(), "turns with a user that stalls at times", 40)
+    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    scene.struck("requests to the user that were left unanswered", scene.gateway.spoiled.total(), 5)
 
 
 @row("env-raises")
@@ -45,19 +52,78 @@ def raises(scene: Scene) -> None:
     start = time.monotonic()
     scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
     scene.recovered_s.append(time.monotonic() - start)
-    scene.faults += 23 - len(list(scene.mischief.iterdir()))
+    failed = scene.stats()["failures"].get("env", 0)
+    scene.struck("steps that raised", min(scene.mischief_of("raise"), failed), 9)
     scene.doomed = {f"chaos/chaos.train.{bad[3]}/{n}" for n in range(3)}
 
 
 @row("env-hangs")
 def hangs(scene: Scene) -> None:
-    """Two steps sleep for a minute and one holds the interpreter; the jobs have ten seconds an attempt."""
-    bad = scene.rng.sample(range(8), 3)
-    for task, kind in zip(bad, ("hang", "hang", "spin"), strict=True):
-        (scene.mischief / f"{kind}.{task}.0").touch()
+    """Three steps sleep for a minute; the jobs have ten seconds an attempt."""
+    for task in scene.rng.sample(range(8), 3):
+        (scene.mischief / f"hang.{task}.0").touch()
     scene.open(workers=(8, 4))
     scene.submit(8, 3, "--deadline", "10", env="chaos")
     start = time.monotonic()
     scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
     scene.recovered_s.append(time.monotonic() - start)
-    scene.faults += 3 - len(list(scene.mischief.iterdir()))
+    stats = scene.stats()
+    scene.struck("steps that hung", min(scene.mischief_of("hang"), stats["failures"].get("env", 0)), 3)
+    scene.check(stats["failures"] == {"env": 3}, f"three steps that hung cost {stats['failures']}")
+
+
+@row("env-holds")
+def holds(scene: Scene) -> None:
+    """A step holds a worker's interpreter for longer than a lease: its jobs go on elsewhere; awake, it is refused."""
+    scene.open(workers=(4, 4))
+    (scene.mischief / f"hold.{scene.rng.randrange(8)}.0").touch()
+    scene.submit(8, 3, env="chaos")
+    scene.wait(lambda: scene.mischief_of("hold") == 1, "a step that holds the interpreter", 60)
+    start = time.monotonic()
+    scene.wait(lambda: scene.stats()["expired"] >= 1, "the expiry of a held worker's leases", LEASE_S + 10)
+    scene.recover(scene.progress(), "turns elsewhere", 30, start)
+    scene.wait(lambda: scene.stats()["fenced"] > 0, "a refused write of the worker that woke up", 40)
+    scene.struck("leases that a held interpreter lost", scene.stats()["expired"])
+
+
+@row("env-isolated")
+def isolated(scene: Scene) -> None:
+    """Environments in processes of their own: four steps hold their interpreter for ever, one as its worker is killed.
+
+    The others cost their jobs one attempt, and nobody else anything; no process outlives its worker.
+    """
+    for task in (0, 5, 6, 7):
+        (scene.mischief / f"spin.{task}.0").touch()
+    isolate = {"ROLLQ_ISOLATE": "chaos"}
+    scene.open(workers=())
+    victim = scene.worker(6, env=isolate)
+    scene.submit(8, 3, "--deadline", "10", env="chaos")
+    scene.wait(lambda: scene.mischief_of("spin") == 1, "a step without end", 30)
+    (spun,) = scene.mischief_done.glob("spin.*")
+    time.sleep(scene.rng.uniform(0.3, 1.5))
+    os.kill(victim.pid, signal.SIGSTOP)  # it takes no more while they are counted
+    held = scene.held_by(victim)
+    scene.check(runs(pid := int(spun.read_text())), "the fault did not happen: the step has ended")
+    scene.kill(victim)
+    start = time.monotonic()
+    scene.worker(8, env=isolate, wait=False)
+    scene.wait(lambda: not runs(pid), "the end of a process whose worker was killed", 10)
+    scene.wait(lambda: scene.stats()["failures"].get("env", 0) >= 3, "three steps that were given up", 90)
+    scene.wait(lambda: scene.taken_over(held), "others to play a dead worker's jobs", LEASE_S + 30)
+    scene.recovered_s.append(time.monotonic() - start)
+    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
+    failures = scene.stats()["failures"]
+    scene.struck("steps that held their interpreter", scene.mischief_of("spin"), 4)
+    scene.check(
+        failures == {"env": 3, "worker": len(held)}, f"a death with {len(held)} jobs, and three steps: {failures}"
+    )
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there and does something yet."""
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

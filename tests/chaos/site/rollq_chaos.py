@@ -1,9 +1,10 @@
 """An environment for the fault suite: the shop, but a task may break its worker.
 
 Mischief is ordered by files in the folder CHAOS_MISCHIEF, named KIND.TASK.N: each is done once, in the third step of
-whichever episode of that task comes first.
+whichever episode of that task comes first, which moves the file to the folder CHAOS_DONE and writes its process there.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from rollq_worker.protocols import Action, Environment, Grade, Observation, Task
 
 AT = 3
 """The step in which it happens."""
+HOLD_S = 22
+"""Seconds; longer than a lease."""
 
 
 def load(variant: str | None) -> "ChaosDomain":
@@ -69,10 +72,12 @@ class ChaosEnvironment:
 def misbehave(task: int) -> None:
     """Whatever is ordered for this task."""
     for order in sorted(Path(os.environ["CHAOS_MISCHIEF"]).glob(f"*.{task}.*")):
+        done = Path(os.environ["CHAOS_DONE"], order.name)
         try:
-            order.unlink()
+            order.rename(done)
         except FileNotFoundError:
             continue  # another episode was faster
+        done.write_text(str(os.getpid()))
         match order.name.partition(".")[0]:
             case "raise":
                 raise ValueError(f"the environment of task {task} broke")
@@ -80,7 +85,9 @@ def misbehave(task: int) -> None:
                 raise MemoryError
             case "hang":
                 time.sleep(60)
+            case "hold":
+                ctypes.PyDLL(None).sleep(HOLD_S)  # and nobody else has the interpreter meanwhile
             case "spin":
-                pow(7, 10**7)  # holds the interpreter for seconds
+                9**9**9  # holds the interpreter for ever
             case "die":
                 os._exit(137)  # what the kernel's OOM killer makes of it

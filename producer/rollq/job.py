@@ -16,6 +16,8 @@ from rollq.sampling import number, objection
 Json = Any
 """What JSON can say: None, bool, int, float, str, list, dict with str keys."""
 
+LARGEST_GROUP = 10_000
+"""Samples of a group: the ledger's scripts walk them, and Redis does nothing else meanwhile."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
 
@@ -114,6 +116,8 @@ class Job:
                 raise ContractError(
                     f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}"
                 )
+        if self.size > LARGEST_GROUP:
+            raise ContractError(f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.size}")
         if not self.sample < self.size:
             raise ContractError(f"{where}: sample {self.sample} of a group of {self.size} (samples count from 0)")
         if self.min_viable > self.size:

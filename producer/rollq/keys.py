@@ -9,7 +9,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, mended (when that was last done),
-                                       budgeted, budget:<class> (its own budgets)
+                                       budgeted, budget:<class> (its own budgets);
+                                       heard:<purpose> (when a taker or a reaper was last here)
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerView.stats`
@@ -30,7 +31,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        not_before; restart; reach (journal entries up to the farthest turn); aside
                                        (attempts whose journal was set aside); ended, ended_by, outcome (of the last
                                        attempt that ended); fail:<class> (failures), class, reason (of the last);
-                                       turned (turns in the journal); acked, condemned, requeued (tokens); discarded
+                                       turned (turns in the journal); kept (journal entries that the last claim
+                                       found); acked, condemned, requeued (tokens); discarded
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:damaged:<name>           any   evidence: what lay under a job's or a group's name and was none

@@ -55,8 +55,6 @@ PUBLISHING_S = 5.0
 """A publication that is not confirmed by then is made again."""
 CONFIRMED_S = 600.0
 """A published job that nobody has claimed by then is published again."""
-LARGEST_GROUP = 10_000
-"""Samples of a group: scripts walk them, and Redis does nothing else meanwhile."""
 REASON = 8000
 """Characters of a failure's reason that are kept."""
 
@@ -89,8 +87,6 @@ class Ledger(LedgerView):
         for job in jobs:
             if (job.run, job.group) != (self.run, first.group):
                 raise ContractError(f"job {job.id}: belongs to another group or run than {self.run}/{first.group}")
-            if job.size > LARGEST_GROUP:
-                raise ContractError(f"job {job.id}: a group has at most {LARGEST_GROUP} samples, not {job.size}")
             if (job.size, job.viable, job.purpose) != (first.size, first.viable, first.purpose):
                 raise ContractError(f"job {job.id}: size, min_viable or purpose differ within the group")
         ids = [job.id for job in jobs]

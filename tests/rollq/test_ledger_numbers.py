@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from rollq.errors import ContractError, FailureClass, LedgerError
-from rollq.job import Purpose
+from rollq.job import LARGEST_GROUP, Purpose
 from rollq.keys import Keys
-from rollq.ledger import LARGEST_GROUP, Ledger, Refusal
+from rollq.ledger import Ledger, Refusal
 from rollq.letters import DeadLetters
 from rollq.scripts import sources
 from tests.conftest import free_port, redis_binary, started_redis

@@ -96,16 +96,16 @@ def test_the_example_is_found_and_played(package: Package) -> None:
 def test_the_one_in_the_documents_is_played(package: Package) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text()
     code = text[text.index("```python\n") + 10 :].partition("```")[0]
-    assert sum(bool(line.strip()) for line in code.splitlines()) <= 30
-    package.install("sums", code, "sums = sums:load")
-    domain = environments.domain("sums")
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 32
+    package.install("doubles", code, "doubles = doubles:load")
+    domain = environments.domain("doubles")
     for index in range(domain.splits()["train"]):
         task = domain.task("train", index)
         environment = domain.open("train", index, {})
         assert environment.reset(ScriptedUser(task.opening, task.replies)) == task.opening
         assert [environment.step(move).done for move in task.moves] == [False, True]
         assert environment.grade().reward == 1.0
-    assert domain.open("train", 0, {}).step(Action("add", {"a": 1})).text.startswith("Error: ")
+    assert domain.open("train", 0, {}).step(Action("double", {})).text.startswith("Error: ")
 
 
 def test_the_example_takes_no_nonsense(package: Package) -> None:

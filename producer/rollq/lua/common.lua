@@ -14,7 +14,7 @@ local TYPES = {
 local JOB_STATES = { queued = true, leased = true, done = true, dead = true }
 local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
 local PURPOSES = { train = true, eval = true }
--- Samples of a group (ledger.LARGEST_GROUP): scripts walk them, and Redis does nothing else meanwhile.
+-- Samples of a group (job.LARGEST_GROUP): scripts walk them, and Redis does nothing else meanwhile.
 local LARGEST = 10000
 -- More attempts, failures or groups than there can be, and few enough for every way of writing a number.
 local MOST = 1e9

@@ -35,13 +35,17 @@ class Cable:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def cut(self) -> int:
-        """Resets every connection; new ones are taken. Returns how many ends there were."""
+        """Resets every connection; new ones are taken. Returns how many ends there were, 0 if not all have gone."""
 
         async def cut() -> int:
             ends = list(self._ends)
             for end in ends:
                 end.transport.abort()
-            return len(ends)
+            for _ in range(100):
+                if not self._ends.intersection(ends):
+                    return len(ends)
+                await asyncio.sleep(0.01)
+            return 0
 
         return asyncio.run_coroutine_threadsafe(cut(), self._loop).result(10)
 

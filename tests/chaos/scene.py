@@ -164,6 +164,13 @@ class Scene(Parts):
         self.wait(enough, f"{least} jobs of one worker", 60)
         return found[0]
 
+    def caught(self, worker: Child, least: int = 1) -> Held:
+        """Freezes it, so that it takes and ends nothing more, and returns what it holds, which must be something."""
+        self.hit(worker, signal.SIGSTOP)
+        held = self.held_by(worker)
+        self.check(len(held) >= least, f"the fault did not happen: to a worker with {len(held)} jobs, not {least}")
+        return held
+
     def taken_over(self, held: Held) -> bool:
         """Whether others play all of these, or they have ended."""
         return all(self._moved(job, attempt, (State.LEASED, State.DONE, State.DEAD)) for job, attempt in held)

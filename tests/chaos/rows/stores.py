@@ -35,10 +35,10 @@ def cut(scene: Scene) -> None:
     for _ in range(6):
         time.sleep(scene.rng.uniform(0.2, 1.2))
         plugged = scene.cable.plugged
-        scene.cable.cut()
+        ends = scene.cable.cut()
         scene.recover(scene.progress(), "turns after a cut", 40)
         time.sleep(0.2)
-        scene.struck("cuts that made clients connect again", int(scene.cable.plugged > plugged))
+        scene.struck("cuts that made clients connect again", int(ends > 0 and scene.cable.plugged > plugged))
     scene.cost_nothing()
 
 
@@ -114,8 +114,7 @@ def clock(scene: Scene) -> None:
     stats = scene.stats()
     scene.check(not stats["failures"] and not stats["expired"], f"a jump cost budget: {stats['failures']}")
     scene.await_some(victim)
-    os.kill(victim.pid, signal.SIGSTOP)  # it takes no more while they are counted
-    held = scene.held_by(victim)
+    held = scene.caught(victim)
     scene.kill(victim)
     start = time.monotonic()
     set_clock(scene, at, -3600)

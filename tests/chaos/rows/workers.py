@@ -12,12 +12,11 @@ from tests.chaos.scene import EXIT_S, LEASE_S, SLACK_S, Scene
 @row("worker-kill")
 def kill(scene: Scene) -> None:
     """kill -9 with jobs in hand; their leases run out."""
-    victim, _ = scene.open(workers=(8, 4))
+    victim, _ = scene.open(latency=0.5, workers=(8, 4))
     scene.submit(10)
-    held = scene.await_some(victim)
+    scene.await_some(victim)
     time.sleep(scene.rng.uniform(0.0, 1.5))
-    os.kill(victim.pid, signal.SIGSTOP)  # it takes no more while they are counted
-    held = scene.held_by(victim)
+    held = scene.caught(victim, 4)
     scene.kill(victim)
     scene.regenerable = len(held)
     start = time.monotonic()
@@ -57,12 +56,12 @@ def leave(scene: Scene, worker: Child) -> None:
 @row("worker-stop")
 def stop(scene: Scene) -> None:
     """Frozen for longer than its lease, then awake: what it still writes is refused."""
-    victim, _ = scene.open(workers=(8, 4))
+    victim, _ = scene.open(latency=0.5, workers=(8, 8))
     scene.submit(10)
     scene.await_some(victim)
     scene.kill(victim, signal.SIGSTOP)
     start = time.monotonic()
-    held = scene.held_by(victim)
+    held = scene.caught(victim, 4)
     scene.wait(lambda: scene.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30)
     scene.recovered_s.append(time.monotonic() - start)
     os.kill(victim.pid, signal.SIGCONT)
@@ -97,12 +96,12 @@ def clock(scene: Scene) -> None:
 
     It stamps journals and logs; leases and deadlines go by other clocks.
     """
-    (victim,) = scene.open(workers=(4,))
+    (victim,) = scene.open(latency=0.4, workers=(4,))
     skewed = scene.worker(8, env={"CHAOS_SKEW_S": "86400"})
     scene.submit(10)
     scene.await_some(victim, 2)
     time.sleep(scene.rng.uniform(0.5, 1.5))
-    held = scene.held_by(victim)
+    held = scene.caught(victim)
     scene.kill(victim)
     start = time.monotonic()
     scene.wait(lambda: scene.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30)
@@ -115,12 +114,13 @@ def clock(scene: Scene) -> None:
 @row("worker-all")
 def every(scene: Scene) -> None:
     """All workers at once: one is stopped, one killed, one told twice to leave."""
-    workers = scene.open(workers=(4, 4, 4))
+    workers = scene.open(latency=0.5, workers=(4, 4, 4))
     scene.submit(10)
     for worker in workers:
         scene.await_some(worker, 2)
     time.sleep(scene.rng.uniform(0.3, 1.2))
     held = [scene.held_by(worker) for worker in workers]
+    scene.check(all(held), f"the fault did not happen: the workers had {[len(some) for some in held]} jobs")
     scene.kill(workers[0])
     scene.kill(workers[1], signal.SIGSTOP)
     scene.kill(workers[2], signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -101,8 +100,7 @@ def isolated(scene: Scene) -> None:
     scene.wait(lambda: scene.mischief_of("spin") == 1, "a step without end", 30)
     (spun,) = scene.mischief_done.glob("spin.*")
     time.sleep(scene.rng.uniform(0.3, 1.5))
-    os.kill(victim.pid, signal.SIGSTOP)  # it takes no more while they are counted
-    held = scene.held_by(victim)
+    held = scene.caught(victim)
     scene.check(runs(pid := int(spun.read_text())), "the fault did not happen: the step has ended")
     scene.kill(victim)
     start = time.monotonic()

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.codec import decode_event, encode_event
+from rollq.errors import JobFailure
 from rollq.job import Budget, History, Job
 from rollq.trajectory import Observed, Prompt, Sampled, Stop
 from rollq_worker.episode import play
@@ -238,6 +239,10 @@ def test_a_successor_with_another_context_does_not_diverge(history, context):
         recorded = wired(whole.events[:cut])
         ended = cut == len(whole.events) - 1
         for other in (1, 1 << 20):
+            if not any(isinstance(event, Sampled) for event in recorded) and other == 1:
+                with pytest.raises(JobFailure, match="leaves no room"):
+                    again(recorded, FakeEngine(["bye"], context=other))
+                continue
             found = again(recorded, FakeEngine(["bye"], context=other))
             assert wired(found.events[:cut]) == recorded
             if ended and not (history is History.TEMPLATE and whole.stop is Stop.LENGTH):

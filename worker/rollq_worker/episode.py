@@ -116,7 +116,7 @@ class _Episode:
     def turn(self, turn: int) -> Stop | None:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
         sampled, whole = self.sample(turn)
-        if not sampled and turn == 0:
+        if not (sampled or turn or self.replayed):
             # Graded, it would be a reward for what the policy never did.
             raise JobFailure(f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the context")
         if not sampled:

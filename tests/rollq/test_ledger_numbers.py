@@ -4,7 +4,8 @@ None of them may stop Redis or a script half-way: the run comes to its end, ever
 not notice. Redis runs here with a limit on scripts, so that one which loops for ever fails a test and not the suite.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ JOB = ["attempt", "not_before", "deadline_s", "deadline", "fail:worker", "fail:e
 JOB += ["kept", "set_aside", "restart", "ended"]
 JOBS = {"queued": "r/open/2", "leased": "r/open/0", "done": "r/held/0", "dead": "r/dropped/0"}
 RUN = ["seq", "mended", "budget:worker", "budget:env", "heard:train"]
+
+
+def some(places: Sequence[str], fields: Sequence[str], each: int) -> list[tuple[str, str, str]]:
+    """`each` of the values in every field of every place: each value comes in each field, somewhere."""
+    values = cycle(VALUES)
+    return [(place, field, next(values)) for field in fields for place in places for _ in range(each)]
 
 
 class Guarded:
@@ -106,18 +113,14 @@ def check(world: World) -> None:
     assert set(stats["failures"]) <= {"env", "job", "worker"}
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("field", GROUP)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "field", "value"), some(NAMES, GROUP, 3))
 def test_of_a_group(world: World, name: str, field: str, value: str) -> None:
     world.ledger.redis.hset(world.ledger.keys.group(name), field, value)
     check(world)
     assert world.ledger.stats()["groups_dropped"] <= 2
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("field", JOB)
-@pytest.mark.parametrize("state", ["queued", "leased", "done"])
+@pytest.mark.parametrize(("state", "field", "value"), some(["queued", "leased", "done"], JOB, 4))
 def test_of_a_job(world: World, state: str, field: str, value: str) -> None:
     world.ledger.redis.hset(world.ledger.keys.job(JOBS[state]), field, value)
     check(world)

@@ -9,9 +9,10 @@ import pytest
 
 from rollq.errors import JobFailure
 from rollq_worker.golden import Edge, Golden
+from rollq_worker.probe import MOVED, ONCE
 from rollq_worker.protocols import Action
 from rollq_worker.renderer import ChatRenderer
-from rollq_worker.selfcheck import MOVED, ONCE, Match, check, checked_renderer
+from rollq_worker.selfcheck import Match, check, checked_renderer
 from rollq_worker.tokenizer import Tokenizer
 from rollq_worker.toolcalls import think_tags
 from tests.rollq_worker.models import DEEPSEEK, Models
@@ -34,7 +35,7 @@ REAL = {
     # in the order of Edge: first prompt; call, again, calls, words; user, served, cut; empty, lines, malformed; three
     # thoughts
     "deepseek-v3.1": ("deepseek-v3.1", "E EEEE EEE EEE EEE"),
-    "gemma-4": ("gemma4", "E RERR RER RRR RER"),
+    "gemma-4": ("gemma4", "E RRRR RRR RRR RER"),
     "glm-4.6": ("glm", "E EEEE EEE EEE EER"),
     "glm-4.7": ("glm", "E RRRR RRR RRR EEE"),
     "gpt-oss": ("gpt-oss", "E EEEE RRR EEE EER"),
@@ -162,8 +163,8 @@ def test_what_tools_say_of_control_tokens_is_text_in_bridges_too(models: Models,
 
 
 def test_an_unsupported_edge_may_be_rendered_anew(models: Models):
-    template, added, _ = VARIATIONS["counts turns"]
-    tokenizer = models.made("counts", template, added)
+    template, added, _ = VARIATIONS["shows the first result otherwise"]
+    tokenizer = models.made("first", template, added)
     with pytest.raises(JobFailure, match="second call -> tool"):
         checked_renderer(tokenizer, TOOLS)
     renderer = checked_renderer(tokenizer, TOOLS, anew=True)

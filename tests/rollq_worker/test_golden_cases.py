@@ -23,9 +23,10 @@ from rollq.trajectory import Finish, Observed, Sampled, Stop, Trajectory, Versio
 from rollq_worker.episode import MAX_MALFORMED, play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.golden import Edge
+from rollq_worker.probe import MOVED, ONCE
 from rollq_worker.protocols import Generated
 from rollq_worker.renderer import ChatRenderer
-from rollq_worker.selfcheck import MOVED, ONCE, Match, check
+from rollq_worker.selfcheck import Match, check
 from rollq_worker.tokenizer import Tokenizer
 from tests.rollq_worker.models import Models
 from tests.rollq_worker.variations import VARIATIONS

@@ -210,7 +210,7 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
     "counts turns": (
         chatml(tool=TOOL.replace("{{ m", "{{ loop.index0 }} {{ m")),
         [],
-        EXACT | but("U", Edge.AGAIN, Edge.THOUGHT_AGAIN),
+        EXACT | but("U", Edge.CALL, Edge.AGAIN, Edge.THOUGHT_AGAIN),
     ),
     "shows the first result otherwise": (
         "{%- set ns = namespace(first=true) %}"
@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
     "chatml without tools": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
         [],
-        "not made for tools",
+        "leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like",
     ),
     "calls as their JSON": (
         chatml(turn=TURN.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls }}")),

@@ -206,7 +206,8 @@ def family_of(tokenizer: Tokenizer) -> Family:
         raise JobFailure(f"{refusal}: it cannot write a tool call; mend the template or use another model")
     if not rendered:
         raise JobFailure(
-            f"the chat template of {tokenizer.name} leaves tool calls out: it is not made for tools; {remedy}"
+            f"the chat template of {tokenizer.name} leaves an assistant's tool calls out, so nothing shows what a turn "
+            f"with calls looks like; {remedy}"
         )
     raise JobFailure(
         f"the chat template of {tokenizer.name} writes tool calls in no format that rollq reads ({known}); {remedy}"

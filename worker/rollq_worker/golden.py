@@ -1,4 +1,4 @@
-"""The golden conversations of the self-check: one for every edge of an episode.
+"""The golden conversations of the self-check: a short one for every edge of an episode, and long ones of all edges.
 
 Every text holds a word that nothing else holds, so that it can be told what a template leaves out. It does not know
 templates.
@@ -35,6 +35,33 @@ class Edge(StrEnum):
     THOUGHT_CALL = "reasoning, call -> tool"
     THOUGHT_AGAIN = "reasoning, second call -> tool"
     THOUGHT_USER = "reasoning, reply -> user"
+
+
+_LONG = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
+"""Over 2,000 characters."""
+_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
+"""What replies hold."""
+_LATER = '{"status": "laterword", "total": 7}'
+SHORT = 4
+"""Messages: the longest history of a short conversation."""
+_LONG_ONES = (Edge.LINES, Edge.CUT, Edge.THOUGHT_USER, Edge.THOUGHT_AGAIN)
+"""What is answered at length in long conversations."""
+_THOUGHTS = (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
+EPISODES: Sequence[Sequence[Edge]] = (
+    (
+        *(Edge.CALL, Edge.CALL, Edge.LINES, Edge.CALL, Edge.MALFORMED, Edge.MALFORMED, Edge.USER, Edge.CALL),
+        *(Edge.CALLS, Edge.WORDS, Edge.EMPTY, Edge.USER, Edge.CUT),
+    ),
+    # Users alone.
+    (Edge.USER, Edge.USER, Edge.CUT, Edge.USER, Edge.CALL),
+    # Malformed calls first; then turns that reason, among others.
+    (
+        *(Edge.MALFORMED, Edge.MALFORMED, Edge.CALLS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.CALL, Edge.LINES),
+        *(Edge.THOUGHT_CALL, Edge.MALFORMED, Edge.THOUGHT_USER, Edge.THOUGHT_CALL, Edge.EMPTY, Edge.WORDS),
+        *(Edge.THOUGHT_USER, Edge.CALL),
+    ),
+)
+"""Long conversations: with the short ones, each edge three times or more, in orders that episodes take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +107,45 @@ class Golden:
 
     def plays(self, edge: Edge, tags: bool = True) -> Iterator[Play]:
         """What the edge is tried on: the first one that the template can render. `tags`: reasoning in tags as well."""
-        if edge is Edge.MALFORMED:
-            broken: Message = {"role": "assistant", "content": "Trying. call name args"}
-            complaint = self.result()
-            if self._complaint != "tool":
-                complaint = {"role": self._complaint, "content": complaint["content"]}
-            yield self._play(self.opening, broken, [complaint])
-            return
-        thoughts = edge in (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
-        for form in ("key", *["tags"] * tags) if thoughts else ("",):
-            yield self._on(edge, form)
+        for form in ("key", *["tags"] * tags) if edge in _THOUGHTS else ("",):
+            history = list(self.opening)
+            if edge in (Edge.AGAIN, Edge.SERVED, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER):
+                history += [self.think(self.call(), form, "formerword"), self.result()]
+            yield self.later(edge, history, form)
+
+    def later(self, edge: Edge, history: Sequence[Message], form: str) -> Play:
+        """The edge behind this history. `form`: of reasoning, where the edge is one of turns that reason."""
+        turn, replies = self._turn(edge, sum(message["role"] == "tool" for message in history))
+        if len(history) > SHORT and edge in _LONG_ONES:
+            replies = [{**replies[0], "content": f"{replies[0]['content']}\n{_LONG}"}]
+        if edge in _THOUGHTS:
+            turn = self.think(turn, form)
+        words = [word for word in _WORDS if any(word in reply["content"] for reply in replies)]
+        shown = f"{turn.get('reasoning_content')}{turn['content']}"
+        beside = next((word for word in (THOUGHT, ASIDE) if word in shown), "")
+        return Play(history=history, turn=turn, replies=replies, words=words, cut=edge is Edge.CUT, beside=beside)
+
+    def edges(self, edge: Edge, play: Play) -> Sequence[Edge]:
+        """The edges that a play of `edge` is one of, behind its history: what is special of it first.
+
+        A turn that reasons is one of those that do. Any other is of its own kind, one more call or one more user when
+        tools have answered before, and one among those that reason when one of them came before.
+        """
+        served = any(message["role"] == "tool" for message in play.history)
+        if play.replies[0]["role"] == "user":
+            plain, thoughtful = Edge.SERVED if served else Edge.USER, Edge.THOUGHT_USER
+        elif served:
+            plain, thoughtful = Edge.AGAIN, Edge.THOUGHT_AGAIN
+        else:
+            plain, thoughtful = Edge.CALL, Edge.THOUGHT_CALL
+        if edge in _THOUGHTS:
+            return [thoughtful]
+        found: list[Edge] = [] if edge in (Edge.CALL, Edge.USER) else [edge]
+        if any(THOUGHT in f"{message.get('reasoning_content')}{message['content']}" for message in play.history):
+            found.append(thoughtful)
+        if served or not found:
+            found.append(plain)
+        return found
 
     def plainer(self, play: Play) -> Play:
         """The same as the first turn of the conversation, and without words beside its calls."""
@@ -97,44 +153,27 @@ class Golden:
             return replace(play, history=self.opening)
         return replace(play, history=self.opening, turn={**play.turn, "content": ""})
 
-    def _on(self, edge: Edge, thought: str) -> Play:
-        user: Message = {"role": "user", "content": "Thank you. And the secondword one?"}
-        reply = self.say()
-        first, again = self.think(self.call(), thought), self.think(self.call("call00001"), thought)
-        former = self.think(self.call(), thought, "formerword")
-        one, two = self.result(), self.result("call00001", '{"status": "laterword", "total": 7}')
+    def _turn(self, edge: Edge, n: int) -> tuple[Message, list[Message]]:
+        """A turn and its replies, after `n` results."""
+        ids = [f"call{n + more:05}" for more in range(3)]
+        one = self.result(ids[0])
         match edge:
-            case Edge.AGAIN | Edge.THOUGHT_AGAIN:
-                return self._play([*self.opening, former, one], again, [two])
+            case Edge.USER | Edge.SERVED | Edge.CUT | Edge.THOUGHT_USER:
+                return self.say(), [{"role": "user", "content": "Thank you. And the secondword one?"}]
             case Edge.CALLS:
-                return self._play(self.opening, self.call("call00000", "call00001"), [one, two])
+                return self.call(*ids), [one, *(self.result(id, _LATER) for id in ids[1:])]
             case Edge.WORDS:
-                return self._play(self.opening, self.call() | {"content": f"I look it up ({ASIDE})."}, [one])
-            case Edge.USER:
-                return self._play(self.opening, reply, [user])
-            case Edge.SERVED | Edge.THOUGHT_USER:
-                return self._play([*self.opening, former, one], self.think(reply, thought), [user])
-            case Edge.CUT:
-                return self._play(self.opening, reply, [user], cut=True)
+                return self.call(ids[0]) | {"content": f"I look it up ({ASIDE})."}, [one]
             case Edge.EMPTY:
-                return self._play(self.opening, self.call(), [one | {"content": ""}])
+                return self.call(ids[0]), [one | {"content": ""}]
             case Edge.LINES:
-                return self._play(self.opening, self.call(), [one | {"content": "\n\n one\n\ttwo \r\nthree\n\n"}])
+                return self.call(ids[0]), [one | {"content": "\n\n one\n\ttwo \r\nthree\n\n"}]
+            case Edge.MALFORMED:
+                if self._complaint != "tool":
+                    one = {"role": self._complaint, "content": one["content"]}
+                return {"role": "assistant", "content": "Trying. call name args"}, [one]
             case _:
-                return self._play(self.opening, first, [one])
-
-    def _play(
-        self,
-        history: Sequence[Message],
-        turn: Message,
-        replies: Sequence[Message],
-        cut: bool = False,
-    ) -> Play:
-        known = ("pendingword", "laterword", "secondword", "three")
-        words = [word for word in known if any(word in reply["content"] for reply in replies)]
-        shown = f"{turn.get('reasoning_content')}{turn['content']}"
-        beside = next((word for word in (THOUGHT, ASIDE) if word in shown), "")
-        return Play(history=history, turn=turn, replies=replies, words=words, cut=cut, beside=beside)
+                return self.call(ids[0]), [one]
 
     def call(self, *ids: str) -> Message:
         """A turn with a call for each id."""

@@ -120,16 +120,23 @@ class ChatRenderer:
             messages = with_calls(messages, self._tool_name)
         return for_template(messages, self.family)
 
-    def extend(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> Extension:
-        """How the template continues `messages`, whose last one is the sampled turn. Raises JobFailure."""
+    def extend(
+        self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json], *known: str
+    ) -> Extension:
+        """How the template continues `messages`, whose last one is the sampled turn. Raises JobFailure.
+
+        `known`: what `prompt` gives without that turn and with the replies, if that was rendered already.
+        """
         shown = self._told(self.shown([*messages, *replies]), tools)
         before = shown[: len(shown) - len(replies)]
-        prompt = self._render(before[:-1], tools)
+        prompt, full = known or (self._render(before[:-1], tools), self._render(shown, tools))
         said = self._render(before, tools, header=False)
-        full = self._render(shown, tools)
         cut, end = self._last_end(said)
         if cut > len(prompt):
             said = said[:cut]
+            turn = said[: -len(end)].rstrip()
+            if not full.startswith(said) and len(turn) > len(prompt) and turn.endswith(self._ends):
+                said = turn  # the last end is that of the conversation, which is not over
         else:  # the token that ends this turn is the next header, which the template has not written yet
             said = said.rstrip("\n")
             end = next((end for end in self._ends if full.startswith(said + end)), "")
@@ -273,20 +280,28 @@ class ChatRenderer:
         return ""
 
     def _answers_alike(self) -> bool:
-        """Whether the template writes a tool's answer to a turn without a call as it does behind one."""
-        written: set[str] = set()
-        id = self.call_id("call00000", self._tool_name, 0)
-        for turn in ({"role": "assistant", "content": "a"}, probe_call(self._tool_name, id=id)):
-            result: Message = {"role": "tool", "tool_call_id": id, "content": _PROBE_ID}
-            more: list[Message] = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
-            shown = for_template([turn, result, *more], self.family)
-            shown[1].pop("name", None)
-            try:
-                before, found, after = self._render([*self._base, *shown], self._probe_tools()).partition(_PROBE_ID)
-            except JobFailure:
-                return False
-            written.add(before[self._last_end(before)[0] :] + found + after)
-        return len(written) == 1 and _PROBE_ID in written.pop()
+        """Whether the template writes a tool's answers to turns without calls as it does behind calls."""
+        try:
+            return all(self._answer(True, again) == self._answer(False, again) for again in (False, True))
+        except JobFailure:
+            return False
+
+    def _answer(self, called: bool, again: bool) -> str:
+        """How the template goes on behind a turn, with a call or without one, that a tool answers; `again`: behind the
+        second such. Raises JobFailure when it refuses the answer or leaves it out."""
+        messages: list[Message] = []
+        for n in range(1 + again):
+            id = self.call_id(f"call{n:05}", self._tool_name, n)
+            messages.append(probe_call(self._tool_name, id=id) if called else {"role": "assistant", "content": "a"})
+            messages.append({"role": "tool", "tool_call_id": id, "content": _PROBE_ID if n == again else "r"})
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
+        shown = for_template(messages, self.family)
+        for message in shown:
+            message.pop("name", None)
+        before, found, after = self._render([*self._base, *shown], self._probe_tools()).partition(_PROBE_ID)
+        if not found:
+            raise self._refusal(["tool"], "the template leaves the result out")
+        return before[self._last_end(before)[0] :] + found + after
 
     def _probe_tools(self) -> Sequence[Json]:
         return self.tools if self.stage.tools else ()

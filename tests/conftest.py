@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# How long an example takes says something of the machine, not of rollq.
-settings.register_profile("rollq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says something of the machine, not of rollq. Who needs more examples asks for them.
+settings.register_profile("rollq", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rollq")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -172,8 +172,7 @@ def installed(scripts: Path) -> tuple[Path, Path]:
     """The server's environment and model, made on first use (minutes)."""
     venv = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
     model = Path(os.environ.get("ROLLQ_SGLANG_MODEL", CACHE / "tiny"))
-    if not (venv / "bin" / "python").exists():
-        subprocess.run([scripts / "install.sh", venv], check=True)
+    subprocess.run([scripts / "install.sh", venv], check=True)  # at once when it is there, and whole
     if not (model / "config.json").exists():
         subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
     return venv, model

@@ -1,6 +1,7 @@
 """A turn that is interrupted goes on from its partial ids: against the real server and the replay engine."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -268,7 +269,10 @@ def shift(file: Path, to: Path, by: int) -> Path:
 def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     slow_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    count, seconds = (64, (2.0, 4.0)) if slow_server.real else (8, (0.2, 0.5))
+    # A real server on a CPU takes a minute for every 32.
+    count, seconds = (
+        (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), (2.0, 4.0)) if slow_server.real else (8, (0.2, 0.5))
+    )
     trajectories: list[Trajectory] = []
     with stage(slow_server, tmp_path) as playing:
         while not disturbed(trajectories):  # by chance, or on a busy machine, the operator came too late

@@ -28,7 +28,7 @@ class TrajectoryFile:
     """A file open for writing, locked until it is closed or its process ends."""
 
     def __init__(self, path: Path, *, append: bool) -> None:
-        """`append` keeps what is there, else the first save empties the file.
+        """`append` keeps what is there, else `begin` empties the file.
 
         Raises SettingsError when it cannot be written or somebody else writes it, ContractError when something else is
         there.
@@ -38,7 +38,7 @@ class TrajectoryFile:
         """Trajectories that came although they were in the file: not written again."""
         self._lines: dict[str, int] = {}
         """What is in the file: by job, its line's hash, which tells one episode from another."""
-        self._emptied = append
+        self._begun = append
         self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
         try:
@@ -67,6 +67,12 @@ class TrajectoryFile:
             return end
         os.pwrite(self._fd, b"\n", end)  # an editor cut it off
         return end + 1
+
+    def begin(self) -> None:
+        """Empty a file that is not appended to; the first save does so at the latest."""
+        if self._regular and not self._begun:
+            os.truncate(self._fd, 0)
+        self._begun = True
 
     def save(self, batch: Batch) -> bool:
         """True: all of it is on the disk, and it may be acknowledged. False: a trajectory cannot be exported, so that
@@ -102,9 +108,7 @@ class TrajectoryFile:
         return job_id in self._lines
 
     def _append(self, data: bytes) -> None:
-        if self._regular and not self._emptied:
-            os.truncate(self._fd, 0)
-        self._emptied = True
+        self.begin()
         left = memoryview(data)
         while left:
             left = left[os.write(self._fd, left) :]

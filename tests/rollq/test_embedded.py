@@ -30,16 +30,6 @@ def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     return True
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits to be collected does not."""
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-
-
 def test_serves_durably_and_leaves_nothing_behind() -> None:
     with EmbeddedRedis() as server, redis.Redis.from_url(server.url) as client:
         client.set("a", "1")
@@ -147,6 +137,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rollq import children
+from tests.processes import alive
 children.sys.platform = sys.argv[2]  # linux: the kernel's way; anything else: the watchdog's
 child = children.Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
 print(child.pid, flush=True)

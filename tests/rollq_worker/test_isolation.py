@@ -195,6 +195,7 @@ from rollq_worker import isolation as module
 from rollq_worker.environments import domain
 from rollq_worker.isolation import Isolation
 from rollq_worker.users.scripted import ScriptedUser
+from tests.processes import alive
 
 module.TIED = module.TIED and sys.argv[1] == "tied"
 isolation = Isolation(["faulty"])
@@ -225,34 +226,25 @@ def test_none_outlives_a_worker_that_is_killed(how: str) -> None:
     try:
         assert len(pids) == 3
         time.sleep(0.5)  # they reach the operation that does not end
-        assert all(runs(pid) for pid in pids)
+        assert all(alive(pid) for pid in pids)
         worker.kill()
         worker.wait()
         until = time.monotonic() + 60
-        while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < until:
+        while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < until:
             time.sleep(0.02)
         assert not left
     finally:
         worker.kill()
-        for pid in filter(runs, pids):  # they hold the pipe open as well
+        for pid in filter(alive, pids):  # they hold the pipe open as well
             os.kill(pid, 9)
         worker.communicate()
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 def test_a_fork_server_that_a_thread_had_to_start_again_outlives_the_thread(isolation: Isolation) -> None:
     server = forkserver._forkserver  # type: ignore[attr-defined]
     was = server._forkserver_pid
     os.kill(was, 9)
-    while runs(was):
+    while alive(was):
         time.sleep(0.02)
     task = domain("shop").task("train", 0)
     opened = isolation.open("shop", "train", 0, {}, nothing)

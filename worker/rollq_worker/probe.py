@@ -190,14 +190,6 @@ class Probe:
         return self.renderer.shown([*numbered, play.turn, *play.replies])[len(numbered) :]
 
     def compare(self, play: Play) -> Finding:
-        finding = self.compare_once(play)
-        if finding.match is not Match.UNSUPPORTED:
-            return finding
-        self._texts.clear()  # a template may show the time, and it has just become another one
-        self._bridges.clear()
-        return self.compare_once(play)
-
-    def compare_once(self, play: Play) -> Finding:
         turns, tools = [*play.history, play.turn], self.golden.tools
         try:
             known = self.written(play.history), self.written([*turns, *play.replies])

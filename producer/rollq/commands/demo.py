@@ -21,6 +21,7 @@ from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url
 from rollq.commands.dead import first_line
 from rollq.commands.plan import group_name
 from rollq.commands.worlds import task_count
+from rollq.connection import mask_url
 from rollq.errors import SettingsError
 from rollq.job import Budget, Job
 from rollq.jsonl import TrajectoryFile
@@ -92,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
         rehearsal = Rehearsal(jobs, stage, progress, out)
         rehearsal.play()
+        if out:
+            out.begin()  # nothing may have been saved: what an earlier demo left is not this one's
         result = rehearsal.account(time.monotonic() - began)
     tasks = range(jobs[0].task, jobs[0].task + min(8, len({job.task for job in jobs})))
     report(args, result, rehearsal.deaths, tasks, stream)
@@ -171,7 +174,7 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
     if args.env == "shop":
         steps["rollq demo --env tau2:retail --split test"] = "tasks of tau2-bench (pip install 'rollq[tau2]')"
     if args.engine:
-        parts = f"rollq redis; rollq worker --engine {args.engine}"
+        parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
     else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"

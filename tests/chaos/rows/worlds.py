@@ -1,13 +1,12 @@
 """Users and environments that fail, stall, raise and hang: that job's attempt, and nobody else's."""
 
 import json
-import os
 import time
-from pathlib import Path
 
 from tests.chaos.gateway import CHAT
 from tests.chaos.rows import row
 from tests.chaos.scene import LEASE_S, Scene
+from tests.processes import alive
 
 USER = {"kind": "openai", "endpoint": "user", "model": "replay", "timeout_s": 2.0, "retries": 2}
 
@@ -101,11 +100,11 @@ def isolated(scene: Scene) -> None:
     (spun,) = scene.mischief_done.glob("spin.*")
     time.sleep(scene.rng.uniform(0.3, 1.5))
     held = scene.caught(victim)
-    scene.check(runs(pid := int(spun.read_text())), "the fault did not happen: the step has ended")
+    scene.check(alive(pid := int(spun.read_text())), "the fault did not happen: the step has ended")
     scene.kill(victim)
     start = time.monotonic()
     scene.worker(8, env=isolate, wait=False)
-    scene.wait(lambda: not runs(pid), "the end of a process whose worker was killed", 10)
+    scene.wait(lambda: not alive(pid), "the end of a process whose worker was killed", 10)
     scene.wait(lambda: scene.stats()["failures"].get("env", 0) >= 3, "three steps that were given up", 90)
     scene.wait(lambda: scene.taken_over(held), "others to play a dead worker's jobs", LEASE_S + 30)
     scene.recovered_s.append(time.monotonic() - start)
@@ -115,13 +114,3 @@ def isolated(scene: Scene) -> None:
     scene.check(
         failures == {"env": 3, "worker": len(held)}, f"a death with {len(held)} jobs, and three steps: {failures}"
     )
-
-
-def runs(pid: int) -> bool:
-    """Whether it is there and does something yet."""
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

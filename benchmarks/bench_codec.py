@@ -21,8 +21,7 @@ from typing import Any
 import msgpack
 from tables import table
 
-from rollq.codec import decode_trajectory, encode_trajectory
-from rollq.export import record
+from rollq.export.record import record
 from rollq.job import Job
 from rollq.trajectory import (
     Closed,
@@ -36,6 +35,7 @@ from rollq.trajectory import (
     Trajectory,
     VersionSpan,
 )
+from rollq.wire.codec import decode_trajectory, encode_trajectory
 
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125

@@ -20,11 +20,11 @@ from cpu import cpu_seconds, require_linux
 from parts import Parts
 from tables import ms, table
 
-from rollq.client import Client
+from rollq.client.client import Client
 from rollq.job import Job
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND
-from rollq_worker.tokenizer import BUNDLED
+from rollq_worker.tokens.tokenizer import BUNDLED
 
 ENV, SPLIT = "tau2:retail", "train"
 CONCURRENCY = 16

@@ -21,11 +21,11 @@ from typing import Any
 from tables import ms, table
 
 from rollq.trajectory import Message
-from rollq_worker.engine_request import Prompts
+from rollq_worker.engine.request import Prompts
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND, Action
-from rollq_worker.renderer import ChatRenderer
-from rollq_worker.tokenizer import load_tokenizer
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.tokenizer import load_tokenizer
 
 ENV = "shop"
 TOOLS = 4

@@ -22,19 +22,20 @@ from cpu import cpu_seconds, require_linux
 from parts import Parts
 from tables import ms, table
 
-from rollq.connection import connect
+from rollq.client.celery_publisher import Publisher
 from rollq.job import Job
-from rollq.ledger import Ledger
-from rollq.publish import Publisher
+from rollq.ledger.connection import connect
+from rollq.ledger.ledger import Ledger
 from rollq.settings import Settings
-from rollq_worker import engine as engines
-from rollq_worker import lease, tokenizer
-from rollq_worker.engine import SGLangEngine
+from rollq_worker.engine import sglang_client as engines
+from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
-from rollq_worker.environments.conversation import Conversation, ConversationDomain
-from rollq_worker.guard import Controls, Guard
-from rollq_worker.renderer import ChatRenderer
-from rollq_worker.tasks import Player
+from rollq_worker.environments.customer_service import Conversation, ConversationDomain
+from rollq_worker.process import leases
+from rollq_worker.process.job_task import Player
+from rollq_worker.tokens import tokenizer
+from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.renderer import ChatRenderer
 
 ENV, SPLIT = "tau2:retail", "train"
 WARM_UP, TASKS = 10, 40
@@ -53,8 +54,8 @@ PARTS = (
     ("renderer: rest", ChatRenderer, "open"),
     ("renderer: rest", ChatRenderer, "bridge"),
     ("renderer: rest", ChatRenderer, "read"),
-    ("ledger: encode", lease, "encode_event"),
-    ("ledger: encode", lease, "encode_header"),
+    ("ledger: encode", leases, "encode_event"),
+    ("ledger: encode", leases, "encode_header"),
     ("ledger: Redis", Ledger, "_call"),
     ("ledger: rest", Ledger, "claim"),
     ("ledger: rest", Ledger, "append"),

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rollq.children import Child
-from rollq.embedded import EmbeddedRedis
+from rollq.processes.child import Child
+from rollq.processes.embedded_redis import EmbeddedRedis
 
 START_S = 180.0
 """For a child to say that it is ready: a cold disk reads its libraries and its data in that time, and more."""

@@ -17,34 +17,42 @@ PURE = {
     "rollq.trajectory",
     "rollq.group",
     "rollq.batch",
-    "rollq.fidelity",
+    "rollq.token_stats",
 }
 """Values only: standard library and each other."""
 
 LOOP = {
-    "rollq_worker.episode",
-    "rollq_worker.dialogue",
-    "rollq_worker.sampler",
-    "rollq_worker.schemas",
-    "rollq_worker.agents",
+    "rollq_worker.episode.loop",
+    "rollq_worker.episode.messages",
+    "rollq_worker.episode.sampler",
+    "rollq_worker.episode.tool_schemas",
+    "rollq_worker.episode.strategies",
     "rollq_worker.protocols",
-    "rollq_worker.boundary",
-    "rollq_worker.invariants",
-    "rollq_worker.replayed",
+    "rollq_worker.failures",
+    "rollq_worker.episode.token_checks",
+    "rollq_worker.episode.resume",
 }
 """The agent loop: values, each other and the standard library."""
 
 OWNERS = {
-    "transformers": {"rollq_worker.chat_template"},
-    "tokenizers": {"rollq_worker.tokenizer", "rollq_worker.chat_template", "rollq_worker.assets.train_tokenizer"},
-    "tiktoken": {"rollq_worker.encoder"},
-    "orjson": {"rollq_worker.engine_reply"},
+    "transformers": {"rollq_worker.tokens.chat_template"},
+    "tokenizers": {
+        "rollq_worker.tokens.tokenizer",
+        "rollq_worker.tokens.chat_template",
+        "rollq_worker.tokens.bundled.train_tokenizer",
+    },
+    "tiktoken": {"rollq_worker.tokens.tiktoken_encoder"},
+    "orjson": {"rollq_worker.engine.reply"},
     "tau_bench": {"rollq_worker.environments.tau_bench"},
     "inspect_evals": {"rollq_worker.environments.tau2"},
     "inspect_ai": {"rollq_worker.environments.tau2"},
-    "celery": {"rollq_worker.app", "rollq.publish"},
-    "kombu": {"rollq_worker.app", "rollq_worker.transport", "rollq.publish"},
-    "requests": {"rollq_worker.engine", "rollq_worker.scorer", "rollq_worker.users.openai"},
+    "celery": {"rollq_worker.process.celery_app", "rollq.client.celery_publisher"},
+    "kombu": {
+        "rollq_worker.process.celery_app",
+        "rollq_worker.process.kombu_transport",
+        "rollq.client.celery_publisher",
+    },
+    "requests": {"rollq_worker.engine.sglang_client", "rollq_worker.audit.scorer", "rollq_worker.users.openai"},
 }
 """Heavy library -> prefixes of the modules that may import it."""
 

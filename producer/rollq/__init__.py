@@ -37,7 +37,7 @@ from rollq.trajectory import (
 )
 
 if TYPE_CHECKING:
-    from rollq.client import Client
+    from rollq.client.client import Client
 
 __version__ = "0.1.0"
 
@@ -81,7 +81,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The values stand alone: whoever only wants those (the agent loop, a notebook) does not load redis.
     if name == "Client":
-        from rollq.client import Client
+        from rollq.client.client import Client
 
         return Client
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from rollq.connection import check_url, mask_url
 from rollq.errors import SettingsError
+from rollq.urls import check_url, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"

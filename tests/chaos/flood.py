@@ -5,7 +5,7 @@ import json
 import celery
 import redis
 
-from rollq.keys import QUEUE
+from rollq.ledger.keys import QUEUE
 from tests.chaos.parts import RUN
 from tests.chaos.scene import Scene
 

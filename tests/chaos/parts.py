@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq import Client
-from rollq.children import Child
+from rollq.processes.child import Child
 from tests.chaos.cable import Cable
 from tests.chaos.gateway import Gateway
 

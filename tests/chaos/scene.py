@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollq.children import Child
 from rollq.errors import RollqError
-from rollq.export import record
-from rollq.replies import JobState, State
+from rollq.export.record import record
+from rollq.ledger.replies import JobState, State
+from rollq.processes.child import Child
 from tests.chaos.parts import RUN, Parts
 
 LEASE_S = 15.0

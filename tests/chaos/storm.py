@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rollq.children import Child
+from rollq.processes.child import Child
 from tests.chaos.flood import flood
 from tests.chaos.parts import RUN
 from tests.chaos.scene import EXIT_S, LEASE_S, SLACK_S, Scene

@@ -9,7 +9,7 @@ from pathlib import Path
 from rollq import Client
 from rollq.batch import Batch
 from rollq.errors import NotHeld
-from rollq.export import record
+from rollq.export.record import record
 
 
 def write(path: Path, batch: Batch) -> None:

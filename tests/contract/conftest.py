@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import requests
 
-from rollq_worker.tokenizer import Tokenizer, load_tokenizer
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.conftest import free_port
 from tests.contract.held import Gate
 

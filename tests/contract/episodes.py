@@ -12,15 +12,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rollq.export import record
+from rollq.export.record import record
 from rollq.job import Job
 from rollq.trajectory import Sampled, Trajectory
-from rollq_worker.engine import SGLangEngine
+from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
-from rollq_worker.episode import play
+from rollq_worker.episode.loop import play
+from rollq_worker.episode.token_checks import Invariants
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.invariants import Invariants
-from rollq_worker.selfcheck import checked_renderer
+from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
 from tests.contract.conftest import Server
 from tests.recorder import Recorder, recording

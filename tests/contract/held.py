@@ -6,9 +6,9 @@ So an operator has all the time there is to interrupt a turn, however busy the m
 from pathlib import Path
 from typing import Any
 
-from rollq_worker.replay import engine
-from rollq_worker.replay.generation import Generation
-from rollq_worker.replay.server import serve
+from rollq_worker.replay_engine import generate
+from rollq_worker.replay_engine.scheduler import Generation
+from rollq_worker.replay_engine.server import serve
 
 SHARE = 1 / 2
 """Of a generation's tokens, that are out as soon as it runs; the others come when the gate opens.
@@ -49,5 +49,5 @@ def main(gate: str, **options: Any) -> None:
         async def woken(self, seconds: float | None) -> None:
             await super().woken(LOOK_S if self.held and seconds else seconds)
 
-    engine.Generation = Held  # type: ignore[misc]
+    generate.Generation = Held  # type: ignore[misc]
     serve(**options)

@@ -11,7 +11,7 @@ import pytest
 
 from rollq.errors import JobFailure
 from rollq.trajectory import Finish
-from rollq_worker.engine import SGLangEngine
+from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.contract.conftest import Server
 from tests.contract.test_engine_contract import Running

@@ -16,7 +16,7 @@ import pytest
 from rollq import cli
 from rollq.job import Budget, Job
 from rollq.trajectory import Finish, Stop, Trajectory
-from rollq_worker.engine_watch import EngineWatch
+from rollq_worker.engine.hang_watch import EngineWatch
 from tests.contract.conftest import Process, Server
 from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
 from tests.contract.test_engine_contract import LONG, Running
@@ -187,8 +187,8 @@ def ours(stage: Stage) -> Process:
 
 def test_a_hang_costs_the_request_and_not_the_episode(held_stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     process, watch = ours(held_stage), EngineWatch(held_stage.engine)
-    monkeypatch.setattr("rollq_worker.engine_watch.SLOW_S", 0.0)
-    monkeypatch.setattr("rollq_worker.engine_control.PROBE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
+    monkeypatch.setattr("rollq_worker.engine.control.PROBE_TIMEOUT_S", 1.0)
     with Playing(held_stage) as playing:
         reply = playing.start(long_turn(held_stage))
         playing.wait_for(1)

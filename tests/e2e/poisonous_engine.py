@@ -7,7 +7,7 @@ import sys
 
 from aiohttp import web
 
-from rollq_worker.replay import server
+from rollq_worker.replay_engine import server
 
 PORT, TEXT, LATENCY = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollq import Budget, Client, Job
-from rollq.export import record
-from rollq.replies import State
+from rollq.export.record import record
+from rollq.ledger.replies import State
 from tests.e2e.conftest import Stack, lines
 
 HERE = Path(__file__).parent

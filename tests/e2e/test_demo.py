@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rollq import rehearsal
 from rollq.cli import main
-from tests.rollq_worker.engines import replaying
+from rollq_worker.commands.demo import run
+from tests.rollq_worker.engine.engines import replaying
 
 FIELDS = (
     "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
@@ -192,7 +192,7 @@ def test_a_run_that_stands_still_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An engine that takes requests and never answers."""
-    monkeypatch.setattr(rehearsal, "STANDSTILL_S", 3.0)
+    monkeypatch.setattr(run, "STANDSTILL_S", 3.0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with socket.create_server(("127.0.0.1", 0)) as deaf:

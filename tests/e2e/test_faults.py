@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from rollq import Budget, Client, Finish, Job, Sampled
-from rollq.codec import decode_event
-from rollq.embedded import command
-from rollq.keys import QUEUE, Keys
+from rollq.ledger.keys import QUEUE, Keys
+from rollq.processes.embedded_redis import command
+from rollq.wire.codec import decode_event
 from tests.conftest import free_port, started_redis
 from tests.e2e.conftest import CALM_S, Stack, stop
 from tests.e2e.test_worker import collect
@@ -204,16 +204,17 @@ class TestDrain:
         stack = Stack(tmp_path, f"redis://127.0.0.1:{free_port()}/0")
         code = """
 from rollq.settings import Settings
-from rollq_worker import app, start
+from rollq_worker.process import celery_app
+from rollq_worker.process import startup_checks
 
-check = start.check
+check = startup_checks.check
 
 def begun(*args):
     print("begun", flush=True)
     check(*args)
 
-start.check = begun
-app.main(Settings.from_env())
+startup_checks.check = begun
+celery_app.main(Settings.from_env())
 """
         process = subprocess.Popen(
             [sys.executable, "-c", code],

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollq import Budget, Client, Job
-from rollq.export import record
+from rollq.export.record import record
 from tests.e2e.conftest import Stack
 from tests.recorder import recording
 

@@ -10,8 +10,8 @@ import pytest
 
 from rollq import Client, Job
 from rollq.errors import PullTimeout, RollqError
-from rollq.keys import Keys
-from rollq.replies import State
+from rollq.ledger.keys import Keys
+from rollq.ledger.replies import State
 from tests.e2e.conftest import Stack
 from tests.e2e.test_worker import check_whole, submit
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, FailureClass, Job
-from rollq.codec import decode_header
+from rollq.wire.codec import decode_header
 from tests.e2e.conftest import Stack
 
 SITE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), os.environ.get("PYTHONPATH", "")])}

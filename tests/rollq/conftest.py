@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.connection import connect
-from rollq.ledger import Ledger
+from rollq.ledger.connection import connect
+from rollq.ledger.ledger import Ledger
 
 
 @pytest.fixture

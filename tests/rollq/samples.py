@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Sequence
 from math import inf
 
-from rollq.codec import encode_event, encode_header
 from rollq.job import Job
-from rollq.ledger import Claim, Ledger
+from rollq.ledger.ledger import Claim, Ledger
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.wire.codec import encode_event, encode_header
 
 
 def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) -> Job:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq import sampling
-from rollq.codec import decode_job, encode_job
 from rollq.errors import ContractError
 from rollq.job import Budget, Job
+from rollq.wire.codec import decode_job, encode_job
 
 FINE: list[dict[str, Any]] = [
     {},

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from rollq.connection import connect, mask_url
 from rollq.errors import SettingsError
+from rollq.ledger.connection import connect
 from rollq.settings import Endpoint, Settings
+from rollq.urls import mask_url
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rollq.connection import mask_url
 from rollq.job import NAME
+from rollq.urls import mask_url
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rollq.batch import Batch
-from rollq.client import Client
-from rollq.commands import plan, runfile
-from rollq.commands.addresses import client
+from rollq.client.client import Client
+from rollq.client.consumer import Consumer
+from rollq.commands import job_flags, run_file
 from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, number
-from rollq.consumer import Consumer
+from rollq.commands.connect import client
+from rollq.commands.progress import Progress, open_progress
 from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError
+from rollq.export.jsonl import TrajectoryFile
+from rollq.export.summary import Summary
 from rollq.job import Purpose
-from rollq.jsonl import TrajectoryFile
-from rollq.progress import Progress, open_progress
-from rollq.summary import Summary
 
 LOOK_S = 2.0
 """Between two looks at how the run stands, while waiting."""
@@ -37,10 +37,10 @@ def add(commands: Commands) -> None:
         description="Submits each task --size times to a run of its own, waits while the workers play, and reports mean"
         " reward and pass^k: the chance that k tries at a task all succeed. Stopped anywhere, the same line goes on.",
     )
-    runfile.add(parser)
+    run_file.add(parser)
     parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN", help="a new one")
-    plan.add_tasks(parser, split="test", size=4)
-    plan.add_play(parser)
+    job_flags.add_tasks(parser, split="test", size=4)
+    job_flags.add_play(parser)
     parser.add_argument(
         "--timeout", type=number(0), metavar="S", help="give up after so many seconds, with exit code 1 (never)"
     )
@@ -105,14 +105,13 @@ class Evaluation:
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    plan.check(args)
-    plan.warn_of_strange_tasks(args)
+    job_flags.check(args)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(plan.restartable())
+        stack.enter_context(job_flags.restartable())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         connected = stack.enter_context(client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
-        progress.say(plan.line(args))
+        progress.say(job_flags.line(args))
         _submit(args, connected, progress)
         evaluation = Evaluation(args, out)
         with connected.consumer(Purpose.EVAL) as consumer:
@@ -134,11 +133,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace, run: Client, progress: Progress) -> None:
     """Everything, and seals the run. Raises SettingsError when other jobs are on it, RollqError."""
-    first = next(plan.jobs(args))
+    first = next(job_flags.jobs(args))
     if run.stats()["submitted"] and run.ledger.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
     groups = len(args.tasks)
-    run.submit(plan.watched(plan.jobs(args), groups, progress), ahead=groups, source=plan.source(args))
+    run.submit(job_flags.watched(job_flags.jobs(args), groups, progress), ahead=groups, source=job_flags.source(args))
     run.seal()
     if run.stats()["groups_acked"] == groups:
         raise RollqError(f"run {args.run_name} was evaluated before: evaluate again under another --run")

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rollq.batch import Batch
-from rollq.client import Client
-from rollq.commands.addresses import client
+from rollq.client.client import Client
 from rollq.commands.arguments import Commands, add_json, add_redis, name, number, whole
+from rollq.commands.connect import client
+from rollq.commands.progress import Progress, open_progress
 from rollq.errors import NotHeld, PullTimeout
+from rollq.export.jsonl import TrajectoryFile
+from rollq.export.summary import Summary
 from rollq.job import Purpose
-from rollq.jsonl import TrajectoryFile
-from rollq.progress import Progress, open_progress
-from rollq.replies import Standing
-from rollq.summary import Summary
+from rollq.ledger.replies import Standing
 
 AT_ONCE = 64
 """Groups a batch at most: memory does not bound a pull."""

@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from rollq import embedded
 from rollq.commands.arguments import Commands, whole
 from rollq.errors import SettingsError
+from rollq.processes import embedded_redis
 
 
 def add(commands: Commands) -> None:
@@ -28,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
     if args.port > 65535:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()
-    command = embedded.command(args.port, folder)
-    if embedded.port_taken(args.port):
+    command = embedded_redis.command(args.port, folder)
+    if embedded_redis.port_taken(args.port):
         raise SettingsError(
-            f"port {args.port} of {embedded.HOST} is in use (a Redis that runs already?); choose another --port"
+            f"port {args.port} of {embedded_redis.HOST} is in use (a Redis that runs already?); choose another --port"
         )
-    embedded.lock(folder)
-    print(f"redis://{embedded.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)
+    embedded_redis.lock(folder)
+    print(f"redis://{embedded_redis.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)
     sys.stderr.flush()
     os.execv(command[0], command)

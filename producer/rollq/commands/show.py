@@ -9,16 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollq import jsonl
-from rollq.commands.addresses import client
 from rollq.commands.arguments import Commands, add_json, add_redis, whole
-from rollq.commands.dead import first_line
+from rollq.commands.connect import client
+from rollq.commands.dead_letters import first_line
 from rollq.errors import ContractError, SettingsError
-from rollq.export import record
+from rollq.export import jsonl
+from rollq.export.record import record
+from rollq.export.transcript import Transcript, clean
 from rollq.job import parse_id
-from rollq.replies import JobState
+from rollq.ledger.replies import JobState
 from rollq.trajectory import Observed, Sampled, Trajectory
-from rollq.transcript import Transcript, clean
 
 
 def add(commands: Commands) -> None:

@@ -5,12 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.commands.addresses import redis_of, settings
 from rollq.commands.arguments import Commands, add_json, add_redis, name
-from rollq.connection import mask_url
+from rollq.commands.connect import redis_of, settings
 from rollq.errors import RollqError
-from rollq.runs import runs
-from rollq.view import LedgerView
+from rollq.ledger.reader import LedgerView
+from rollq.ledger.run_index import runs
+from rollq.urls import mask_url
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead"),

@@ -6,13 +6,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from rollq.commands import plan, runfile
-from rollq.commands.addresses import client
+from rollq.commands import job_flags, run_file
 from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, whole
+from rollq.commands.connect import client
+from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import Purpose
-from rollq.progress import open_progress
-from rollq.replies import Submission
+from rollq.ledger.replies import Submission
 
 
 def add(commands: Commands) -> None:
@@ -21,11 +21,11 @@ def add(commands: Commands) -> None:
         help="put jobs on a run",
         description="Submits the samples of each task, a group a task. The same line again submits nothing twice.",
     )
-    runfile.add(parser)
+    run_file.add(parser)
     parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
-    plan.add_tasks(parser, split="train", size=1)
+    job_flags.add_tasks(parser, split="train", size=1)
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
-    plan.add_play(parser)
+    job_flags.add_play(parser)
     _add_groups(parser)
     _add_course(parser)
     add_redis(parser)
@@ -101,23 +101,22 @@ def budgets(text: str) -> dict[FailureClass, int]:
 def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
-    plan.check(args, args.refill)
-    plan.warn_of_strange_tasks(args)
+    job_flags.check(args, args.refill)
     groups = len(args.tasks) * args.epochs
     refilled: Sequence[str] = ()
     with (
-        plan.restartable(),
+        job_flags.restartable(),
         client(args, args.run_name, budgets=args.budget, warn=True) as connected,
         open_progress(sys.stderr) as progress,
     ):
-        progress.say(plan.line(args))
+        progress.say(job_flags.line(args))
         if groups > args.ahead:
             progress.say(f"waits whenever {args.ahead} groups are not acknowledged: have `rollq pull` running")
-        jobs = plan.watched(plan.jobs(args), groups, progress)
-        done = connected.submit(jobs, ahead=args.ahead, source=plan.source(args))
+        jobs = job_flags.watched(job_flags.jobs(args), groups, progress)
+        done = connected.submit(jobs, ahead=args.ahead, source=job_flags.source(args))
         if args.refill:
             progress.say("waits until its groups are settled, to replace dropped ones: have `rollq worker` running")
-            refilled = connected.refill(plan.jobs(args), times=args.refill, ahead=args.ahead).new
+            refilled = connected.refill(job_flags.jobs(args), times=args.refill, ahead=args.ahead).new
         if args.seal:
             connected.seal()
         broker_error = connected.broker_error

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from rollq.children import Child
+from rollq.processes.child import Child
 from tests.chaos.gateway import GARBAGE, GENERATE
 from tests.chaos.rows import row
 from tests.chaos.scene import Scene

@@ -1,6 +1,6 @@
 """Garbage where rollq keeps its own: in the broker's list, in journals, in the records of jobs."""
 
-from rollq.keys import QUEUE
+from rollq.ledger.keys import QUEUE
 from tests.chaos.flood import flood
 from tests.chaos.rows import row
 from tests.chaos.scene import Scene

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from rollq.children import Child
+from rollq.processes.child import Child
 from tests.chaos.rows import row
 from tests.chaos.scene import EXIT_S, LEASE_S, SLACK_S, Scene
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.environments.conversation import TOOL_ERRORS, Case, ConversationDomain, own, script
-from rollq_worker.environments.overlay import Database, Record, Table
-from rollq_worker.environments.scenario import REPLIES, first_person
+from rollq_worker.environments.copy_on_write import Database, Record, Table
+from rollq_worker.environments.customer_service import TOOL_ERRORS, Case, ConversationDomain, own, script
+from rollq_worker.environments.scripted_lines import REPLIES, first_person
 from rollq_worker.protocols import STOP_MARKER, Action, Task
 
 INSTALL = "pip install 'rollq[tau-bench]'"

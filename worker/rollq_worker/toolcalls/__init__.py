@@ -7,6 +7,7 @@ that a format writes without any.
 
 from collections.abc import Mapping
 
+from rollq_worker.toolcalls.arguments import MAX_DEPTH
 from rollq_worker.toolcalls.deepseek_v31 import read_deepseek_v31
 from rollq_worker.toolcalls.gemma4 import THINK as GEMMA_THINK
 from rollq_worker.toolcalls.gemma4 import read_gemma4
@@ -18,8 +19,7 @@ from rollq_worker.toolcalls.llama3 import read_llama3
 from rollq_worker.toolcalls.markup import CODER, DEEPSEEK, MINIMAX, SEED
 from rollq_worker.toolcalls.mistral import THINK as MISTRAL_THINK
 from rollq_worker.toolcalls.mistral import read_mistral
-from rollq_worker.toolcalls.turn import THINK, Kind, Piece, Reader
-from rollq_worker.toolcalls.values import MAX_DEPTH
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader
 
 PARSERS: Mapping[str, Reader] = {
     "hermes": read_hermes,

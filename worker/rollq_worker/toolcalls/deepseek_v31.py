@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, section, skip
-from rollq_worker.toolcalls.values import json_object
+from rollq_worker.toolcalls.arguments import json_object
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, section, skip
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _UNCALL, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

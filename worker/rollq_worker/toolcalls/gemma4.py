@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH
+from rollq_worker.toolcalls.arguments import MAX_DEPTH
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, skip
 
 THINK = ("<|channel>thought", "<channel|>")
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'

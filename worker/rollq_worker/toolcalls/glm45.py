@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, first, skip
-from rollq_worker.toolcalls.values import parameters, typed
+from rollq_worker.toolcalls.arguments import parameters, typed
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, first, skip
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _UNKEY, _VALUE, _UNVALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, first, skip
-from rollq_worker.toolcalls.values import json_object
+from rollq_worker.toolcalls.arguments import json_object
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, first, skip
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, strict_json
+from rollq_worker.toolcalls.arguments import MAX_DEPTH, NotJson, strict_json
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, skip
 
 FORM = 'Write {"name": ..., "arguments": {...}} between the tool_call tags.'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

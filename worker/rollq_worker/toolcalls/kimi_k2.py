@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, broken, cut, section, skip
-from rollq_worker.toolcalls.values import json_object
+from rollq_worker.toolcalls.arguments import json_object
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, section, skip
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _UNCALL, _ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
+from rollq_worker.toolcalls.arguments import MAX_DEPTH, NotJson, not_json, strict_json
 from rollq_worker.toolcalls.hermes import action
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut, skip
-from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, not_json, strict_json
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, cut, skip
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'

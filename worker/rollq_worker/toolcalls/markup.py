@@ -20,8 +20,8 @@ from functools import partial
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.turn import THINK, Kind, Piece, assemble, broken, cut, first, skip
-from rollq_worker.toolcalls.values import NotJson, parameters, strict_json, typed
+from rollq_worker.toolcalls.arguments import NotJson, parameters, strict_json, typed
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, assemble, broken, cut, first, skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

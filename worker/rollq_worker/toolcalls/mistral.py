@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action, ReadTurn
+from rollq_worker.toolcalls.arguments import MAX_DEPTH, NotJson, json_object, not_json, strict_json
 from rollq_worker.toolcalls.hermes import action
-from rollq_worker.toolcalls.turn import Kind, Piece, assemble, cut
-from rollq_worker.toolcalls.values import MAX_DEPTH, NotJson, json_object, not_json, strict_json
+from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, cut
 
 THINK = ("[THINK]", "[/THINK]")
 _TAG = "[TOOL_CALLS]"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollq_worker.environments.shop.catalogue import Variant, money
-from rollq_worker.environments.shop.world import Address, Customer, Order, Status, World, world
+from rollq_worker.environments.shop.records import Address, Customer, Order, Status, World, world
 
 
 class Refused(Exception):

@@ -8,8 +8,8 @@ from rollq.job import Json
 from rollq_worker.environments.shop import tools
 from rollq_worker.environments.shop.database import Database
 from rollq_worker.environments.shop.environment import ShopEnvironment
+from rollq_worker.environments.shop.records import SPLITS
 from rollq_worker.environments.shop.tasks import make_task
-from rollq_worker.environments.shop.world import SPLITS
 from rollq_worker.protocols import RESPOND, Environment, Task
 
 VERSION = "1"

@@ -11,7 +11,7 @@ from rollq.errors import EnvironmentFailure, UserFailure
 from rollq.job import Json
 from rollq_worker.environments.shop import tools
 from rollq_worker.environments.shop.database import Database
-from rollq_worker.environments.shop.policy import SYSTEM_PROMPT
+from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 
 

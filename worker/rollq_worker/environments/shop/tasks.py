@@ -1,4 +1,4 @@
-"""A task: one customer with one to three wishes, as an instruction, a script and the moves of a perfect agent.
+"""A task: one customer with one to three intents, as an instruction, a script and the moves of a perfect agent.
 
 Task i of a split is a pure function of (split, i). Moves and script fit each other line by line: reply k answers the
 k-th thing the moves say, and no conversation ends before the customer has been answered three times.
@@ -10,11 +10,11 @@ from dataclasses import asdict
 from hashlib import sha256
 from random import Random
 
-from rollq_worker.environments.shop import wishes
-from rollq_worker.environments.shop.policy import SYSTEM_PROMPT
+from rollq_worker.environments.shop import intents
+from rollq_worker.environments.shop.intents import Maker, Wish
+from rollq_worker.environments.shop.records import TODAY, Customer, Order, Status, world
+from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tools import TRANSFER
-from rollq_worker.environments.shop.wishes import Maker, Wish
-from rollq_worker.environments.shop.world import TODAY, Customer, Order, Status, world
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
 
 SHORTEST = 3
@@ -23,20 +23,20 @@ SHORTEST = 3
 CLOSING = f"Thank you, that is all. {STOP_MARKER}"
 
 _PENDING: tuple[tuple[Maker, int], ...] = (
-    (wishes.cancel, 5),
-    (wishes.change_address, 4),
-    (wishes.gift_wrap, 4),
-    (wishes.change_item, 5),
-    (wishes.ask_tracking, 1),
-    (wishes.cheaper_elsewhere, 2),
+    (intents.cancel, 5),
+    (intents.change_address, 4),
+    (intents.gift_wrap, 4),
+    (intents.change_item, 5),
+    (intents.ask_tracking, 1),
+    (intents.cheaper_elsewhere, 2),
 )
-_LATELY: tuple[tuple[Maker, int], ...] = ((wishes.return_items, 5), (wishes.exchange_item, 5))
-_OUTLET: tuple[tuple[Maker, int], ...] = ((wishes.final_sale_return, 4),)
+_LATELY: tuple[tuple[Maker, int], ...] = ((intents.return_items, 5), (intents.exchange_item, 5))
+_OUTLET: tuple[tuple[Maker, int], ...] = ((intents.final_sale_return, 4),)
 _LONG_AGO: tuple[tuple[Maker, int], ...] = (
-    (wishes.late_return, 2),
-    (wishes.ask_tracking, 2),
-    (wishes.ask_price, 2),
-    (wishes.somebody_elses, 1),
+    (intents.late_return, 2),
+    (intents.ask_tracking, 2),
+    (intents.ask_price, 2),
+    (intents.somebody_elses, 1),
 )
 
 
@@ -75,7 +75,7 @@ def _choose(random: Random, customer: Customer, orders: Sequence[Order]) -> list
     about = random.sample(orders, random.choices((1, 2, 3), weights=(5, 4, 2))[0])
     chosen = [_maker(random, order)(random, customer, order) for order in about]
     if random.random() < 0.08:
-        chosen[-1] = wishes.hand_over(random, customer, about[-1])
+        chosen[-1] = intents.hand_over(random, customer, about[-1])
     return chosen
 
 

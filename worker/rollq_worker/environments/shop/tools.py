@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollq.job import Json
-from rollq_worker.environments.shop import arithmetic
+from rollq_worker.environments.shop import calculator
 from rollq_worker.environments.shop.catalogue import Variant, catalogue, money
 from rollq_worker.environments.shop.database import (
     Database,
@@ -21,7 +21,7 @@ from rollq_worker.environments.shop.database import (
     show_item,
     show_order,
 )
-from rollq_worker.environments.shop.world import Address, Customer, Order, Status
+from rollq_worker.environments.shop.records import Address, Customer, Order, Status
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRAP_FEE = 450
@@ -215,7 +215,7 @@ def _return_items(database: Database, order_id: str, item_ids: list[str], paymen
 
 def _calculate(database: Database, expression: str) -> Json:
     try:
-        return arithmetic.calculate(expression)
+        return calculator.calculate(expression)
     except ValueError as error:
         raise Refused(str(error)) from None
 

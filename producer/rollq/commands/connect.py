@@ -1,0 +1,92 @@
+"""From flags and environment to a client that is known to be connected, quickly or with a clear error."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from rollq.client.client import Client
+from rollq.errors import FailureClass, RollqError, SettingsError
+from rollq.ledger.connection import AWAY, check_redis, connect
+from rollq.settings import Settings
+from rollq.urls import check_url, mask_url
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """The environment's settings, overridden by the flags that the command has. Raises SettingsError."""
+    flags = {
+        "broker": "broker_url",
+        "engine": "engine_url",
+        "tokenizer": "tokenizer",
+        "concurrency": "concurrency",
+    }
+    given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
+    return replace(Settings.from_env(getattr(args, "redis", None)), **given)
+
+
+def reach(url: str) -> None:
+    """One quick PING, so that a command fails at once where the patient client would wait a minute.
+
+    Raises SettingsError for a bad address, RollqError when nobody answers.
+    """
+    check_url(url)
+    try:
+        client = redis.Redis.from_url(url, socket_connect_timeout=3.0, socket_timeout=3.0, retry=Retry(NoBackoff(), 0))
+    except ValueError as e:
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
+    try:
+        client.ping()
+    except redis.AuthenticationError as e:
+        raise RollqError(f"Redis at {mask_url(url)} wants another user or password: {e}") from e
+    except redis.ResponseError as e:
+        raise RollqError(f"Redis at {mask_url(url)} is there, and refuses: {e}") from e
+    except redis.RedisError as e:
+        raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def staying(url: str) -> Iterator[None]:
+    """Turns the loss of a Redis that answered at first, and then did not for a minute, into a clear error."""
+    try:
+        yield
+    except AWAY as e:
+        raise RollqError(
+            f"Redis at {mask_url(url)} went away and did not come back: {e}. Nothing is lost that it had on its disk:"
+            " when it is up again, the same line goes on"
+        ) from e
+
+
+@contextlib.contextmanager
+def client(
+    args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
+) -> Iterator[Client]:
+    """A client of the run, on a Redis that answers; `warn`: says in one line why that cannot be trusted with data."""
+    found = settings(args)
+    reach(found.redis_url)
+    with (
+        staying(found.redis_url),
+        Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected,
+    ):
+        if warn and (wrong := check_redis(connected.ledger.redis)):
+            print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
+        yield connected
+
+
+@contextlib.contextmanager
+def redis_of(args: argparse.Namespace) -> Iterator["redis.Redis"]:
+    """A patient connection to a Redis that answers."""
+    found = settings(args)
+    reach(found.redis_url)
+    connection = connect(found.redis_url)
+    try:
+        with staying(found.redis_url):
+            yield connection
+    finally:
+        connection.close()

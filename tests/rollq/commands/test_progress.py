@@ -1,0 +1,59 @@
+"""The display of long work, plain and live."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from rollq.commands import progress
+from rollq.commands.progress import LiveProgress, Progress, open_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_come_now_and_then_and_once_more_at_the_end() -> None:
+    stream = io.StringIO()
+    with open_progress(stream) as display:
+        display.say("begun")
+        for i in range(1000):
+            display.show(i, 1000, {"reward": f"0.{i}"})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "begun"
+    assert lines[1] == "0/1000  reward 0.0"
+    assert lines[-1] == "999/1000  reward 0.999"
+    assert len(lines) < 100
+
+
+def test_plain_lines_do_not_repeat_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+    stream = io.StringIO()
+    with open_progress(stream) as display:
+        for done in (1, 1, 2, 2):
+            display.show(done, 2, {})
+    assert [line.strip() for line in stream.getvalue().splitlines()] == ["1/2", "2/2"]
+
+
+def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with open_progress(stream) as display:
+        assert isinstance(display, LiveProgress)
+        display.say("[bold]not markup[/bold] http://127.0.0.1")
+        display.show(1, 2, {"reward": "0.1 [red]"})
+        display.show(2, 2, {"reward": "0.5 [red]"})
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "[bold]not markup[/bold] http://127.0.0.1" in said
+    assert "2/2" in said
+    assert "0.5 [red]" in said
+
+
+@pytest.mark.parametrize("hinder", ["no rich", "dumb terminal"])
+def test_plain_where_it_cannot_be_live(monkeypatch: pytest.MonkeyPatch, hinder: str) -> None:
+    monkeypatch.setenv("TERM", "dumb" if hinder == "dumb terminal" else "xterm")
+    if hinder == "no rich":
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert type(open_progress(Terminal())) is Progress

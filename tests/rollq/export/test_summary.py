@@ -1,0 +1,83 @@
+"""What trajectories add up to."""
+
+from array import array
+from itertools import combinations
+
+import pytest
+
+from rollq.export.summary import Summary
+from rollq.job import Job
+from rollq.trajectory import Closed, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+
+
+def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE) -> Trajectory:
+    """One turn: 3 tokens of prompt, 2 sampled, 1 observed."""
+    spans = [VersionSpan("1", 0, 2)]
+    logprobs = array("f", [-1.0, -0.5])
+    message = {"role": "assistant", "content": "hi"}
+    return Trajectory(
+        job=Job(run="r", group=f"g{task}", sample=sample, env="shop", task=task, size=8),
+        header=Header(attempt=1),
+        events=[
+            Prompt(ids=array("I", [1, 2, 3]), messages=[], tools=[]),
+            Sampled(turn=0, ids=array("I", [4, 5]), logprobs=logprobs, versions=spans, finish=Finish.STOP),
+            Observed(turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True),
+            Closed(stop=stop, reward=reward),
+        ],
+    )
+
+
+def summary(successes: dict[int, tuple[int, int]]) -> Summary:
+    """By task: samples, and how many of them succeed."""
+    found = Summary()
+    for task, (n, c) in successes.items():
+        for sample in range(n):
+            found.add(played(task, sample, 1.0 if sample < c else 0.0))
+    return found
+
+
+def test_empty() -> None:
+    empty = Summary()
+    assert (empty.reward_mean, empty.turns_mean, dict(empty.pass_hat_k(4))) == (None, None, {})
+
+
+def test_counts() -> None:
+    found = summary({0: (2, 1), 1: (2, 2)})
+    found.add(played(2, 0, None, Stop.FAILED))
+    assert found.reward_mean == 0.75
+    assert found.turns_mean == 1.0
+    assert (found.sampled_tokens, found.total_tokens) == (10, 30)
+    assert dict(found.stops) == {"done": 4, "failed": 1}
+
+
+def test_the_standard_error_is_over_tasks() -> None:
+    found = summary({0: (4, 4), 1: (4, 2), 2: (4, 0)})
+    assert found.reward_mean == 0.5
+    assert found.reward_stderr == pytest.approx(0.5 / 3**0.5)  # of 1, 0.5 and 0; twelve tries would say 0.15
+    assert summary({0: (4, 2)}).reward_stderr is None
+    assert Summary().reward_stderr is None
+
+
+def test_the_weights_that_sampled() -> None:
+    found = summary({0: (2, 1)})
+    assert found.versions == {"1"}
+
+
+@pytest.mark.parametrize("c", range(6))
+def test_pass_hat_k_is_the_share_of_all_successful_draws(c: int) -> None:
+    outcomes = [True] * c + [False] * (5 - c)
+    for k, value in summary({0: (5, c)}).pass_hat_k(5).items():
+        draws = list(combinations(outcomes, k))
+        assert value == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_pass_hat_k_is_a_mean_over_the_tasks_that_have_k_tries() -> None:
+    found = summary({0: (4, 4), 1: (4, 2), 2: (1, 0)}).pass_hat_k(5)
+    assert found == {1: pytest.approx(0.5), 2: pytest.approx((1 + 1 / 6) / 2), 3: 0.5, 4: 0.5}
+
+
+def test_almost_one_is_not_a_success_but_rounding_is() -> None:
+    found = Summary()
+    found.add(played(0, 0, 1.0 - 1e-9))
+    found.add(played(0, 1, 0.999))
+    assert found.pass_hat_k(1) == {1: 0.5}

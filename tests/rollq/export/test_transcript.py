@@ -1,0 +1,77 @@
+"""What `rollq show` prints."""
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollq.export.record import record
+from rollq.export.transcript import LONGEST, Transcript, sampled_spans
+from rollq.trajectory import Finish, Prompt, Sampled, VersionSpan
+from tests.rollq.export.test_summary import played
+
+
+def shown(found: dict[str, Any], *, colour: bool = False) -> str:
+    return "\n".join(Transcript(found, colour=colour).lines())
+
+
+def test_says_who_what_and_why() -> None:
+    said = shown(record(played(3, 1, 0.5)))
+    assert "job       r/g3/1   shop/train task 3, attempt 1" in said
+    assert "stop      done   reward 0.5" in said
+    assert "tokens    2 sampled of 6, 1 turns; logprobs mean -0.750, lowest -1.000" in said
+    assert "assistant turn 0: 2 sampled, logprob mean -0.750, lowest -1.000\n  hi" in said
+    assert "\x1b" not in said
+
+
+def test_colours_only_when_asked() -> None:
+    assert "\x1b[1;32massistant\x1b[0m" in shown(record(played(3, 1, 0.5)), colour=True)
+
+
+@pytest.mark.parametrize("evil", ["\x1b[2J", "\x9b2J", "\r", "\x07", "\u202e", "\ud800", "\x1b]0;title\x07"])
+def test_texts_cannot_control_the_terminal(evil: str) -> None:
+    found = record(played(0, 0, 1.0))
+    found["messages"] = [
+        {"role": "tool", "content": f"a{evil}b"},
+        {"role": evil, "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": evil, "arguments": evil}}]},
+    ]
+    found["info"] = {evil: evil}
+    found["env"] = f"shop{evil}"
+    assert evil not in shown(found, colour=False)
+
+
+def test_a_turn_without_a_message_is_shown_as_well() -> None:
+    trajectory = played(0, 0, None)
+    more = Sampled(
+        turn=1, ids=array("I", [9]), logprobs=array("f", [-4.0]), versions=[VersionSpan("1", 0, 1)], finish=Finish.ABORT
+    )
+    events = [*trajectory.events[:-1], more]
+    said = shown(record(replace(trajectory, events=events)))
+    assert "turn 1: 1 sampled, logprob mean -4.000, lowest -4.000 (cut off: no message)" in said
+    assert "stop      not yet   reward -" in said
+
+
+def test_assistant_messages_of_the_prompt_were_not_sampled() -> None:
+    trajectory = played(0, 0, 1.0)
+    example = {"role": "assistant", "content": "an example"}
+    prompt = Prompt(ids=array("I", [1, 2, 3]), messages=[example], tools=[])
+    said = shown(record(replace(trajectory, events=[prompt, *trajectory.events[1:]])))
+    assert "assistant\n  an example\nassistant turn 0:" in said
+
+
+def test_long_messages_are_clipped() -> None:
+    found = record(played(0, 0, 1.0))
+    found["messages"] = [{"role": "system", "content": "x" * (LONGEST + 77)}]
+    assert f"{'x' * LONGEST} ... (77 more characters: --json)" in shown(found)
+
+
+def test_a_failure_is_named() -> None:
+    found = record(played(0, 0, 1.0)) | {"stop": "failed", "failure": "engine", "reward": None}
+    assert "stop      failed   reward -   failure engine" in shown(found)
+
+
+def test_spans_follow_the_mask() -> None:
+    spans = sampled_spans({"mask": [0, 1, 1, 0, 1], "logprobs": [0.0, -1.0, -2.0, 0.0, -3.0]})
+    assert spans == [[-1.0, -2.0], [-3.0]]

@@ -1,0 +1,391 @@
+"""Dead letters: what is listed, what a requeued job and its group become, what is deleted, and who is cancelled."""
+
+import json
+
+import pytest
+
+from rollq import cli
+from rollq.client.client import Client
+from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, SettingsError
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.keys import RUNS
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import State
+from rollq.ledger.run_index import runs
+from rollq.trajectory import Stop
+from rollq.wire.codec import encode_event
+from tests.rollq.samples import claim, closed, events, group, journal, play
+
+TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
+
+
+@pytest.fixture
+def letters(ledger: Ledger) -> DeadLetters:
+    return DeadLetters(ledger.redis, "r")
+
+
+def kill(ledger: Ledger, job_id: str, failure: FailureClass = FailureClass.ENV, turns: int = 1) -> None:
+    """Through its whole budget, with a journal in the last attempt."""
+    state = ledger.job(job_id)
+    assert state
+    attempt = state.attempt
+    while ledger.job(job_id).state is not State.DEAD:  # type: ignore[union-attr]
+        attempt = claim(ledger, job_id, f"kill-{job_id}-{attempt + 1}").attempt
+        if not ledger.journal(job_id):
+            journal(ledger, job_id, attempt, events()[: 1 + 2 * turns])
+        ledger.fail(job_id, attempt, failure, TRACE)
+        ledger.redis.hset(ledger.keys.job(job_id), "not_before", 0)
+
+
+def balanced(ledger: Ledger) -> None:
+    """The accounts of a run in which nothing is queued or played."""
+    stats = ledger.stats()
+    assert stats["submitted"] == stats["done"] + stats["dead"]
+    assert stats["delivered"] + stats["dropped"] == stats["done"]
+    assert stats["duplicates"] == 0
+
+
+class TestRequeue:
+    def test_a_fresh_start_in_an_open_group(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        last = ledger.journal("r/g/0")
+        letters.requeue("r/g/0")
+        state = ledger.job("r/g/0")
+        assert state
+        assert (state.state, state.failures, state.attempt) == (State.QUEUED, {}, 2)
+        assert (ledger.dead(), ledger.stats()["dead"], ledger.stats()["requeued"]) == ([], 0, 1)
+        assert ledger.reap() == ["r/g/0"]  # published at once
+        again = claim(ledger, "r/g/0", "again")
+        assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
+        assert ledger.journal("r/g/0", 2) == last
+        assert ledger.fail("r/g/0", 3, FailureClass.ENV, "x").status == "queued"  # its budget is whole again
+        play(ledger, "r/g/0")
+        play(ledger, "r/g/1")
+        (taken,) = ledger.take(1, "t")
+        assert taken.members == ["r/g/0", "r/g/1"]
+        ledger.ack("t", taken.members)
+        balanced(ledger)
+
+    @pytest.mark.parametrize("end", ["delivered", "dropped again"])
+    def test_a_dropped_group_comes_back(self, ledger: Ledger, letters: DeadLetters, end: str) -> None:
+        for name in ("g", "h"):
+            ledger.submit(group(name))
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        play(ledger, "r/h/0")
+        play(ledger, "r/h/1")
+        balanced_before = ledger.stats()
+        assert (balanced_before["groups_dropped"], balanced_before["dropped"]) == (1, 1)
+        ledger.seal()
+        letters.requeue("r/g/1")
+        stats = ledger.stats()
+        assert (stats["groups_dropped"], stats["dropped"], stats["groups_open"], stats["dead"]) == (0, 0, 1, 0)
+        if end == "delivered":
+            play(ledger, "r/g/1")
+            taken = ledger.take(2, "t")
+            assert [found.id for found in taken] == ["g", "h"]  # at its old place
+        else:
+            kill(ledger, "r/g/1")
+            taken = ledger.take(1, "t")
+            assert [found.id for found in taken] == ["h"]
+        ledger.ack("t", [member for found in taken for member in found.members])
+        assert ledger.standing().over
+        balanced(ledger)
+
+    @pytest.mark.parametrize("where", ["ready", "held", "acked"])
+    def test_a_group_that_goes_without_it_is_not_touched(
+        self, ledger: Ledger, letters: DeadLetters, where: str
+    ) -> None:
+        ledger.submit(group(min_viable=1))
+        kill(ledger, "r/g/0")
+        play(ledger, "r/g/1")
+        if where != "ready":
+            ledger.take(1, "t")
+        if where == "acked":
+            ledger.ack("t", ["r/g/1"])
+        with pytest.raises(LedgerError, match=f"r/g/0 cannot be requeued: its group is {where} without it"):
+            letters.requeue("r/g/0")
+        assert [letter.job_id for letter in ledger.dead()] == ["r/g/0"]
+
+    def test_what_is_not_dead(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        play(ledger, "r/g/1")
+        for job_id, state in (("r/g/0", "queued"), ("r/g/1", "done")):
+            for act in (letters.requeue, letters.discard):
+                with pytest.raises(LedgerError, match=f"{job_id} cannot be .*: it is {state}"):
+                    act(job_id)
+        for act in (letters.requeue, letters.discard, letters.cancel):
+            with pytest.raises(LedgerError, match="unknown"):
+                act("r/x/0")
+            with pytest.raises(ContractError):
+                act("other/x/0")
+
+    def test_a_job_that_a_consumer_could_not_read(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        play(ledger, "r/g/0")
+        play(ledger, "r/g/1")
+        ledger.take(1, "t")
+        ledger.condemn("t", "r/g/0", "torn")
+        letters.requeue("r/g/0")
+        play(ledger, "r/g/0", 0.5)
+        (taken,) = ledger.take(1, "u")
+        ledger.ack("u", taken.members)
+        balanced(ledger)
+        assert ledger.stats()["delivered"] == 2
+
+    def test_a_damaged_group_cannot_come_back(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        ledger.redis.delete(ledger.keys.group("g"))
+        with pytest.raises(LedgerError, match="group:g"):
+            letters.requeue("r/g/0")
+        letters.discard("r/g/0")
+        assert ledger.dead() == []
+
+
+class TestDiscard:
+    def test_what_it_held_is_deleted_and_it_stays_counted(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group(min_viable=1))
+        kill(ledger, "r/g/0")
+        assert len(list(ledger.redis.scan_iter("*journal:r/g/0*"))) == 2  # the last one, and one that was set aside
+        letters.discard("r/g/0")
+        letters.discard("r/g/0")
+        assert not list(ledger.redis.scan_iter("*journal:r/g/0*"))
+        assert not ledger.redis.hexists(ledger.keys.job("r/g/0"), "body")
+        stats = ledger.stats()
+        assert (stats["dead"], stats["discarded"], ledger.dead()) == (1, 1, [])
+        with pytest.raises(LedgerError, match="body is gone"):
+            letters.requeue("r/g/0")
+        with pytest.raises(LedgerError, match="dropped"):
+            ledger.trajectory("r/g/0")
+        play(ledger, "r/g/1")
+        (taken,) = ledger.take(1, "t")
+        assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
+        ledger.ack("t", taken.members)
+        balanced(ledger)
+
+    def test_the_last_dead_member_of_a_dropped_group_takes_all_along(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
+        ledger.submit(group(size=3))
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        kill(ledger, "r/g/2")
+        letters.discard("r/g/1")
+        assert ledger.trajectory("r/g/0").reward == 1.0
+        letters.discard("r/g/2")
+        assert not list(ledger.redis.scan_iter("*journal*"))
+        balanced(ledger)
+
+    def test_a_group_that_is_dropped_later_takes_the_rest_along(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group(size=3))
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        letters.discard("r/g/1")
+        assert ledger.trajectory("r/g/0").reward == 1.0
+        play(ledger, "r/g/2")
+        assert ledger.stats()["groups_dropped"] == 1
+        assert not list(ledger.redis.scan_iter("*journal*"))
+        assert not [sample for sample in range(3) if ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body")]
+        balanced(ledger)
+
+    def test_a_record_that_is_gone_can_be_discarded(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        kill(ledger, "r/g/0")
+        ledger.redis.delete(ledger.keys.job("r/g/0"))
+        letters.discard("r/g/0")
+        assert ledger.dead() == []
+        assert ledger.stats()["dead"] == 1
+
+
+class TestCancel:
+    def test_queued_and_leased(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group(size=3))
+        claim(ledger, "r/g/1")
+        play(ledger, "r/g/2")
+        assert sorted(letters.unfinished()) == ["r/g/0", "r/g/1"]
+        for job_id in ("r/g/0", "r/g/1", "r/g/1"):
+            letters.cancel(job_id, "enough")
+        with pytest.raises(LedgerError, match="it is done"):
+            letters.cancel("r/g/2")
+        with pytest.raises(Fenced):
+            ledger.append("r/g/1", 1, 0, b"late")
+        with pytest.raises(Fenced):
+            ledger.complete("r/g/1", 1, 0, encode_event(closed(), "r/g/1"))
+        assert ledger.renew([("r/g/1", 1)]) == [("r/g/1", 1)]
+        assert {letter.failure for letter in ledger.dead()} == {FailureClass.CANCELLED}
+        assert ledger.trajectory("r/g/0").stop is Stop.ABORTED
+        stats = ledger.stats()
+        assert (stats["queued"], stats["leased"], stats["groups_dropped"]) == (0, 0, 1)
+        balanced(ledger)
+
+    def test_a_cancelled_job_can_be_requeued(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        letters.cancel("r/g/0")
+        letters.requeue("r/g/0")
+        letters.cancel("r/g/0")
+        assert ledger.stats()["dead"] == 1
+
+
+class TestBudgets:
+    def test_the_runs_own(self, ledger: Ledger) -> None:
+        ledger.fix_budgets({FailureClass.ENV: 3, FailureClass.WORKER: 1})
+        ledger.fix_budgets({FailureClass.ENV: 3})
+        ledger.submit(group())
+        kill(ledger, "r/g/0", FailureClass.ENV)
+        kill(ledger, "r/g/1", FailureClass.WORKER)
+        assert {letter.job_id: letter.attempts for letter in ledger.dead()} == {"r/g/0": 3, "r/g/1": 1}
+
+    def test_they_are_fixed_by_the_first_submission(self, ledger: Ledger, redis_url: str) -> None:
+        with Client(redis_url, run="r", budgets={FailureClass.ENGINE: 8}) as client:
+            client.submit(group())
+            client.submit(group())
+        ledger.submit(group("h"))  # whoever does not care agrees
+        with pytest.raises(SettingsError, match="budget of 8 failures of class engine, not 5"):
+            ledger.fix_budgets({FailureClass.ENGINE: 5})
+        with pytest.raises(SettingsError, match="budget of 2 failures of class env, not 3"):
+            ledger.fix_budgets({FailureClass.ENV: 3})
+        other = Ledger(ledger.redis, "other")
+        other.submit(group(run="other"))
+        with pytest.raises(SettingsError, match="class env"):
+            other.fix_budgets({FailureClass.ENV: 3})
+        other.fix_budgets({FailureClass.ENV: 2})  # what it has
+
+    def test_what_cannot_be(self, ledger: Ledger) -> None:
+        for budgets in ({FailureClass.CANCELLED: 2}, {FailureClass.ENV: 0}, {FailureClass.ENV: True}):
+            with pytest.raises(ContractError, match="run r"):
+                ledger.fix_budgets(budgets)
+
+
+def test_forgetting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters) -> None:
+    names = ["r", "r2", "R", "r-r"]
+    for name in names:
+        other = Ledger(ledger.redis, name)
+        other.submit(group(run=name))
+        play(other, f"{name}/g/0")
+    ledger.redis.set("theirs", 1)
+    assert letters.forget_run() > 5
+    assert letters.forget_run() == 0
+    assert sorted(runs(ledger.redis)) == sorted(names[1:])
+    assert not list(ledger.redis.scan_iter(r"rollq:{r}*"))
+    assert Ledger(ledger.redis, "r2").stats()["done"] == 1
+    assert ledger.redis.exists("theirs", RUNS) == 2
+    ledger.submit(group(seed=5))  # as if it never had been
+    assert ledger.stats()["submitted"] == 2
+
+
+def test_a_run_that_was_forgotten_stays_that(ledger: Ledger, letters: DeadLetters) -> None:
+    ledger.submit(group())
+    attempt = claim(ledger, "r/g/0").attempt
+    letters.forget_run()
+    with pytest.raises(Fenced):
+        ledger.append("r/g/0", attempt, 0, b"header")
+    with pytest.raises(Fenced):
+        ledger.fail("r/g/0", attempt, FailureClass.ENV, "broke")
+    ledger.reap(expire_until=float("inf"))
+    assert ledger.mend() == 0  # by a reaper that looked while the run was being forgotten
+    assert not list(ledger.redis.scan_iter(r"rollq:*"))
+
+
+# ------------------------------------------------------------------------------------------------------- the commands
+
+
+def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0) -> str:
+    assert cli.main([*line, "--redis", url]) == code
+    return capsys.readouterr().out
+
+
+def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, redis_url, "dead", "--run", "r") == "run r: no dead jobs\n"
+    ledger.submit(group())
+    kill(ledger, "r/g/0", FailureClass.ENGINE)
+    kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
+    head, *rows = said(capsys, redis_url, "dead", "--run", "r").splitlines()
+    assert head.split() == ["JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON"]
+    assert [row.split()[:4] for row in rows] == [["r/g/1", "env", "2", "2"], ["r/g/0", "engine", "5", "1"]]
+    assert rows[0].endswith("  w       it broke")
+    (only,) = json.loads(said(capsys, redis_url, "dead", "--run", "r", "--class", "engine", "--json"))
+    assert {key: only[key] for key in ("job", "class", "attempts", "turn", "worker", "reason")} == {
+        "job": "r/g/0",
+        "class": "engine",
+        "attempts": 5,
+        "turn": 1,
+        "worker": "w",
+        "reason": TRACE,
+    }
+    assert "no dead jobs of class user" in said(capsys, redis_url, "dead", "--run", "r", "--class", "user")
+
+
+def test_show_of_a_dead_job(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger.submit(group())
+    kill(ledger, "r/g/0")
+    text = said(capsys, redis_url, "show", "r/g/0")
+    assert "stop      failed   reward -   failure env" in text
+    assert "failures  2 env; the last one: it broke" in text
+    assert "journals  set aside: 1; see one with --attempt N" in text
+    assert "It is red." in text  # the partial transcript
+    assert text.rstrip().endswith("File x.py\nValueError: no\\x1b[31m such")
+    before = said(capsys, redis_url, "show", "r/g/0", "--attempt", "1")
+    assert "attempt 1" in before
+    assert "It is red." in before
+    assert "Traceback" not in before
+    assert cli.main(["show", "r/g/0", "--attempt", "7", "--redis", redis_url]) == 1
+    assert "no journal was set aside by attempt 7 (there are: 1)" in capsys.readouterr().err
+
+
+def test_requeue_by_class_by_name_and_all(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger.submit(group("a", size=3))
+    kill(ledger, "r/a/0", FailureClass.ENGINE)
+    kill(ledger, "r/a/1")
+    kill(ledger, "r/a/2")
+    ledger.submit(group("b", min_viable=1))
+    kill(ledger, "r/b/0")
+    play(ledger, "r/b/1")
+    requeue = ("requeue", "--run", "r")
+    assert said(capsys, redis_url, *requeue, "--class", "engine") == "run r: 1 requeued\n"
+    assert said(capsys, redis_url, *requeue, "r/a/1") == "run r: 1 requeued\n"
+    text = said(capsys, redis_url, *requeue)
+    assert "its group is ready without it" in text
+    assert text.endswith("run r: 1 requeued, 1 not\n")
+    done = json.loads(said(capsys, redis_url, *requeue, "r/b/0", "r/a/2", "--json", code=1))
+    assert (done["run"], done["requeued"], sorted(done["refused"])) == ("r", 0, ["r/a/2", "r/b/0"])
+    assert cli.main([*requeue, "s/a/0", "--redis", redis_url]) == 2
+    assert cli.main([*requeue, "r/a/0", "--class", "env", "--redis", redis_url]) == 2
+
+
+def test_nonsense_among_the_jobs_stops_no_command(
+    ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.submit(group("a", size=3))
+    kill(ledger, "r/a/0")
+    junk = {"junk": 0, "\x1b[31mred": 0, b"\xff": 1, "other/a/0": 2, "r/a/7": 3, "r/nobody/0": 4}
+    for key in (ledger.keys.dead, ledger.keys.queued):
+        ledger.redis.zadd(key, junk)
+    ledger.redis.zadd(ledger.keys.leased, {"r/a/1#x": 0, "junk": 1})
+    assert "junk" in said(capsys, redis_url, "dead", "--run", "r")
+    text = said(capsys, redis_url, "requeue", "--run", "r")
+    assert "\x1b" not in text
+    assert text.endswith("run r: 1 requeued, 6 not\n")
+    assert "'junk' is not a job id" in text
+    assert json.loads(said(capsys, redis_url, "cancel", "--run", "r", "--all", "--json"))["cancelled"] >= 3
+    assert said(capsys, redis_url, "drop", "--run", "r").endswith("run r: 3 dropped, 6 not\n")
+    assert ledger.stats()["discarded"] == 3
+
+
+def test_drop_and_cancel(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger.submit(group("a", size=3))
+    assert cli.main(["cancel", "--run", "r", "--redis", redis_url]) == 2
+    assert said(capsys, redis_url, "cancel", "--run", "r", "r/a/0") == "run r: 1 cancelled\n"
+    assert said(capsys, redis_url, "cancel", "--run", "r", "--all") == "run r: 2 cancelled\n"
+    assert said(capsys, redis_url, "drop", "--run", "r", "--class", "env") == "run r: 0 dropped\n"
+    assert said(capsys, redis_url, "drop", "--run", "r") == "run r: 3 dropped\n"
+    assert ledger.stats()["dead"] == 3
+    assert cli.main(["drop", "--run", "r", "--whole-run", "--redis", redis_url]) == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert ledger.stats()["dead"] == 3
+    assert cli.main(["drop", "--run", "r", "--whole-run", "r/a/0", "--redis", redis_url]) == 2
+    capsys.readouterr()
+    text = said(capsys, redis_url, "drop", "--run", "r", "--whole-run", "--yes", "--json")
+    assert json.loads(text)["keys"] > 3
+    assert not list(ledger.redis.scan_iter("rollq:{r}*"))

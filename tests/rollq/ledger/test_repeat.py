@@ -1,0 +1,259 @@
+"""A lost reply makes the client send again: every script, run twice with the same arguments, is as if run once.
+
+The same table proves that all keys a script touches lie in one cluster slot.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from math import inf
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from rollq.errors import FailureClass
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.keys import Keys
+from rollq.ledger.ledger import SCRIPTS, Ledger, sources
+from rollq.ledger.replies import Cursor
+from rollq.ledger.scripts import SHARED
+from rollq.wire.codec import encode_event
+from tests.rollq.samples import claim, closed, events, group, journal, play, reap
+
+
+@dataclass(frozen=True)
+class Case:
+    script: str
+    prepare: Callable[[Ledger], object]
+    act: Callable[[Ledger], object]
+
+
+def two_groups(ledger: Ledger) -> None:
+    for name in ("g", "h"):
+        ledger.submit(group(name))
+
+
+def leased(ledger: Ledger) -> None:
+    two_groups(ledger)
+    claim(ledger, "r/g/0")
+
+
+def half_played(ledger: Ledger) -> None:
+    leased(ledger)
+    journal(ledger, "r/g/0", 1, events()[:4])
+
+
+def released(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.release("r/g/0", 1)
+
+
+def expired(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
+
+
+def last_expiry(ledger: Ledger) -> None:
+    expired(ledger)
+    ledger.redis.hset(ledger.keys.job("r/g/0"), "fail:worker", 4)
+
+
+def ready(ledger: Ledger) -> None:
+    two_groups(ledger)
+    for job_id in ("r/g/0", "r/g/1", "r/h/0", "r/h/1"):
+        play(ledger, job_id)
+
+
+def held(ledger: Ledger) -> None:
+    ready(ledger)
+    ledger.take(2, "t")
+
+
+def dead(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")
+
+
+def dropped(ledger: Ledger) -> None:
+    dead(ledger)
+    play(ledger, "r/g/1")
+
+
+def entered(ledger: Ledger) -> None:
+    ledger.submit(group(), source="s", cursor=Cursor(1, 2, "ab"))
+
+
+def letters(ledger: Ledger) -> DeadLetters:
+    """On the same ledger, so that calls are recorded."""
+    found = DeadLetters(ledger.redis, ledger.run)
+    found._call = lambda name, args: ledger._call(name, args)  # type: ignore[method-assign]
+    return found
+
+
+def ran_out(ledger: Ledger) -> None:
+    held(ledger)
+    ledger.redis.zadd(ledger.keys.held("train"), {"g": 1, "h": 1})
+
+
+def lost_indexes(ledger: Ledger) -> None:
+    half_played(ledger)
+    ledger.redis.delete(ledger.keys.leased, ledger.keys.queued, ledger.keys.count)
+
+
+END = encode_event(closed(), "r/g/0")
+ALL = ["r/g/0", "r/g/1", "r/h/0", "r/h/1"]
+
+CASES = [
+    Case("submit", lambda ledger: None, lambda ledger: ledger.submit(group())),
+    Case("submit", two_groups, lambda ledger: ledger.submit(group()[1:])),
+    Case("claim", two_groups, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
+    Case("claim", released, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
+    Case("append", leased, lambda ledger: ledger.append("r/g/0", 1, 0, b"header")),
+    Case("append", half_played, lambda ledger: ledger.append("r/g/0", 1, 5, encode_event(events()[2], "r/g/0"))),
+    Case("renew", leased, lambda ledger: ledger.renew([("r/g/0", 1), ("r/g/1", 1)])),
+    Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", 1, 5, END, turns=2)),
+    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.ENGINE, "down")),
+    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")),
+    Case("release", half_played, lambda ledger: ledger.release("r/g/0", 1)),
+    Case("bounce", two_groups, lambda ledger: ledger.bounce("r/g/0")),
+    Case("reap", expired, reap),
+    Case("reap", last_expiry, lambda ledger: ledger.reap(broker_empty=True, expire_until=inf)),
+    Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
+    Case("take", ready, lambda ledger: ledger.take(2, "t")),
+    Case("take", ran_out, lambda ledger: ledger.take(2, "u")),
+    Case("extend", held, lambda ledger: ledger.extend("t")),
+    Case("ack", held, lambda ledger: ledger.ack("t", ALL)),
+    Case("condemn", held, lambda ledger: ledger.condemn("t", "r/g/0", "torn")),
+    Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
+    Case("cursor", entered, lambda ledger: ledger.cursor("s")),
+    Case("budget", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
+    Case("requeue", dead, lambda ledger: letters(ledger).requeue("r/g/0")),
+    Case("requeue", dropped, lambda ledger: letters(ledger).requeue("r/g/0")),
+    Case("discard", dead, lambda ledger: letters(ledger).discard("r/g/0")),
+    Case("discard", dropped, lambda ledger: letters(ledger).discard("r/g/0")),
+    Case("cancel", two_groups, lambda ledger: letters(ledger).cancel("r/g/0")),
+    Case("cancel", half_played, lambda ledger: letters(ledger).cancel("r/g/0")),
+    Case("look", dropped, lambda ledger: ledger.stats()),
+    Case("look", held, lambda ledger: ledger.standing()),
+    Case("mend", lost_indexes, lambda ledger: ledger.mend()),
+    Case("fix", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
+]
+
+
+def _settled(value: Any) -> Any:
+    """Times masked: they move with Redis's clock."""
+    try:
+        return "a time" if float(value) > 1e9 else float(value)
+    except ValueError:
+        return value
+
+
+def snapshot(ledger: Ledger) -> dict[bytes, Any]:
+    """Everything in Redis."""
+    found: dict[bytes, Any] = {}
+    for key in sorted(ledger.redis.scan_iter("*")):
+        match ledger.redis.type(key):
+            case b"hash":
+                found[key] = {field: _settled(value) for field, value in ledger.redis.hgetall(key).items()}
+            case b"zset":
+                found[key] = {
+                    member: _settled(score) for member, score in ledger.redis.zrange(key, 0, -1, withscores=True)
+                }
+            case b"list":
+                found[key] = ledger.redis.lrange(key, 0, -1)
+            case b"set":
+                found[key] = ledger.redis.smembers(key)
+    return found
+
+
+def record_calls(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    calls: list[tuple[str, Any]] = []
+    call = ledger._call
+
+    def recorded(name: str, args: Any, what: str = "") -> Any:
+        calls.append((name, args))
+        return call(name, args, what)
+
+    monkeypatch.setattr(ledger, "_call", recorded)
+    return calls
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.script)
+def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.prepare(ledger)
+    before = snapshot(ledger)
+    calls = record_calls(ledger, monkeypatch)
+    case.act(ledger)
+    ((name, args),) = calls
+    assert name == case.script
+    once = snapshot(ledger)
+    again = ledger._call(name, args)
+    assert snapshot(ledger) == once
+    if name not in ("reap", "mend"):  # what was handed out is being published; there is nothing more to mend
+        assert again == ledger._call(name, args)
+    if name not in ("renew", "extend", "confirm", "look"):  # they move times only, or nothing
+        assert once != before
+
+
+def test_every_script_is_in_the_table() -> None:
+    assert {case.script for case in CASES} == set(SCRIPTS)
+    files = {file.name.removesuffix(".lua") for file in (resources.files("rollq") / "lua").iterdir()}
+    assert files == {*SCRIPTS, *SHARED, "pulse"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_says_what_it_touches(name: str) -> None:
+    text = (resources.files("rollq") / "lua" / f"{name}.lua").read_text()
+    head = text.split("\n\n")[0]
+    assert "reads and writes" in head
+    assert "ARGV" in head
+    assert "reply" in head
+
+
+def test_all_keys_of_a_script_lie_in_one_slot(ledger: Ledger) -> None:
+    with ledger.redis.monitor() as monitor:
+        for case in CASES:
+            ledger.redis.flushdb()
+            case.prepare(ledger)
+            case.act(ledger)
+        ledger.redis.echo("the end")
+        touched: set[str] = set()
+        scripted = 0
+        for entry in monitor.listen():
+            words = entry["command"].split(" ")
+            if words[0] == "ECHO":
+                break
+            if words[0] == "EVALSHA":
+                touched.add(words[3])
+            if entry["client_type"] == "lua" and words[0] not in ("TIME", "SCAN", "EVALSHA"):
+                scripted += 1
+                touched.add(words[1])
+    assert scripted > 300
+    prefix = Keys("r").prefix
+    assert all(key.startswith(prefix) for key in touched), touched
+    assert len({key_slot(key.encode()) for key in touched}) == 1
+
+
+def test_names_are_built_in_one_way() -> None:
+    keys = Keys("my-run")
+    built = [
+        keys.meta,
+        keys.sources,
+        keys.count,
+        keys.queued,
+        keys.leased,
+        keys.dead,
+        keys.open("train"),
+        keys.ready("eval"),
+        keys.held("train"),
+        keys.hold("t"),
+        keys.group("g"),
+        keys.job("my-run/g/0"),
+        keys.journal("my-run/g/0"),
+        keys.journal("my-run/g/0", 3),
+    ]
+    assert len({key_slot(key.encode()) for key in built}) == 1
+    assert len(set(built)) == len(built)
+    assert key_slot(Keys("another").meta.encode()) != key_slot(keys.meta.encode())
+    assert set(sources()) == set(SCRIPTS)

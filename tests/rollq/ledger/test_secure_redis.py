@@ -1,0 +1,173 @@
+"""A Redis behind TLS and a user of its own: the ledger, the broker and the commands reach it by its address alone."""
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from rollq import cli
+from rollq.client.celery_publisher import Publisher, verified
+from rollq.client.client import Client
+from rollq.commands.connect import reach
+from rollq.errors import RollqError
+from rollq.ledger.connection import connect
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.rollq.samples import group, play
+
+PASSWORD = "p%40ss%2Fword"
+"""As an address holds it: percent-encoded."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a Redis that knows only user `rollq`, who may touch only rollq's and Celery's keys."""
+    port = free_port()
+    rules = tmp_path_factory.mktemp("acl") / "users.acl"
+    rules.write_text(
+        "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* ~unacked* &* +@all -@admin -@dangerous +info\n"
+    )
+    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--aclfile", str(rules)]
+    with started_redis([*command, "--dir", str(rules.parent)], port) as process:
+        yield port
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Key and certificate of `localhost`, and the authority that signed it."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "key.pem"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls_port(server: int, certificate: Path) -> Iterator[int]:
+    """TLS in front of that Redis: few builds of redis-server speak it themselves."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "key.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener, context, server), daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def serve(listener: socket.socket, context: ssl.SSLContext, port: int) -> None:
+    while True:
+        try:
+            plain, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=tunnel, args=(plain, context, port), daemon=True).start()
+
+
+def tunnel(plain: socket.socket, context: ssl.SSLContext, port: int) -> None:
+    with (
+        suppress(OSError),
+        plain,
+        context.wrap_socket(plain, server_side=True) as outside,
+        socket.create_connection(("127.0.0.1", port)) as inside,
+    ):
+        back = threading.Thread(target=pump, args=(inside, outside), daemon=True)
+        back.start()
+        pump(outside, inside)
+        inside.shutdown(socket.SHUT_RDWR)
+        back.join()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+
+
+def use(url: str) -> None:
+    """All that a producer and a trainer do, the broker included."""
+    with Client(url, run="r") as client:
+        client.ledger.redis.delete("rollq")
+        client.submit(group())
+        publisher = Publisher(url)
+        assert publisher.publish(["r/g/0"]) == ["r/g/0"], publisher.error
+        assert publisher.backlog() == 3
+        publisher.close()
+        for sample in range(2):
+            play(client.ledger, f"r/g/{sample}")
+        client.seal()
+        for batch in client.batches(1):
+            batch.ack()
+        assert client.stats()["delivered"] == 2
+        client.letters.forget_run()
+
+
+def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"redis://rollq:{PASSWORD}@127.0.0.1:{server}/0"
+    use(url)
+    assert cli.main(["submit", "--run", "r", "--env", "shop", "--tasks", "0", "--redis", url]) == 0
+    assert cli.main(["drop", "--run", "r", "--whole-run", "--yes", "--redis", url]) == 0
+    with connect(url) as connection, pytest.raises(redis.exceptions.NoPermissionError):
+        connection.get("somebody-elses")
+
+
+@pytest.mark.parametrize("user", ["rollq:wrong", "nobody:x", ""])
+def test_a_wrong_user_is_told_at_once(server: int, user: str) -> None:
+    with pytest.raises(RollqError, match=r"user or password|Authentication") as caught:
+        reach(f"redis://{user}@127.0.0.1:{server}/0" if user else f"redis://127.0.0.1:{server}/0")
+    assert "wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("verified", ["by the authority", "not at all"])
+def test_tls(tls_port: int, certificate: Path, verified: str) -> None:
+    options = f"ssl_ca_certs={certificate / 'ca.pem'}" if verified == "by the authority" else "ssl_cert_reqs=none"
+    use(f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?{options}")
+
+
+@pytest.mark.timeout(900)
+def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: Path) -> None:
+    address = f"rediss://rollq:{PASSWORD}@localhost:{tls_port}/0?ssl_ca_certs={certificate / 'ca.pem'}"
+    port = free_port()
+    environment = {**os.environ, "ROLLQ_REDIS_URL": address, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
+    log = tmp_path / "log"
+    line = [sys.executable, "-m", "rollq"]
+    parts = []
+    try:
+        with log.open("wb") as out:
+            for part in (["engine", "--port", str(port)], ["worker", "-c", "2"]):
+                parts.append(subprocess.Popen([*line, *part], env=environment, stdout=out, stderr=out))
+        submit = [*line, "submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]
+        pull = [*line, "pull", "--run", "w", "--groups", "2", "--timeout", "300"]
+        for command in (submit, pull):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+            assert done.returncode == 0, done.stderr + log.read_text()
+        assert "p@ss" not in log.read_text()
+        assert PASSWORD not in log.read_text()
+    finally:
+        for process in reversed(parts):
+            process.terminate()
+            process.wait(60)
+
+
+def test_an_unknown_authority_is_refused(tls_port: int) -> None:
+    url = f"rediss://rollq:{PASSWORD}@127.0.0.1:{tls_port}/0"  # kombu shares connections by host, whatever is verified
+    with pytest.raises(RollqError, match=r"(?i)certificate"):
+        reach(url)
+    publisher = Publisher(url)
+    assert publisher.publish(["r/g/0"]) == []
+    assert publisher.error
+    publisher.close()
+
+
+def test_only_tls_is_verified_and_only_when_nothing_is_said() -> None:
+    for address in ("redis://h/0", "amqp://h", "rediss://h/0?ssl_cert_reqs=none", "sentinel://a;sentinel://b"):
+        assert verified(address) == address
+    assert verified("rediss://h/0") == "rediss://h/0?ssl_cert_reqs=required"
+    assert verified("rediss://h/0?ssl_ca_certs=x") == "rediss://h/0?ssl_ca_certs=x&ssl_cert_reqs=required"

@@ -1,0 +1,232 @@
+"""A Redis that takes no writes: new work waits, work that is there ends and is handed out, nothing is lost."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from rollq.client.client import Client
+from rollq.client.consumer import Consumer
+from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
+from rollq.job import Purpose
+from rollq.ledger.connection import check_redis
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import State
+from rollq.ledger.retry import patiently, refuses_writes
+from rollq.trajectory import Header
+from rollq.wire.codec import encode_event, encode_header
+from tests.rollq.samples import claim, closed, events, group, job, journal, play, reap
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def full(ledger: Ledger) -> Iterator[threading.Event]:
+    """Out of memory once it is set."""
+
+    class Full(threading.Event):
+        def set(self) -> None:
+            ledger.redis.config_set("maxmemory", "1")
+            super().set()
+
+        def clear(self) -> None:
+            ledger.redis.config_set("maxmemory", "0")
+            super().clear()
+
+    found = Full()
+    yield found
+    found.clear()
+
+
+def test_admission_and_appends_are_refused_and_change_nothing(ledger: Ledger, full: threading.Event) -> None:
+    ledger.submit(group())
+    claim(ledger, "r/g/0")
+    journal(ledger, "r/g/0", 1, events()[:3])
+    before = ledger.journal("r/g/0")
+    full.set()
+    for refused in (
+        lambda: ledger.submit(group("h")),
+        lambda: ledger.claim("r/g/1", worker="w", token="t"),
+        lambda: ledger.append("r/g/0", 1, 4, encode_event(events()[3], "r/g/0")),
+        lambda: ledger.fix_hashes("a", "b"),
+        ledger.seal,
+    ):
+        with pytest.raises(Unwritable, match=r"run r: .*maxmemory"):
+            refused()
+    full.clear()
+    assert ledger.journal("r/g/0") == before
+    stats = ledger.stats()
+    assert (stats["submitted"], stats["queued"], stats["leased"]) == (2, 1, 1)
+    ledger.append("r/g/0", 1, 4, encode_event(events()[3], "r/g/0"))
+
+
+def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: threading.Event) -> None:
+    ledger.submit(group())
+    claim(ledger, "r/g/0", "a")
+    journal(ledger, "r/g/0", 1, events()[:3])
+    ledger.fail("r/g/0", 1, FailureClass.ENV, "x")
+    full.set()
+    with pytest.raises(Unwritable):
+        ledger.claim("r/g/0", worker="w", token="b")
+    assert len(ledger.journal("r/g/0")) == 4
+    full.clear()
+    assert claim(ledger, "r/g/0", "b").set_aside
+
+
+def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threading.Event) -> None:
+    ledger.submit(group("a"))
+    ledger.submit(group("b"), publish_in_s=0)
+    play(ledger, "r/a/0")
+    claim(ledger, "r/a/1")
+    index = journal(ledger, "r/a/1", 1, events()[:5])
+    claim(ledger, "r/b/0", "b")
+    claim(ledger, "r/b/1", "b")
+    full.set()
+    assert ledger.renew([("r/a/1", 1), ("r/b/0", 1)], 100.0) == []
+    assert ledger.redis.zscore(ledger.keys.leased, "r/a/1#1") - ledger.now() > 90
+    ledger.complete("r/a/1", 1, index, encode_event(closed(), "r/a/1"))
+    ledger.release("r/b/0", 1)
+    ledger.fail("r/b/1", 1, FailureClass.WORKER, "Redis takes no writes")
+    assert reap(ledger) == ["r/b/0"]
+    ledger.confirm(["r/b/0"])
+    ledger.bounce("r/b/0")
+    (taken,) = ledger.take(1, "t")
+    ledger.extend("t", 100.0)
+    ledger.ack("t", taken.members)  # which makes room
+    DeadLetters(ledger.redis, "r").cancel("r/b/0")
+    DeadLetters(ledger.redis, "r").discard("r/b/0")
+    full.clear()
+    stats = ledger.stats()
+    assert (stats["done"], stats["delivered"], stats["queued"], stats["dead"]) == (2, 2, 1, 1)
+    assert ledger.redis.zscore(ledger.keys.queued, "r/b/0") is None
+
+
+def test_an_expired_lease_is_brought_back(ledger: Ledger, full: threading.Event) -> None:
+    ledger.submit(group())
+    claim(ledger, "r/g/0")
+    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
+    full.set()
+    assert reap(ledger) == ["r/g/0"]
+    assert ledger.job("r/g/0").failures == {FailureClass.WORKER: 1}  # type: ignore[union-attr]
+
+
+def test_submit_waits_and_says_so(
+    redis_url: str, ledger: Ledger, full: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    full.set()
+
+    def produce() -> None:
+        with Client(redis_url, run="r", broker_url=NOBODY) as producer:
+            producer.submit([job(0, "a"), job(0, "b")])
+            producer.seal()
+
+    thread = threading.Thread(target=produce)
+    with caplog.at_level(logging.WARNING, "rollq"):
+        thread.start()
+        while not caplog.records:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        assert ledger.stats()["submitted"] == 0
+        full.clear()
+        thread.join(30)
+    assert not thread.is_alive()
+    assert ledger.stats()["submitted"] == 4
+    assert ledger.standing().sealed
+    assert "maxmemory" in caplog.text
+    assert "Nothing is lost; trying again" in caplog.text
+
+
+def test_patience_ends() -> None:
+    waits: list[float] = []
+
+    def refuse() -> None:
+        raise Unwritable("run r: full")
+
+    with pytest.raises(Unwritable):
+        patiently(refuse, 0.0)
+    with pytest.raises(InterruptedError):
+        patiently(refuse, wait=lambda s: waits.append(s) or _stop_after(waits, 20))
+    assert waits[0] < 0.3
+    assert max(waits) <= 5.0 * 1.25
+    with pytest.raises(LedgerError, match="other"):
+        patiently(lambda: _raise(LedgerError("other")))
+
+
+def test_a_consumer_that_asks_again_and_again_says_it_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger, "take", lambda *_: _raise(Unwritable("run r: take: Redis is read-only")))
+    with Consumer(ledger, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
+        for _ in range(3):
+            with pytest.raises(PullTimeout, match="read-only"):
+                consumer.next(1, 0.01)
+    assert len(caplog.records) == 1
+
+
+def _stop_after(waits: list[float], count: int) -> None:
+    if len(waits) == count:
+        raise InterruptedError
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "refuses"),
+    [
+        (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (redis.ReadOnlyError("You can't write against a read only replica."), True),
+        (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True),
+        (redis.ResponseError("Error running script (call to f_1): @user_script:9: -MISCONF Redis is configured"), True),
+        (redis.ResponseError("Error running script: @user_script:9: -READONLY You can't write"), True),
+        (redis.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
+        (redis.ResponseError("BUSY Redis is busy running a script."), True),
+        (redis.ResponseError("user_script:7: DAMAGED rollq:{OOM}:run is a list where -MISCONF belongs"), False),
+        (redis.ResponseError("WRONGTYPE Operation against a key"), False),
+        (redis.exceptions.NoPermissionError("this user has no permissions"), False),
+    ],
+)
+def test_which_errors_mean_that_redis_takes_no_writes(error: Exception, refuses: bool) -> None:
+    assert refuses_writes(error) is refuses
+
+
+def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
+    for name in ("a", "b"):
+        ledger.submit(group(name))
+    play(ledger, "r/a/0")
+    play(ledger, "r/a/1")
+    ledger.redis.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(Unwritable, match=r"(?i)read.only"):
+            ledger.claim("r/b/0", worker="w", token="t")
+        with Client(redis_url, run="r") as client, pytest.raises(PullTimeout, match=r"(?i)read.only"):
+            next(client.batches(1, timeout=0.1))
+    finally:
+        ledger.redis.replicaof("NO", "ONE")
+    assert ledger.job("r/b/0").state is State.QUEUED  # type: ignore[union-attr]
+    ledger.append("r/b/0", claim(ledger, "r/b/0").attempt, 0, encode_header(Header(attempt=1)))
+    assert [taken.id for taken in ledger.take(1, "t")] == ["a"]
+
+
+def test_a_redis_that_loses_data_is_told_at_the_start(ledger: Ledger) -> None:
+    assert check_redis(ledger.redis) == ["Redis forgets everything when it restarts: start it with --appendonly yes"]
+    ledger.redis.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert "set it to noeviction" in check_redis(ledger.redis)[0]
+    finally:
+        ledger.redis.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.parametrize("line", [["submit", "--env", "shop", "--tasks", "0"], ["pull", "--groups", "1"]])
+def test_commands_tell_it_in_one_line(redis_url: str, capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
+    from rollq import cli
+
+    extra = ["--timeout", "0"] if line[0] == "pull" else []
+    cli.main([*line, "--run", "r", "--redis", redis_url, *extra])
+    warnings = [said for said in capsys.readouterr().err.splitlines() if "warning" in said]
+    assert warnings == ["rollq: warning: Redis forgets everything when it restarts: start it with --appendonly yes"]

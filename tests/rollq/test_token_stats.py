@@ -1,0 +1,57 @@
+"""The counts of token fidelity, derived from events."""
+
+from dataclasses import replace
+
+from rollq.token_stats import Fidelity, fidelity
+from rollq.trajectory import Finish, VersionSpan
+from tests.rollq.samples import ids, observed, prompt, sampled, trajectory
+
+
+def of(*events) -> Fidelity:
+    return fidelity(replace(trajectory(), events=events))
+
+
+def test_what_is_extended_is_kept():
+    # 3 prompt, 2 sampled, 2 bridge: of the 7 ids of the second request 5 were known.
+    found = of(prompt(), sampled(0), observed(0), sampled(1), observed(1))
+    assert (found.sent_tokens, found.kept_tokens, found.traces) == (7, 5, 1)
+    assert found.extension_ratio == 5 / 7
+
+
+def test_an_interrupted_turn_keeps_everything():
+    found = of(prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0))
+    assert (found.sent_tokens, found.kept_tokens, found.extension_ratio) == (4, 4, 1.0)
+
+
+def test_a_rewritten_history_keeps_nothing():
+    found = of(prompt(), sampled(0), replace(observed(0), ids=ids()), prompt(1, 2, 3, 7), sampled(1))
+    assert (found.sent_tokens, found.kept_tokens, found.traces, found.extension_ratio) == (4, 0, 2, 0.0)
+
+
+def test_nothing_was_sent_twice():
+    assert of(prompt(), sampled(0)).extension_ratio is None
+    assert of() == Fidelity()
+
+
+def test_malformed_turns():
+    assert of(prompt(), sampled(0), replace(observed(0), errors=("no JSON",)), sampled(1)).malformed_turns == 1
+
+
+def test_turns_whose_text_is_other_tokens():
+    events = [prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0, 8), observed(0), sampled(1, 9), observed(1)]
+    spelt = []
+
+    def respell(turn):
+        spelt.append(turn[:])
+        return turn if len(turn) > 1 else ids(1, 2)
+
+    assert fidelity(replace(trajectory(), events=events), respell).drifted_turns == 1
+    assert [list(turn) for turn in spelt] == [[7, 8], [9]]
+    assert of(*events).drifted_turns == 0
+
+
+def test_older_weights_that_come_back():
+    spans = [VersionSpan("1", 0, 1), VersionSpan("2", 1, 2)]
+    steady = [prompt(), replace(sampled(0), versions=spans), observed(0), sampled(1, version="2"), observed(1)]
+    assert of(*steady).version_breaks == 0
+    assert of(*steady, sampled(2, version="1"), observed(2), sampled(3, version="2")).version_breaks == 2

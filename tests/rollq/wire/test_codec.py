@@ -1,0 +1,380 @@
+"""The wire: round trips, golden bytes, and a refusal for everything else."""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from array import array
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rollq.wire.blob
+from rollq.errors import ContractError, FailureClass
+from rollq.job import Budget, Job, Purpose
+from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.wire.blob import SCHEMA
+from rollq.wire.codec import (
+    decode_event,
+    decode_header,
+    decode_job,
+    decode_trajectory,
+    encode_event,
+    encode_header,
+    encode_job,
+    encode_trajectory,
+    is_observed,
+    job_digest,
+)
+from tests.rollq.samples import closed, events, ids, job, observed, prompt, sampled, trajectory
+
+# ---------------------------------------------------------------------------------------------------- golden bytes
+
+
+def test_golden_job() -> None:
+    assert encode_job(job(seq=3)).hex() == (
+        "dc0014" "01" "a36a6f62"  # array of 20: schema 1, "job"
+        "a172" "a167" "00"  # run, group, sample
+        "a473686f70" "a5747261696e" "01" "80"  # env, split, task, env_args
+        "ac746f6f6c2d63616c6c696e67" "80"  # agent, agent_args
+        "81a46b696e64a87363726970746564" "80"  # user, sampling
+        "941ecd8000cd0400cb409c200000000000"  # budget
+        "a5747261696e" "00" "02" "00" "a46b656570" "03"  # purpose, seed, size, min_viable, history, seq
+    )  # fmt: skip
+
+
+def test_golden_events() -> None:
+    small = replace(prompt(1, 70000), messages=[{"role": "user"}], tools=[])
+    assert encode_event(small, "r/g/0").hex() == (
+        "95" "01" "a670726f6d7074"  # array of 5: schema 1, "prompt"
+        "c408" "01000000" "70110100"  # ids, u32 little-endian
+        "c40f" "00" "92" "9181a4726f6c65a475736572" "90"  # texts: 0 = as they are, [messages, tools]
+        "cb3ff0000000000000"  # at
+    )  # fmt: skip
+    assert encode_event(sampled(2, 7, version="v"), "r/g/0").hex() == (
+        "9b" "01" "a773616d706c6564" "02"  # array of 11: schema 1, "sampled", turn
+        "c404" "07000000" "c404" "000000bf"  # ids, logprobs
+        "9193a1760001" "a473746f70" "a2686d" "00"  # spans, finish, text, cached_tokens
+        "cb4000000000000000" "cb0000000000000000"  # at, seconds
+    )  # fmt: skip
+    assert encode_event(replace(closed(), info={}), "r/g/0").hex() == (
+        "97" "01" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
+        "c403" "00" "91" "80" "cb4010000000000000"  # texts [info], at
+    )  # fmt: skip
+
+
+def test_golden_header_and_trajectory() -> None:
+    header = Header(attempt=2, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
+    assert encode_header(header).hex() == (
+        "9c" "01" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"
+    )  # fmt: skip
+    blob = encode_trajectory(replace(trajectory(), header=header, events=[prompt()]))
+    schema, kind, *parts = msgpack.unpackb(blob)
+    assert (schema, kind) == (SCHEMA, "trajectory")
+    assert parts == [encode_job(job()), encode_header(header), [encode_event(prompt(), "r/g/0")]]
+
+
+# ------------------------------------------------------------------------------------------------------ round trips
+
+scalars = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text()
+shallow = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=5), scalars, max_size=3)
+json_values = shallow | st.lists(shallow, max_size=3) | st.dictionaries(st.text(max_size=5), shallow, max_size=3)
+objects = st.dictionaries(st.text(max_size=8), json_values, max_size=4)
+surrogates = st.text(st.characters(exclude_categories=()), max_size=20)  # a policy writes what it likes
+times = st.floats(0, 2e9)
+token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(lambda values: array("I", values))
+
+
+@st.composite
+def sampled_events(draw: st.DrawFn, turn: int) -> Sampled:
+    tokens = draw(token_ids)
+    cuts = sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=3)))
+    edges = [0, *cuts, len(tokens)]
+    spans = [VersionSpan(draw(st.text(max_size=4)), a, b) for a, b in pairwise(edges)]
+    logprob = st.floats(-100, 0, width=32)
+    return Sampled(
+        turn=turn,
+        ids=tokens,
+        logprobs=array("f", draw(st.lists(logprob, min_size=len(tokens), max_size=len(tokens)))),
+        versions=tuple(spans),
+        finish=draw(st.sampled_from(Finish)),
+        text=draw(surrogates),
+        cached_tokens=draw(st.integers(0, 10)),
+        at=draw(times),
+        seconds=draw(times),
+    )
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    happened: list[Event] = []
+    for turn in range(draw(st.integers(0, 3))):
+        if not happened or draw(st.booleans()):  # another trace
+            messages, tools = draw(st.lists(objects, max_size=2)), draw(st.lists(objects, max_size=2))
+            happened.append(Prompt(ids=draw(token_ids), messages=messages, tools=tools, at=draw(times)))
+        happened += [draw(sampled_events(turn)) for _ in range(draw(st.integers(0, 3)))]
+        happened.append(
+            Observed(
+                turn=turn,
+                message=draw(objects),
+                actions=draw(st.lists(objects, max_size=2)),
+                replies=draw(st.lists(objects, max_size=2)),
+                ids=draw(token_ids),
+                errors=draw(st.lists(surrogates, max_size=2)),
+                extra_calls=draw(st.integers(0, 3)),
+                done=draw(st.booleans()),
+                at=draw(times),
+                seconds=draw(times),
+            )
+        )
+    if draw(st.booleans()):
+        stop = draw(st.sampled_from(Stop))
+        graded = stop not in (Stop.ABORTED, Stop.FAILED)
+        reward = draw(st.floats(allow_nan=False, allow_infinity=False)) if graded else None
+        failure = None if graded else draw(st.sampled_from(FailureClass))
+        happened.append(Closed(stop=stop, reward=reward, failure=failure, info=draw(objects), at=draw(times)))
+    header = Header(attempt=draw(st.integers(0, 9)), worker=draw(st.text(max_size=9)), at=draw(times))
+    return Trajectory(job=job(env_args={"a": [1, None]}), header=header, events=happened)
+
+
+@given(trajectories())
+@settings(max_examples=80, deadline=None)
+def test_a_trajectory_comes_back_equal(made: Trajectory) -> None:
+    blob = encode_trajectory(made)
+    again = decode_trajectory(blob)
+    assert (again.job, again.header, list(again.events)) == (made.job, made.header, list(made.events))
+    assert (again.tokens, again.mask, again.logprobs) == (made.tokens, made.mask, made.logprobs)
+    assert again.versions == made.versions
+    assert again.messages == made.messages
+    assert again.traces == made.traces
+    assert sum(again.traces) == len(again.tokens) == len(again.mask) == len(again.logprobs) == len(again.versions)
+    assert encode_trajectory(again) == blob
+
+
+def test_empty_sampled_and_several_a_turn_and_several_traces() -> None:
+    nothing = Sampled(turn=0, ids=ids(), logprobs=array("f"), versions=(), finish=Finish.ABORT)
+    happened = [prompt(1), nothing, sampled(0, 5, finish=Finish.ABORT), sampled(0, 6), observed(0), prompt(1, 2)]
+    again = decode_trajectory(encode_trajectory(replace(trajectory(), events=happened)))
+    assert again.traces == [5, 2]
+    assert again.tokens == ids(1, 5, 6, 4, 5, 1, 2)
+    assert again.mask == bytes([0, 1, 1, 0, 0, 0, 0])
+    assert again.versions == [None, "1", "1", None, None, None, None]
+
+
+def test_texts_are_compressed_when_large_and_read_when_asked_for() -> None:
+    long = [{"role": "system", "content": "All work and no play. " * 1000}]
+    blob = encode_event(replace(prompt(), messages=long), "r/g/0")
+    assert len(blob) < 1000
+    event = decode_event(blob, "r/g/0")
+    with pytest.raises(AttributeError):
+        object.__getattribute__(event, "messages")
+    assert event.messages == long  # type: ignore[union-attr]
+    assert event == replace(prompt(), messages=long)
+
+
+def test_what_a_policy_may_write_survives() -> None:
+    wild = {"name": "pay", "arguments": {"cents": 10**40, "note": "\ud83d", "rate": math.inf}}
+    event = decode_event(encode_event(replace(observed(), actions=[wild]), "r/g/0"), "r/g/0")
+    assert isinstance(event, Observed)
+    assert event.actions == [wild]
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_junk_is_a_contract_error(junk: bytes) -> None:
+    for decode in (decode_job, decode_trajectory, lambda b: decode_event(b, "r/g/0"), lambda b: decode_header(b)):
+        with pytest.raises(ContractError):
+            decode(junk)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_blob_is_refused_or_readable(data: st.DataObject) -> None:
+    blob = bytearray(encode_event(data.draw(st.sampled_from(events())), "r/g/0"))
+    blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        repr(decode_event(bytes(blob), "r/g/0"))  # reads the texts too
+    except ContractError as e:
+        assert "r/g/0" in str(e)
+
+
+def test_big_endian_hosts_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = encode_event(sampled(0, 1), "r/g/0")
+    monkeypatch.setattr(rollq.wire.blob, "_SWAP", sys.byteorder == "little")  # as if this were the other kind of host
+    foreign = decode_event(blob, "r/g/0")
+    assert isinstance(foreign, Sampled)
+    assert foreign.ids == ids(1 << 24)
+    assert encode_event(foreign, "r/g/0") == blob
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def tampered(event: Event, at: int, value: Any) -> bytes:
+    fields = msgpack.unpackb(encode_event(event, "r/g/0"))
+    fields[at] = value
+    return msgpack.packb(fields)
+
+
+NAN, INF = array("f", [math.nan, -1.0]).tobytes(), array("f", [-1.0, -math.inf]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("blob", "word"),
+    [
+        (tampered(sampled(), 0, 2), "schema 2"),
+        (tampered(sampled(), 0, True), "schema True"),
+        (tampered(sampled(), 1, "samples"), "no kind"),
+        (tampered(sampled(), 1, 7), "no kind"),
+        (tampered(sampled(), 2, "0"), "wrong"),
+        (tampered(sampled(), 3, b"\1\0\0"), "sampled"),
+        (tampered(sampled(), 3, [7, 8]), "sampled"),
+        (tampered(sampled(), 3, ids(7).tobytes()), "1 sampled tokens and 2 logprobs"),
+        (tampered(sampled(), 4, NAN), "not finite"),
+        (tampered(sampled(), 4, INF), "not finite"),
+        (tampered(sampled(), 5, []), "do not tile"),
+        (tampered(sampled(), 5, [["1", 0, 1]]), "do not tile"),
+        (tampered(sampled(), 5, [["1", 0, 1], ["1", 0, 2]]), "do not tile"),
+        (tampered(sampled(), 5, [["1", 0, 3]]), "do not tile"),
+        (tampered(sampled(), 5, [["1", 0]]), "unreadable"),
+        (tampered(sampled(), 5, [[1, 0, 2]]), "version span"),
+        (tampered(sampled(), 6, "tired"), "tired"),
+        (tampered(sampled(), 6, ["stop"]), "unreadable"),
+        (tampered(sampled(), 9, 2), "time"),
+        (tampered(prompt(), 2, b"\1"), "prompt"),
+        (tampered(prompt(), 3, "texts"), "texts"),
+        (tampered(observed(), 6, 1), "wrong"),
+        (tampered(closed(), 2, "bored"), "bored"),
+        (tampered(closed(), 3, None), "reward"),
+        (tampered(closed(), 3, True), "reward"),
+        (tampered(closed(), 3, 1), "reward"),
+        (tampered(closed(), 3, math.nan), "reward"),
+        (tampered(closed(), 2, "failed"), "reward"),
+        (tampered(closed(), 4, "fate"), "fate"),
+        (encode_event(prompt(), "r/g/0") + b"\0", "unreadable"),
+        (encode_event(prompt(), "r/g/0")[:-1], "unreadable"),
+        (encode_job(job()), "no kind"),
+        (b"\x91" * 5000, "unreadable"),
+        (b"\x90", "schema"),
+        (b"", "unreadable"),
+    ],
+)
+def test_an_event_that_breaks_the_contract_is_refused_by_name(blob: bytes, word: str) -> None:
+    with pytest.raises(ContractError, match=word) as caught:
+        decode_event(blob, "r/g/0")
+    assert "r/g/0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        b"",
+        b"\2\x92\x90\x90",
+        b"\0\x92\x90\x90\x90",
+        b"\0\x91\x90",
+        b"\0\x92\x80\x90",
+        b"\1junk",
+        b"\0" + b"\x91" * 3000,
+        b"\1" + zlib.compress(b"\x92\x90\x90")[:-2],
+        b"\1" + zlib.compress(b"\x92\x90\x90") + b"more",
+    ],
+)
+def test_texts_that_cannot_be_read_are_refused_when_asked_for(texts: bytes) -> None:
+    event = decode_event(tampered(prompt(), 3, texts), "r/g/0")
+    with pytest.raises(ContractError, match="r/g/0"):
+        event.messages  # type: ignore[union-attr]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        replace(prompt(), ids=[1, 2]),
+        replace(prompt(), ids=array("H", [1])),
+        replace(prompt(), messages=[{"content": object()}]),
+        replace(sampled(), logprobs=array("d", [-1.0, -1.0])),
+        replace(sampled(), logprobs=array("f", [-1.0])),
+        replace(sampled(), logprobs=array("f", [-1.0, math.nan])),
+        replace(sampled(), versions=[VersionSpan("1", 0, 1)]),
+        replace(closed(), reward=True),
+        replace(closed(), reward=math.nan),
+        replace(closed(), reward=None),
+        replace(closed(), stop=Stop.FAILED),
+        replace(closed(), info={"x": {1, 2}}),
+    ],
+)
+def test_nothing_unreadable_is_encoded(event: Event) -> None:
+    with pytest.raises(ContractError, match="r/g/0"):
+        encode_event(event, "r/g/0")
+
+
+def test_events_out_of_order_are_refused() -> None:
+    for happened in ([sampled()], [prompt(), closed(), sampled()], [closed(), closed()]):
+        blob = encode_trajectory(replace(trajectory(), events=happened))
+        with pytest.raises(ContractError, match="r/g/0"):
+            decode_trajectory(blob)
+
+
+def test_only_the_end_of_a_turn_is_observed() -> None:
+    blobs = [encode_event(event, "r/g/0") for event in events()]
+    assert [is_observed(blob) for blob in blobs] == [False, False, True, False, True, False]
+
+
+# -------------------------------------------------------------------------------------------------------------- jobs
+
+
+def full_job() -> Job:
+    return job(
+        env_args={"b": 1, "a": [None, {"c": "ü"}]},
+        agent_args={"single_tool": True},
+        user={"kind": "openai", "endpoint": "local", "model": "m"},
+        sampling={"temperature": 0.7},
+        budget=Budget(max_turns=3, deadline_s=9),
+        purpose=Purpose.EVAL,
+        seed=5,
+        min_viable=1,
+        seq=8,
+    )
+
+
+def test_a_job_comes_back_equal() -> None:
+    assert decode_job(encode_job(full_job()), "r/g/0") == full_job()
+
+
+def test_a_digest_is_of_the_content() -> None:
+    made = full_job()
+    assert job_digest(made) == job_digest(replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1}))
+    for other in (replace(made, seed=6), replace(made, sampling={}), replace(made, budget=Budget())):
+        assert job_digest(other) != job_digest(made)
+    assert job_digest(job()) == "a0552c26eb68e6c51969b24fe5e26532cdbc818c438f7bc6af84641980035f49"
+
+
+def test_another_job_is_refused() -> None:
+    with pytest.raises(ContractError, match="r/g/1"):
+        decode_job(encode_job(job()), "r/g/1")
+
+
+@pytest.mark.parametrize("at", range(2, 19))
+def test_a_job_with_a_wrong_field_is_refused_by_name(at: int) -> None:
+    fields = msgpack.unpackb(encode_job(job()))
+    fields[at] = -1.5
+    with pytest.raises(ContractError, match="r/g/0"):
+        decode_job(msgpack.packb(fields), "r/g/0")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"bytes", math.nan, 2**70, {1: 2}, object()])
+def test_a_job_that_json_cannot_say_is_refused(value: object) -> None:
+    with pytest.raises(ContractError, match="r/g/0"):
+        encode_job(job(env_args={"x": value}))
+
+
+def test_a_bottomless_job_is_refused() -> None:
+    bottomless: list[Any] = []
+    bottomless.append(bottomless)
+    with pytest.raises(ContractError, match="deep"):
+        encode_job(job(env_args={"x": bottomless}))

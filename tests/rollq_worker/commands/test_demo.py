@@ -1,0 +1,51 @@
+"""What a demo looks at before it starts anything, and what it proposes afterwards."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from rollq import cli
+from rollq_worker.commands.demo.command import next_steps
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("--env", "nope"),
+        ("--split", "nope"),
+        ("--tasks", "499-500"),
+        ("--tokenizer", "/nowhere"),
+        ("--tokenizer", "/"),
+    ],
+)
+def test_a_wrong_line_starts_and_destroys_nothing(
+    line: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("precious\n")
+    assert cli.main(["demo", "--out", str(kept), *line]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert kept.read_text() == "precious\n"
+
+
+def test_an_engine_that_is_away_destroys_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("precious\n")
+    assert cli.main(["demo", "--out", str(kept), "--engine", "http://127.0.0.1:9"]) == 1
+    assert kept.read_text() == "precious\n"
+
+
+def proposed(**given: object) -> str:
+    args = {"env": "shop", "split": "train", "engine": None, "tokenizer": None, "out": None}
+    return "\n".join(next_steps(argparse.Namespace(**{**args, **given}), range(2, 5)))
+
+
+def test_the_next_steps_fit_what_was_played() -> None:
+    assert "rollq redis; rollq engine; rollq worker" in proposed()
+    other = proposed(env="tau2:airline", split="test")
+    assert "rollq engine --env tau2:airline; rollq worker" in other
+    assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
+    real = proposed(engine="http://h:1", tokenizer="DIR")
+    assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real

@@ -1,0 +1,160 @@
+"""`rollq doctor`: the table, the verdict, the next step, and the exit code, for people and for programs."""
+
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq import cli
+from rollq_worker.tokens.selfcheck.conversations import Edge
+from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLLQ_REDIS_URL", "ROLLQ_ENGINE_URL", "ROLLQ_TOKENIZER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["doctor", "--json", *args])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_good_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{folder}: family chatml-hermes, calls in the hermes format" in lines[0]
+    assert [line.split("  ")[3].strip() for line in lines[1 : 1 + len(Edge)]] == [edge.value for edge in Edge]
+    assert lines[-2] == "verdict: ready" and lines[-1].startswith("next: start workers")
+    code, found = report(capsys, "--tokenizer", str(folder))
+    assert code == 0 and found["verdict"] == "good"
+    tokenizer = found["checks"]["tokenizer"]
+    assert tokenizer["edges"] == {edge.value: {"class": "exact", "why": ""} for edge in Edge}
+    assert tokenizer["stop_tokens"] == ["<|im_end|>", "<|endoftext|>"] and tokenizer["parser"] == "hermes"
+
+
+def test_rewriting_is_no_failure_and_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]):
+    template = (folder / "chat_template.jinja").read_text()
+    counted = template.replace("<tool_response>\\n' +", "<tool_response>' ~ ('\\n' if loop.last else '\\n\\n') +")
+    assert counted != template
+    (folder / "chat_template.jinja").write_text(counted)
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "second call -> tool                   rewrite" in out and "rewrite: history stays as it was sampled" in out
+
+
+def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.CaptureFixture[str]):
+    template = (folder / "chat_template.jinja").read_text()
+    old = "if message.reasoning_content"
+    assert old in template
+    (folder / "chat_template.jinja").write_text(template.replace(old, f"{old} and (preserve_thinking or loop.last)"))
+    _, found = report(capsys, "--tokenizer", str(folder))
+    tokenizer = found["checks"]["tokenizer"]
+    assert tokenizer["template_kwargs"] == {"preserve_thinking": True}
+    assert {edge["class"] for edge in tokenizer["edges"].values()} == {"exact"}
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
+    assert "asked to keep old reasoning: preserve_thinking=True" in capsys.readouterr().out
+
+
+def test_a_template_that_breaks_an_edge(folder: Path, capsys: pytest.CaptureFixture[str]):
+    template = (folder / "chat_template.jinja").read_text()
+    old = "<tool_response>\\n' + message.content"
+    broken = template.replace(old, old.replace("+", "~ loop.index ~"))
+    assert broken != template
+    (folder / "chat_template.jinja").write_text(broken)
+    code, found = report(capsys, "--tokenizer", str(folder))
+    assert code == 1 and found["verdict"] == "bad"
+    assert found["next"].startswith("the edge 'call -> tool' is unsupported")
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 1
+    assert "verdict: not ready: tokenizer" in capsys.readouterr().out
+
+
+def test_a_template_without_tools(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    code, found = report(capsys, "--tokenizer", str(folder))
+    assert code == 1 and "leaves an assistant's tool calls out" in found["checks"]["tokenizer"]["says"]
+
+
+def test_a_directory_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, found = report(capsys, "--tokenizer", str(tmp_path / "nowhere"))
+    assert code == 1 and "no such directory" in found["checks"]["tokenizer"]["says"]
+    assert found["next"].startswith("give --tokenizer")
+
+
+def test_an_environment(capsys: pytest.CaptureFixture[str]):
+    code, found = report(capsys, "--env", "shop")
+    assert code == 0 and found["checks"]["environment"]["tools"] > 3
+    code, found = report(capsys, "--env", "no-such-place")
+    assert code == 1 and not found["checks"]["environment"]["ok"]
+
+
+def test_redis(redis_url: str, capsys: pytest.CaptureFixture[str]):
+    code, found = report(capsys, "--redis", redis_url)
+    assert code == 1 and "forgets everything" in found["checks"]["redis"]["says"]  # the tests' Redis is not durable
+    code, found = report(capsys, "--redis", "redis://127.0.0.1:1/0")
+    assert code == 1 and "no Redis at" in found["checks"]["redis"]["says"]
+
+
+class Engine(http.server.BaseHTTPRequestHandler):
+    """Two of SGLang's endpoints; `shift` is added to every id."""
+
+    shift = 0
+    shows = True
+
+    def do_GET(self) -> None:
+        self.answer({"model_path": "some/model"})
+
+    def do_POST(self) -> None:
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        if not self.shows:
+            self.send_error(404)
+            return
+        self.answer({"tokens": [7] + [id + self.shift for id in load_tokenizer().encode(prompt)]})
+
+    def answer(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_engine(engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    code, found = report(capsys, "--engine", engine)
+    assert code == 0 and found["checks"]["engine"]["ids"] == "same"
+    monkeypatch.setattr(Engine, "shift", 1)
+    code, found = report(capsys, "--engine", engine)
+    assert code == 1 and found["checks"]["engine"]["ids"] == "different"
+    assert "the directory that the engine serves" in found["next"]
+    monkeypatch.setattr(Engine, "shows", False)
+    code, found = report(capsys, "--engine", engine)
+    assert code == 0 and found["checks"]["engine"]["ids"] == "unknown"
+    code, found = report(capsys, "--engine", "http://127.0.0.1:1")
+    assert code == 1 and "no engine at" in found["checks"]["engine"]["says"]

@@ -1,0 +1,145 @@
+"""Copy-on-write tables against plain dicts."""
+
+import copy
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq_worker.environments.copy_on_write import Database, Table
+
+PRISTINE = {"a": {"n": 1, "list": [1]}, "b": {"n": 2, "list": []}, "c": {"n": 3, "list": [3]}}
+KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("get"), KEYS),
+        st.tuples(st.just("append"), KEYS),
+        st.tuples(st.just("set"), KEYS),
+        st.tuples(st.just("delete"), KEYS),
+        st.tuples(st.just("pop"), KEYS),
+        st.tuples(st.just("scan"), KEYS),
+    ),
+    max_size=20,
+)
+
+
+def database(tables=None):
+    return Database(tables or {"t": PRISTINE}, copy=copy.deepcopy, canon=lambda r: json.dumps(r, sort_keys=True))
+
+
+def apply(table, operation, key):
+    match operation:
+        case "get":
+            return table[key]
+        case "append":
+            table[key]["list"].append(9)
+        case "set":
+            table[key] = {"n": 9, "list": [table.get(key)]}
+        case "delete":
+            del table[key]
+        case "pop":
+            return table.pop(key, "nothing")
+        case "scan":
+            return list(table), list(table.items()), list(table.values()), len(table), key in table
+
+
+def outcome(table, operation, key):
+    try:
+        return copy.deepcopy(apply(table, operation, key))
+    except KeyError as e:
+        return repr(e)
+
+
+@given(OPERATIONS)
+def test_a_table_behaves_as_a_dict_and_leaves_the_pristine_one_alone(operations):
+    pristine = copy.deepcopy(PRISTINE)
+    db = database({"t": pristine})
+    view, plain = db.view(), copy.deepcopy(PRISTINE)
+    for operation, key in operations:
+        assert outcome(view["t"], operation, key) == outcome(plain, operation, key)
+    assert list(view["t"].items()) == list(plain.items())
+    assert pristine == PRISTINE
+    expected = {("t", k) for k in plain.keys() | PRISTINE if plain.get(k) != PRISTINE.get(k)}
+    assert db.changes(view).keys() == expected
+
+
+@given(OPERATIONS, OPERATIONS)
+def test_changes_are_equal_exactly_when_the_data_is(left, right):
+    db = database()
+    views = []
+    for operations in (left, right):
+        views.append(view := db.view())
+        for operation, key in operations:
+            outcome(view["t"], operation, key)
+    one, other = (dict(view["t"]) for view in views)
+    assert (db.changes(views[0]) == db.changes(views[1])) == (one == other)
+
+
+def test_reading_is_no_change_and_scanning_copies_nothing():
+    db = database()
+    view = db.view()
+    assert view["t"]["a"] == {"n": 1, "list": [1]}
+    assert [r["n"] for r in view["t"].values()] == [1, 2, 3]
+    assert view["t"].touched() == {"a"}
+    assert db.changes(view) == {}
+
+
+def test_a_record_fetched_twice_is_one_record():
+    view = database().view()
+    view["t"]["a"]["list"].append(2)
+    assert view["t"]["a"] is view["t"]["a"]
+    assert dict(view["t"].items())["a"]["list"] == [1, 2]
+
+
+def test_views_do_not_see_each_other():
+    db = database()
+    one, other = db.view(), db.view()
+    one["t"]["a"]["n"] = 7
+    del one["t"]["b"]
+    assert (other["t"]["a"]["n"], "b" in other["t"]) == (1, True)
+
+
+@pytest.mark.parametrize("value", [1.0, True, "1"])
+def test_the_canonical_text_decides_what_a_change_is(value):
+    db = database()
+    view = db.view()
+    view["t"]["a"]["n"] = value
+    assert db.changes(view).keys() == {("t", "a")}
+    view["t"]["a"]["n"] = 1
+    assert db.changes(view) == {}
+
+
+def test_half_a_surrogate_pair_is_a_change_like_any_other():
+    db = Database({"t": PRISTINE}, copy=copy.deepcopy, canon=str)
+    view = db.view()
+    view["t"]["a"]["n"] = "\ud800"
+    assert db.changes(view).keys() == {("t", "a")}
+
+
+def test_a_gone_record_is_a_change_and_a_replaced_one_moves_to_the_end():
+    db = database()
+    view = db.view()
+    del view["t"]["a"]
+    assert db.changes(view) == {("t", "a"): None}
+    with pytest.raises(KeyError):
+        view["t"]["a"]
+    view["t"]["a"] = copy.deepcopy(PRISTINE["a"])
+    assert (list(view["t"]), db.changes(view)) == (["b", "c", "a"], {})
+
+
+def test_unhashable_keys_fail_as_in_a_dict():
+    table = Table(PRISTINE, copy.deepcopy)
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        table[["a"]]
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        _ = ["a"] in table
+
+
+def test_a_view_costs_next_to_nothing():
+    db = database({"t": {str(i): {"n": i, "list": []} for i in range(10_000)}})
+    view = db.view()
+    view["t"]["7"]["n"] = 8
+    own = [slot for slot in ("_own", "_gone") if len(pickle.dumps(getattr(view["t"], slot))) > 1000]
+    assert own == []

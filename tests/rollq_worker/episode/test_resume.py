@@ -1,0 +1,249 @@
+"""Resume: an episode cut anywhere and played again ends as if nothing had happened, with nothing asked twice."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollq.errors import JobFailure
+from rollq.job import Budget, History, Job
+from rollq.trajectory import Observed, Prompt, Sampled, Stop
+from rollq.wire.codec import decode_event, encode_event
+from rollq_worker.episode.loop import play
+from rollq_worker.episode.resume import Diverged
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.protocols import Action, Observation
+
+CALL = '{"name": "add", "arguments": {"a": [1, 2.5, null]}}'
+TEXTS = (CALL, "and now?", "{oops", CALL, "one more", "bye")
+LINES = ("hello", "go on", "more")
+
+
+def run(recorded=(), *, engine=None, user=None, environment=None, journal=None, budget=None):
+    return play(
+        Job(run="r", group="g", env="fake", task=0, budget=budget or Budget()),
+        engine=engine or FakeEngine(TEXTS),
+        renderer=FakeRenderer(),
+        environment=environment or FakeEnvironment(),
+        user=user or FakeUser(LINES),
+        journal=journal or FakeJournal(),
+        recorded=recorded,
+    )
+
+
+def wired(events):
+    """As they come back from Redis."""
+    return [decode_event(encode_event(event, "r/g/0"), "r/g/0") for event in events]
+
+
+def seen(trajectory):
+    return (
+        list(trajectory.tokens),
+        trajectory.mask,
+        list(trajectory.logprobs),
+        trajectory.messages,
+        trajectory.stop,
+        trajectory.reward,
+    )
+
+
+class Counting(FakeUser):
+    """Goes on from what it was made to recall, and counts what it is asked."""
+
+    asked = 0
+
+    def open(self) -> str:
+        self.asked += 1
+        return super().open()
+
+    def reply(self, message: str) -> str:
+        self.asked += 1
+        return super().reply(message)
+
+
+@given(st.data(), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_a_cut_anywhere_changes_nothing(data, interrupts):
+    whole = run(engine=FakeEngine(TEXTS, interrupts=interrupts))
+    cut = data.draw(st.integers(0, len(whole.events) - 1))
+    recorded = wired(whole.events[:cut])
+    turns = [event.turn for event in recorded if isinstance(event, Sampled) and event.finish != "abort"]
+    engine = FakeEngine(TEXTS[len(turns) :] or ["never"])
+    partial = [event for event in recorded if isinstance(event, Sampled)]
+    open_turn = bool(partial) and partial[-1].finish == "abort" and recorded[-1] is partial[-1]
+    if open_turn:  # the engine goes on with what is left of the interrupted turn
+        said = sum(len(event.ids) for event in partial if event.turn == partial[-1].turn)
+        engine = FakeEngine([TEXTS[len(turns)][said:], *TEXTS[len(turns) + 1 :]])
+    user, journal = Counting(LINES), FakeJournal()
+    again = run(recorded, engine=engine, user=user, journal=journal)
+    assert seen(again) == seen(whole)
+    replies = sum(isinstance(e, Observed) and any(a["name"] == "respond" for a in e.actions) for e in recorded)
+    assert user.asked == 1 + 3 - replies - bool(recorded)
+    assert len(journal.events) == len(again.events) - 1 - cut  # nothing is journaled twice
+
+
+class NoEngine:
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"the engine was asked for {name}")
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop"), [(Budget(), "done"), (Budget(max_tokens=250), "length"), (Budget(max_turns=3), "turns")]
+)
+def test_a_finished_journal_needs_no_engine(budget, stop):
+    whole = run(budget=budget)
+    assert whole.stop == stop
+    again = run(wired(whole.events[:-1]), engine=NoEngine(), budget=budget)
+    assert seen(again) == seen(whole)
+
+
+class Fickle(FakeEnvironment):
+    def step(self, action: Action) -> Observation:
+        return Observation("something else")
+
+
+class OtherPolicy(FakeEnvironment):
+    system_prompt = "another policy"
+
+    def __init__(self) -> None:
+        super().__init__(system_prompt="another policy")
+
+
+@pytest.mark.parametrize("environment", [Fickle(), OtherPolicy()], ids=["observation", "prompt"])
+def test_a_replay_that_diverges_is_the_environments_failure(environment):
+    whole = run()
+    with pytest.raises(Diverged):
+        run(wired(whole.events[:4]), environment=environment)
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_journal_that_cannot_have_been_is_refused(cut):
+    events = wired(run().events[:-1])
+    del events[cut]
+    if cut < len(events):
+        with pytest.raises(Diverged):
+            run(events)
+
+
+def test_sampled_tokens_of_another_turn_are_refused():
+    prompt, sampled, *_ = wired(run().events)
+    assert isinstance(prompt, Prompt)
+    with pytest.raises(Diverged, match="turn 5"):
+        run([prompt, replace(sampled, turn=5)])
+
+
+ASK = '{"name": "ask", "arguments": {"question": "%s"}}'
+
+
+class Consulting(FakeEnvironment):
+    """Asks its user within a tool call, shows the answer otherwise than it was said, and respells all replies."""
+
+    def step(self, action: Action) -> Observation:
+        assert self.user is not None
+        if action.name == "ask":
+            self.actions.append(action)
+            said = [self.user.reply(action.arguments["question"]) for _ in range(2)]
+            return Observation(" / ".join(said).upper())
+        seen = super().step(action)
+        return replace(seen, text=f"({seen.text})")
+
+
+TALK = (ASK % "who?", CALL, "and now?", f"[{ASK % 'a'}, {ASK % 'b'}]", "bye")
+WORDS = ("hello", *(f"word {n}" for n in range(20)))
+
+
+def consult(recorded=(), texts=TALK, user=None, environment=None):
+    return play(
+        Job(run="r", group="g", env="fake", task=0, agent_args={"calls": "all"}, budget=Budget(max_turns=5)),
+        engine=FakeEngine(texts),
+        renderer=FakeRenderer(),
+        environment=environment or Consulting(),
+        user=user or Counting(WORDS),
+        journal=FakeJournal(),
+        recorded=recorded,
+    )
+
+
+@pytest.mark.parametrize("cut", range(11))
+def test_a_user_who_is_asked_within_tool_calls_is_not_asked_again(cut):
+    whole = consult()
+    assert [len(e.actions) for e in whole.events if isinstance(e, Observed)] == [1, 1, 1, 2, 1]
+    assert whole.messages[3]["content"] == "WORD 0 / WORD 1"
+    recorded = wired(whole.events[:cut])
+    turns = sum(isinstance(event, Sampled) for event in recorded)
+    user = Counting(WORDS)
+    again = consult(recorded, TALK[turns:] or ("never",), user)
+    assert seen(again) == seen(whole)
+    answered = sum(isinstance(event, Observed) for event in recorded)
+    assert user.asked == 9 - [0, 1, 3, 3, 4, 8, 9][answered + bool(recorded)]
+    assert len(user.heard) == 8  # what it did not say it was told of
+
+
+def test_an_environment_that_asks_more_or_less_than_it_did_has_diverged():
+    recorded = wired(consult().events[:3])
+    user = Counting(WORDS)
+
+    class Curious(Consulting):
+        def step(self, action: Action) -> Observation:
+            assert self.user is not None
+            self.user.reply("once more")
+            return super().step(action)
+
+    with pytest.raises(Diverged, match="asked more"):
+        consult(recorded, user=user, environment=Curious())
+    assert user.asked == 0
+
+    class Incurious(Consulting):
+        def step(self, action: Action) -> Observation:
+            assert self.user is not None
+            return Observation(self.user.reply("?").upper() + " / WORD 1")
+
+    with pytest.raises(Diverged, match="actions"):
+        consult(recorded, user=user, environment=Incurious())
+
+
+def test_an_environment_that_answers_for_its_user():
+    class Answers(FakeEnvironment):
+        def step(self, action: Action) -> Observation:
+            return (
+                Observation("noted", done=len(self.actions) > 2) if action.name == "respond" else super().step(action)
+            )
+
+    texts = ("hm", CALL, "hm", CALL, CALL, "bye")
+    whole = consult((), texts, environment=Answers())
+    for cut in range(len(whole.events)):
+        recorded = wired(whole.events[:cut])
+        turns = sum(isinstance(event, Sampled) for event in recorded)
+        assert seen(consult(recorded, texts[turns:] or ("never",), environment=Answers())) == seen(whole)
+
+
+@pytest.mark.parametrize("history", list(History))
+@pytest.mark.parametrize("context", [60, 200, 330, 1 << 20])
+def test_a_successor_with_another_context_does_not_diverge(history, context):
+    """Whether a turn was followed by another one is recorded, not worked out anew."""
+
+    def again(recorded, engine):
+        return play(
+            Job(run="r", group="g", env="fake", task=0, history=history),
+            engine=engine,
+            renderer=FakeRenderer(),
+            environment=FakeEnvironment(),
+            user=FakeUser(LINES),
+            journal=FakeJournal(),
+            recorded=recorded,
+        )
+
+    whole = again((), FakeEngine(TEXTS, context=context))
+    for cut in range(1, len(whole.events)):
+        recorded = wired(whole.events[:cut])
+        ended = cut == len(whole.events) - 1
+        for other in (1, 1 << 20):
+            if not any(isinstance(event, Sampled) for event in recorded) and other == 1:
+                with pytest.raises(JobFailure, match="leaves no room"):
+                    again(recorded, FakeEngine(["bye"], context=other))
+                continue
+            found = again(recorded, FakeEngine(["bye"], context=other))
+            assert wired(found.events[:cut]) == recorded
+            if ended and not (history is History.TEMPLATE and whole.stop is Stop.LENGTH):
+                assert seen(found) == seen(whole)

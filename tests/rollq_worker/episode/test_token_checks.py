@@ -1,0 +1,333 @@
+"""The invariants of token fidelity: what holds passes, and each breach is caught and blamed on the right party."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
+from rollq.job import Budget, History, Job
+from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
+from rollq_worker.episode import loop
+from rollq_worker.episode.loop import play
+from rollq_worker.episode.token_checks import Invariants
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+
+END, OTHER_END, TEMPLATE_END = 9, 8, 7
+VOCABULARY = 100
+PADDING = 105
+
+
+class Ends(FakeRenderer):
+    """Turns are sampled to END; the template has a token of its own for turns that are over (gpt-oss)."""
+
+    stop_ids = (END,)
+    vocab_size = VOCABULARY
+
+    def is_end(self, id: int) -> bool:
+        return id in (END, TEMPLATE_END)
+
+
+def job(**changes: Any) -> Job:
+    return Job(run="r", group="g", env="fake", task=0, **changes)
+
+
+def invariants(**changes: Any) -> Invariants:
+    return Invariants(job(**changes), Ends())
+
+
+def prompt(*ids: int) -> Prompt:
+    return Prompt(ids=array("I", ids or (1, 2, 3)), messages=[], tools=[])
+
+
+def sampled(turn: int, *ids: int, finish: Finish = Finish.STOP, **changes: Any) -> Sampled:
+    whole = Sampled(
+        turn=turn,
+        ids=array("I", ids),
+        logprobs=array("f", [-0.5] * len(ids)),
+        versions=[VersionSpan("v1", 0, len(ids))],
+        finish=finish,
+    )
+    return replace(whole, **changes)
+
+
+def observed(turn: int, *ids: int) -> Observed:
+    return Observed(turn=turn, message={}, actions=[], replies=[], ids=array("I", ids))
+
+
+def follow(checks: Invariants, *events: Event) -> Invariants:
+    for event in events:
+        checks.follow(event)
+    return checks
+
+
+GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
+    "two turns": ({}, [prompt(), sampled(0, 5, END), observed(0, 4, 6), sampled(1, 5, END), observed(1)]),
+    "an interrupted turn": (
+        {},
+        [prompt(), sampled(0, 5, finish=Finish.ABORT), sampled(0, 6, END), observed(0, 4), sampled(1, END)],
+    ),
+    "interrupted behind its last token": ({}, [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)]),
+    "a stop token at the very limit": ({}, [prompt(), sampled(0, 5, END, finish=Finish.LENGTH), observed(0, 4)]),
+    "cut by its length": ({}, [prompt(), sampled(0, 5, 6, finish=Finish.LENGTH), observed(0)]),
+    "a padding id": ({}, [prompt(), sampled(0, PADDING, END), observed(0, 4)]),
+    "the job's own stop token": (
+        {"sampling": {"stop_token_ids": [OTHER_END]}},
+        [prompt(), sampled(0, 5, OTHER_END), observed(0, END, 4), sampled(1, END)],
+    ),
+    "ended as the template ends it": (
+        {"sampling": {"stop_token_ids": [TEMPLATE_END]}},
+        [prompt(), sampled(0, 5, TEMPLATE_END), observed(0, 4), sampled(1, END)],
+    ),
+    "closed as the template does": (
+        {"sampling": {"stop": ["x"]}},
+        [prompt(), sampled(0, 5), observed(0, TEMPLATE_END, 4)],
+    ),
+    "a stop string": ({"sampling": {"stop": ["x"]}}, [prompt(), sampled(0, 5, 6), observed(0, END, 4)]),
+    "a grammar": ({"sampling": {"regex": "a"}}, [prompt(), sampled(0, 5), observed(0, END, 4)]),
+    "eos ignored": (
+        {"sampling": {"ignore_eos": True}},
+        [prompt(), sampled(0, END, 5, END, finish=Finish.ABORT), sampled(0, 5, finish=Finish.LENGTH)],
+    ),
+    "history rewritten": (
+        {},
+        [prompt(), sampled(0, 5, END), observed(0), prompt(1, 2), sampled(1, 5, END), observed(1)],
+    ),
+    "older weights again": (
+        {},
+        [
+            prompt(),
+            sampled(0, 5, 6, END, versions=[VersionSpan("v2", 0, 1), VersionSpan("v1", 1, 3)]),
+            observed(0, 4),
+            sampled(1, 5, END, versions=[VersionSpan("v2", 0, 2)]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_holds_passes(name: str) -> None:
+    changes, events = GOOD[name]
+    follow(invariants(**changes), *events)
+
+
+OPEN = [prompt()]
+ENDED = [prompt(), sampled(0, 5, END)]
+BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
+    "I2 a logprob is missing": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1])), EngineBreach),
+    "I2 nothing was sampled": (OPEN, sampled(0, finish=Finish.LENGTH), EngineBreach),
+    "I3 no prompt": ([], sampled(0, 5, END), JobBreach),
+    "I3 an empty prompt": ([], replace(prompt(), ids=array("I")), JobBreach),
+    "I3 a prompt in mid-turn": (OPEN, prompt(), JobBreach),
+    "I3 a prompt behind a bridge": ([*ENDED, observed(0, 4)], prompt(), JobBreach),
+    "I3 sampled without a bridge": ([*ENDED, observed(0)], sampled(1, END), JobBreach),
+    "I3 sampled on behind the end": (ENDED, sampled(0, END), JobBreach),
+    "I3 spans with a gap": (
+        OPEN,
+        sampled(0, 5, 6, END, versions=[VersionSpan("v", 0, 1), VersionSpan("v", 2, 3)]),
+        EngineBreach,
+    ),
+    "I3 spans that end early": (OPEN, sampled(0, 5, END, versions=[VersionSpan("v", 0, 1)]), EngineBreach),
+    "I3 an empty span": (
+        OPEN,
+        sampled(0, 5, END, versions=[VersionSpan("v", 0, 0), VersionSpan("v", 0, 2)]),
+        EngineBreach,
+    ),
+    "I9 answered before anything was sampled": (OPEN, observed(0, END, 4), JobBreach),
+    "I3 no spans": (OPEN, sampled(0, 5, END, versions=[]), EngineBreach),
+    "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
+    "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
+    "I4 sampled behind an abort at a stop token": (
+        [*OPEN, sampled(0, END, finish=Finish.ABORT)],
+        sampled(0, END),
+        JobBreach,
+    ),
+    "I5 a bridge without a close": ([prompt(), sampled(0, 5, finish=Finish.LENGTH)], observed(0, 4), JobBreach),
+    "I6 not a number": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, float("nan")])), EngineBreach),
+    "I6 infinite": (OPEN, sampled(0, 5, END, logprobs=array("f", [float("-inf"), -1])), EngineBreach),
+    "I6 above 0": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, 0.01])), EngineBreach),
+    "I8 the prompt": ([], prompt(1, PADDING), JobBreach),
+    "I8 the bridge": (ENDED, observed(0, 4, PADDING), JobBreach),
+    "I9 another turn": (OPEN, sampled(1, 5, END), JobBreach),
+    "I9 answered twice": ([*ENDED, observed(0, 4)], observed(0, 4), JobBreach),
+    "I9 another turn answered": (ENDED, observed(1, 4), JobBreach),
+    "beyond the turn's budget": (
+        [prompt(), sampled(0, 5, 5, 5, finish=Finish.ABORT)],
+        sampled(0, 6, END),
+        EngineBreach,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_breach_is_blamed_on_who_made_it(name: str) -> None:
+    before, event, breach = BROKEN[name]
+    checks = follow(invariants(budget=Budget(max_new_tokens=4)), *before)
+    with pytest.raises(ContractError, match="r/g/0, turn") as caught:
+        checks.follow(event)
+    assert type(caught.value) is breach
+    assert isinstance(caught.value, RolloutFailure)
+    assert caught.value.failure is (FailureClass.ENGINE if breach is EngineBreach else FailureClass.JOB)
+    assert pickle.loads(pickle.dumps(caught.value)).failure is caught.value.failure
+
+
+def test_what_is_sent_is_what_the_events_hold() -> None:
+    checks = follow(invariants(), *ENDED, observed(0, 4, 6))
+    ids = array("I", [1, 2, 3, 5, END, 4, 6])
+    checks.sending(ids)
+    for wrong in (ids[:-1], array("I", [*ids, 6]), array("I", [*ids[:-1], 7]), array("I")):
+        with pytest.raises(JobBreach, match="about to be sent"):
+            checks.sending(wrong)
+    with pytest.raises(JobBreach, match="nothing may be sampled behind Sampled"):
+        follow(invariants(), *ENDED).sending(ids[:5])
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Event]:
+    """What a loop that does everything right may record, but for rewritten history."""
+    ids = st.lists(st.integers(10, VOCABULARY - 1), min_size=1, max_size=4)
+    events: list[Event] = [prompt(*draw(ids))]
+    for turn in range(draw(st.integers(1, 4))):
+        for _ in range(draw(st.integers(0, 2))):
+            events.append(sampled(turn, *draw(ids), finish=Finish.ABORT, versions=None))
+        events.append(sampled(turn, *draw(ids), END, finish=draw(st.sampled_from(Finish)), versions=None))
+        events.append(observed(turn, *draw(ids)))
+    for at, event in enumerate(events):
+        if isinstance(event, Sampled):
+            cut = draw(st.integers(1, len(event.ids)))
+            spans = [VersionSpan(draw(st.sampled_from("12")), 0, cut), VersionSpan("1", cut, len(event.ids))]
+            events[at] = replace(event, versions=[span for span in spans if span.start < span.end])
+    return events
+
+
+def changed(event: Event, **fields: Any) -> list[Event]:
+    return [replace(event, **fields)]
+
+
+def cut(event: Sampled, drop: int) -> Sampled:
+    """Without its last tokens."""
+    return sampled(event.turn, *event.ids[: len(event.ids) - drop], finish=event.finish)
+
+
+BREAKS: dict[str, tuple[type, Any]] = {
+    # What becomes of an event so that the invariant no longer holds.
+    "I2 a logprob too many": (Sampled, lambda e: changed(e, logprobs=e.logprobs + array("f", [-1]))),
+    "I2 a logprob too few": (Sampled, lambda e: changed(e, logprobs=e.logprobs[1:])),
+    "I3 no prompt": (Prompt, lambda e: []),
+    "I3 two prompts": (Prompt, lambda e: [e, e]),
+    "I3 a turn without an answer": (Observed, lambda e: []),
+    "I3 an answer without a bridge": (Observed, lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)]),
+    "I3 versions from the second token on": (
+        Sampled,
+        lambda e: changed(e, versions=[VersionSpan("1", 1, len(e.ids) + 1)]),
+    ),
+    "I4 stop behind any token": (Sampled, lambda e: changed(sampled(e.turn, 5), finish=Finish.STOP)),
+    "I4 on behind a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
+    "I5 a bridge in the middle of nowhere": (
+        Observed,
+        lambda e: [replace(e, ids=array("I", [4, END])) if e.ids else e],
+    ),
+    "I6 not a logarithm": (Sampled, lambda e: changed(e, logprobs=array("f", [0.5] * len(e.ids)))),
+    "I6 no number": (Sampled, lambda e: changed(e, logprobs=array("f", [float("nan")] * len(e.ids)))),
+    "I6 impossible": (Sampled, lambda e: changed(e, logprobs=array("f", [float("-inf")] * len(e.ids)))),
+    "I8 a prompt beyond the vocabulary": (Prompt, lambda e: changed(e, ids=array("I", [VOCABULARY]))),
+    "I8 a bridge beyond the vocabulary": (Observed, lambda e: changed(e, ids=array("I", [4, VOCABULARY]))),
+    "I9 a turn left out": (Sampled, lambda e: changed(e, turn=e.turn + 1)),
+    "I9 a turn answered twice": (Observed, lambda e: [e, e]),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+@given(events=episodes(), data=st.data())
+def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data: st.DataObject) -> None:
+    follow(invariants(), *events)
+    kind, change = BREAKS[name]
+    at = data.draw(st.sampled_from([n for n, event in enumerate(events) if isinstance(event, kind)]))
+    if name.startswith("I5"):  # in front of it a turn that was cut
+        last = events[at - 1]
+        assert isinstance(last, Sampled)
+        events[at - 1] = replace(cut(last, 1), finish=Finish.LENGTH)
+    broken = [*events[:at], *change(events[at]), *events[at + 1 :]]
+    if name == "I3 a turn without an answer" and at == len(events) - 1:
+        broken.append(sampled(events[at].turn + 1, END))  # type: ignore[union-attr]
+    with pytest.raises(ContractError):
+        follow(invariants(), *broken)
+
+
+@given(events=episodes(), data=st.data())
+def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event], data: st.DataObject) -> None:
+    """I1. By length and last token: an array that is only ever appended to has no other way to differ."""
+    checks = follow(invariants(), *events)
+    ids = [token for event in events for token in event.ids]  # type: ignore[union-attr]
+    checks.sending(array("I", ids))
+    other = data.draw(st.integers(0, VOCABULARY).filter(lambda token: token != ids[-1]))
+    for wrong in (ids[:-1], [*ids, other], [*ids[:-1], other], ids[1:]):
+        with pytest.raises(JobBreach):
+            checks.sending(array("I", wrong))
+
+
+class Cutting(FakeEngine):
+    """Ends turns behind a stop string, where the job has one."""
+
+    def generate(self, ids: Any, *, sampling: Any, **options: Any) -> Any:
+        got = super().generate(ids, sampling=sampling, **options)
+        if "stop" in sampling and got.finish is Finish.STOP and len(got.ids) > 1:
+            self.replies[-1] = short = got.ids[:-1]
+            spans = [VersionSpan(self.version, 0, len(short))]
+            return replace(got, ids=short, logprobs=got.logprobs[:-1], versions=spans)
+        return got
+
+
+@given(
+    sampling=st.sampled_from([{}, {"stop": "x"}, {"json_schema": "{}"}, {"stop_token_ids": [0]}]),
+    history=st.sampled_from(History),
+    texts=st.lists(st.sampled_from(['{"name": "add", "arguments": {}}', "{bad", "hm", "bye, bye"]), min_size=1),
+    interrupts=st.integers(0, 4),
+    max_new_tokens=st.integers(1, 40),
+    max_turns=st.integers(1, 6),
+)
+def test_whatever_the_loop_records_holds(
+    sampling: dict[str, Any], history: History, texts: list[str], interrupts: int, max_new_tokens: int, max_turns: int
+) -> None:
+    played = job(budget=Budget(max_new_tokens=max_new_tokens, max_turns=max_turns), sampling=sampling, history=history)
+    engine = Cutting(texts, interrupts=interrupts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "ABORT_PAUSE_S", 0)
+        trajectory = play(
+            played,
+            engine=engine,
+            renderer=FakeRenderer(),
+            environment=FakeEnvironment(),
+            user=FakeUser(["hello", "and?", "and?"]),
+            journal=FakeJournal(),
+        )
+    checks = Invariants(played, FakeRenderer())
+    requests = (ids for ids, _ in groupby(engine.requests))  # under a grammar an interrupted turn is asked for again
+    for event in trajectory.events:
+        if isinstance(event, Sampled):
+            checks.sending(next(requests))
+        checks.follow(event)
+    assert checks.length == trajectory.traces[-1]
+
+
+def test_the_history_is_never_read_again() -> None:
+    class Glanced:
+        """Ids that may only be counted, and looked at at their end."""
+
+        def __len__(self) -> int:
+            return 1_000_006
+
+        def __getitem__(self, index: int) -> int:
+            assert index == -1
+            return 4
+
+    checks = follow(invariants(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4))
+    checks.sending(Glanced())  # type: ignore[arg-type]
+    assert not [value for value in vars(checks).values() if isinstance(value, list | array)]

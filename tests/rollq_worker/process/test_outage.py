@@ -1,0 +1,177 @@
+"""Real outages of a real Redis under real heartbeats and reapers, with every time a third of what it is in production.
+
+The heartbeats of a live worker win whatever happens to Redis; what a dead one held comes back in time even if nobody
+was there to see it die.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.backoff import EqualJitterBackoff
+from redis.retry import Retry
+
+from rollq.job import Job
+from rollq.ledger import ledger as ledger_module
+from rollq.ledger import outage as pulse_module
+from rollq.ledger.connection import RETRIES, connect
+from rollq.ledger.ledger import Claim, Ledger
+from rollq_worker.process import leases as lease_module
+from rollq_worker.process import reaper as reaper_module
+from rollq_worker.process.leases import Attempt, Leases
+from rollq_worker.process.reaper import Reaper
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.rollq_worker.process.test_reaper import Broker
+from tests.stalls import Stalls
+
+SCALE = 3.0
+TIMES = {
+    ledger_module: ["LEASE_S"],
+    pulse_module: ["OUTAGE_S", "GRACE_S"],
+    lease_module: ["LEASE_S", "BEAT_S", "TICK_S", "REPORT_S"],
+    reaper_module: ["TICK_S", "CHECK_S"],
+}
+LEASE_S = ledger_module.LEASE_S / SCALE
+LONG_S = LEASE_S + 2.0
+"""Without any grace every lease would have expired."""
+JOBS = 20
+
+
+@pytest.fixture(autouse=True)
+def _faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in TIMES.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
+
+
+class Store:
+    """A Redis server of our own that keeps what it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        command = [redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        self.process = started_redis([*command, "--appendonly", "yes", "--appendfsync", "always"], self.port)
+
+    def client(self) -> Any:
+        """As patient as in production, on this test's scale."""
+        client: Any = connect(f"redis://127.0.0.1:{self.port}/0")
+        keywords = client.connection_pool.connection_kwargs
+        keywords["retry"] = Retry(EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE), RETRIES)
+        keywords["socket_timeout"] = 5.0 / SCALE
+        return client
+
+    def restart(self, after_s: float) -> None:
+        self.process.kill()
+        self.process.wait(60)
+        time.sleep(after_s)
+        self.start()
+
+    def freeze(self, for_s: float) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(for_s)
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(tmp_path)
+    yield found
+    found.process.send_signal(signal.SIGCONT)
+    found.process.kill()
+    found.process.wait(60)
+
+
+class Worker:
+    """What keeps a worker's jobs alive, without what plays them."""
+
+    def __init__(self, store: Store) -> None:
+        self.client = store.client()
+        self.ledger = Ledger(self.client, "r")
+        self.broker = Broker()
+        self.leases = Leases(threading.Event())
+        self.reaper = Reaper(self.client, self.broker)  # type: ignore[arg-type]
+        self.held = ExitStack()
+        self.attempts: list[Attempt] = []
+
+    def start(self) -> None:
+        self.leases.start()
+        self.reaper.start()
+
+    def claim(self) -> None:
+        for task in range(JOBS):
+            job = Job(run="r", group=f"g{task}", env="shop", task=task)
+            self.ledger.submit([job], publish_in_s=30.0)  # later, it would count as a message that was lost
+            found = self.ledger.claim(job.id, worker="w", token="t", lease_s=LEASE_S)
+            assert isinstance(found, Claim)
+            self.attempts.append(self.held.enter_context(self.leases.hold(self.ledger, found)))
+
+    def die(self) -> None:
+        self.leases.stop()
+        self.reaper.stop()
+        self.reaper.join(60)
+
+
+@pytest.fixture
+def workers(store: Store) -> Iterator[Callable[[], Worker]]:
+    found: list[Worker] = []
+
+    def start() -> Worker:
+        found.append(Worker(store))
+        found[-1].start()
+        return found[-1]
+
+    yield start
+    for worker in found:
+        worker.die()
+        worker.held.close()
+    for worker in found:
+        worker.client.close()
+
+
+@pytest.mark.parametrize("how", ["restarted soon", "restarted late", "frozen"])
+def test_live_workers_lose_nothing(store: Store, workers: Callable[[], Worker], how: str) -> None:
+    worker = workers()
+    worker.claim()
+    time.sleep(1.0)
+    match how:
+        case "restarted soon":
+            store.restart(0.5)
+        case "restarted late":
+            store.restart(LONG_S)
+        case "frozen":
+            store.freeze(LONG_S)
+    workers()  # one that knows nothing of what there was
+    time.sleep(LEASE_S + 1.0)
+    stats = worker.ledger.stats()
+    assert (stats["leased"], stats["expired"], worker.broker.published) == (JOBS, 0, [])
+    assert not any(attempt.lost.is_set() for attempt in worker.attempts)
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 4.0])
+def test_the_only_worker_dies_and_its_successor_takes_over(
+    store: Store, workers: Callable[[], Worker], gap_s: float
+) -> None:
+    worker = workers()
+    worker.claim()
+    time.sleep(1.0)
+    worker.die()
+    died = time.monotonic()
+    time.sleep(gap_s)
+    successor = workers()
+    with Stalls() as stalls:
+        while len(successor.broker.published) < JOBS:
+            assert time.monotonic() - died < 150
+            time.sleep(0.05)
+    # As long as a lease and 5 s, or as half a lease when nobody was there for longer; and time for a busy machine.
+    took, promised = time.monotonic() - died, max(LEASE_S + 5.0 / SCALE, gap_s + LEASE_S / 2)
+    assert took < promised + 2.0 or stalls.seconds > 0.5
+    assert successor.ledger.stats()["expired"] == JOBS

@@ -1,0 +1,108 @@
+"""The watchdog that ends a worker process, whatever its threads do; tried on small processes."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys, threading, time
+from rollq_worker.process import shutdown
+shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {release_s} * 2
+begun = shutdown.Drain(threading.Event())
+begun.install()
+say = lambda *words: print(*words, flush=True)
+{ready}
+say("begun")
+{after}
+begun.draining.wait()
+{last}
+"""
+READY = "begun.ready(stop_consuming=lambda: say('stopped'), interrupt=lambda: {interrupt}, release=lambda: {release})"
+
+
+def program(
+    *,
+    ready: bool = True,
+    release_s: float = 0.3,
+    interrupt: str = "None",
+    release: str = "say('released')",
+    after: str = "",
+    last: str = "",
+) -> "subprocess.Popen[str]":
+    said = READY.format(interrupt=interrupt, release=release) if ready else ""
+    code = PROGRAM.format(ready=said, release_s=release_s, after=after, last=last or "time.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """The exit code and the rest of what it said. communicate() would miss what readline() has buffered."""
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        try:
+            code = process.wait(timeout=30)
+        finally:
+            process.kill()
+        return code, process.stdout.read(), process.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda n: n.name)
+def test_what_still_runs_is_released_and_the_process_leaves(number: signal.Signals) -> None:
+    process = program()
+    process.send_signal(number)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "stopped\nreleased\n")
+    assert "stopping; running jobs go back to the queue" in err
+
+
+def test_it_leaves_by_itself_when_everything_ended_in_time() -> None:
+    process = program(last="sys.exit(3)")
+    process.terminate()
+    assert ended(process)[0] == 3
+
+
+def test_a_release_that_hangs_holds_nothing_up() -> None:
+    process = program(release="time.sleep(60)", interrupt="time.sleep(60)")
+    process.terminate()
+    assert ended(process)[:2] == (0, "stopped\n")
+
+
+def test_a_second_signal_leaves_at_once() -> None:
+    process = program(release_s=60)
+    process.terminate()
+    assert process.stdout is not None and process.stdout.readline() == "stopped\n"
+    process.terminate()
+    code, out, err = ended(process)
+    assert (code, out) == (1, "")
+    assert "second signal, leaving at once" in err
+
+
+STUCK = (
+    "import ctypes; lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in 'ab']"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="zeros are a mutex on Linux only")
+def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
+    """Python runs no handler while its main thread is in a call that no signal interrupts: here it locks itself out."""
+    process = program(last=STUCK, release_s=60)
+    process.terminate()
+    assert process.stdout is not None and process.stdout.readline() == "stopped\n"
+    process.terminate()
+    code, _, err = ended(process)
+    assert code == 1 and "second signal, leaving at once" in err
+
+
+def test_before_it_is_ready_nothing_is_held() -> None:
+    process = program(ready=False)
+    process.terminate()
+    assert ended(process)[:2] == (0, "")
+
+
+def test_for_a_reason_of_its_own() -> None:
+    process = program(after="begun.begin(75)")
+    assert ended(process)[:2] == (75, "stopped\nreleased\n")

@@ -1,0 +1,176 @@
+"""Every edge of a chat template classed, on templates that keep history, rewrite it, or break."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollq.errors import JobFailure
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck import check as check_module
+from rollq_worker.tokens.selfcheck.check import NEEDED, Edge, Match, check, checked_renderer
+from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "think",
+        "description": "Think.",
+        "parameters": {"type": "object", "properties": {"thought": {"type": "string", "description": "What."}}},
+    },
+}
+SPEC = (BUNDLED / "tokenizer.json").read_bytes()
+TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Callable[[str], Tokenizer]:
+    """A real template on the real Qwen vocabulary."""
+    spec = (shared / "data" / "qwen" / "tokenizer.json").read_bytes()
+    config = json.loads((shared / "data" / "qwen" / "tokenizer_config.json").read_text())
+
+    def load(name: str) -> Tokenizer:
+        return Tokenizer(name, spec, config, (shared / "data" / "chat_templates" / f"{name}.jinja").read_text())
+
+    return load
+
+
+def variant(old: str, new: str, name: str = "variant") -> Tokenizer:
+    """The bundled tokenizer with a changed template."""
+    assert old in TEMPLATE
+    return Tokenizer(name, SPEC, {}, TEMPLATE.replace(old, new))
+
+
+def classes(tokenizer: Tokenizer, tools: list | None = None) -> dict[Edge, Match]:
+    return {edge: found.match for edge, found in check(tokenizer, [TOOL] if tools is None else tools).edges.items()}
+
+
+def test_the_bundled_template_is_exact_over_all_edges():
+    assert classes(load_tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
+    assert classes(load_tokenizer(), []) == dict.fromkeys(Edge, Match.EXACT)
+
+
+def test_qwen25_is_exact_over_all_edges(qwen: Callable[[str], Tokenizer]):
+    assert classes(qwen("qwen2.5")) == dict.fromkeys(Edge, Match.EXACT)
+
+
+KEPT = {Edge.OPEN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN}
+
+
+def test_qwen3_rewrites_unless_the_turn_reasoned_and_a_tool_answers(qwen: Callable[[str], Tokenizer]):
+    # It shows an empty think block on the last turn only, and drops reasoning at each user message.
+    assert {edge for edge, match in classes(qwen("qwen3")).items() if match is Match.EXACT} == KEPT
+    assert Match.UNSUPPORTED not in classes(qwen("qwen3")).values()
+
+
+def test_hermes_writes_a_tool_result_differently_once_more_follows(qwen: Callable[[str], Tokenizer]):
+    found = check(qwen("hermes-3"), [TOOL]).edges
+    thoughts = {
+        Edge.THOUGHT_CALL,
+        Edge.THOUGHT_AGAIN,
+        Edge.THOUGHT_USER,
+    }  # it leaves reasoning and words beside a call out
+    beside = {Edge.WORDS, *thoughts}
+    assert {edge for edge in Edge if found[edge].match is Match.REWRITE} == {Edge.AGAIN, Edge.SERVED} | beside
+    assert Match.UNSUPPORTED not in {finding.match for finding in found.values()}
+
+
+def test_a_template_that_refuses_users_after_a_turn_lacks_that_edge():
+    tokenizer = variant(
+        "{%- else -%}\n        {{- '<|im_start|>' + message.role",
+        "{%- else -%}\n        {{- raise_exception('one user only') if not loop.first -}}"
+        "{{- '<|im_start|>' + message.role",
+        "one-user",
+    )
+    found = check(tokenizer, [TOOL])
+    assert {edge for edge in Edge if found.edges[edge].match is Match.UNSUPPORTED} == {
+        *(Edge.USER, Edge.SERVED, Edge.CUT, Edge.THOUGHT_USER)
+    }
+    found.require(Edge.CALL)
+    with pytest.raises(JobFailure, match=r"one-user: .* does not support the edge 'reply -> user': .*one user only"):
+        found.require(Edge.CALL, Edge.USER)
+    with pytest.raises(JobFailure, match="does not support the edge"):
+        checked_renderer(tokenizer, [TOOL])
+
+
+def test_a_template_that_refuses_tool_messages_without_a_call_is_answered_as_after_one():
+    tokenizer = variant(
+        "{%- elif message.role == 'tool' -%}",
+        "{%- elif message.role == 'tool' -%}{{- raise_exception('no call') if not "
+        "(loop.previtem.tool_calls or loop.previtem.role == 'tool') -}}",
+    )
+    assert classes(tokenizer)[Edge.MALFORMED] is Match.EXACT
+
+
+def test_a_template_that_counts_turns_is_not_exact():
+    tokenizer = variant("<tool_response>\\n' + message.content", "<tool_response>\\n' ~ loop.index ~ message.content")
+    found = classes(tokenizer)
+    assert found[Edge.AGAIN] is Match.UNSUPPORTED
+
+
+def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
+    # What an environment says never becomes such a token, while the same word in the template does.
+    spec = json.loads(SPEC)
+    spec["added_tokens"][0]["content"] = "order"
+    tokenizer = Tokenizer("words", json.dumps(spec).encode(), {}, TEMPLATE)
+    assert classes(tokenizer)[Edge.OPEN] is Match.UNSUPPORTED
+    with pytest.raises(JobFailure, match="control tokens cannot be told from text"):
+        checked_renderer(tokenizer, [TOOL])
+
+
+@pytest.mark.parametrize("words", ["<think>", "Ends with <|im_end|>.", "<tool_call>{}</tool_call>"])
+def test_tools_may_speak_of_control_tokens(words: str):
+    tokenizer = load_tokenizer()
+    tool = json.loads(json.dumps(TOOL))
+    tool["function"]["description"] = words
+    tool["function"]["parameters"]["properties"] = {words: {"type": "string", "description": words}}
+    found = check(tokenizer, [tool])
+    assert {finding.match for finding in found.edges.values()} == {Match.EXACT}
+    control = set(tokenizer.added_tokens.values())
+    messages = [{"role": "user", "content": "u"}]
+    plain, spoken = (checked_renderer(tokenizer, tools).open(messages, tools) for tools in ([TOOL], [tool]))
+    assert [id for id in plain if id in control] == [id for id in spoken if id in control]
+    assert words in tokenizer.decode(spoken)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(check_module, "_checked", {})
+    monkeypatch.setattr(check_module, "KEPT", 3)
+    found = check(load_tokenizer(), [TOOL])
+    monkeypatch.setattr(check_module, "_best", lambda *args: found)
+    for n in range(10):
+        tool = {"type": "function", "function": TOOL["function"] | {"name": f"tool{n}"}}
+        assert check(load_tokenizer(), [tool]) == found
+        assert len(check_module._checked) <= 3
+
+
+def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.MonkeyPatch):
+    rendered = []
+    tokenizer = variant("## Tools", "## Functions", "once")
+    render = tokenizer.render
+    monkeypatch.setattr(tokenizer, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs))
+    first = check(tokenizer, [TOOL])
+    count = len(rendered)
+    assert count and check(tokenizer, [TOOL]) == first and len(rendered) == count
+    check(tokenizer, [TOOL, TOOL])
+    assert len(rendered) > count
+
+
+def test_the_cache_names_the_tokenizer_at_hand():
+    assert check(Tokenizer("another name", SPEC, {}, TEMPLATE), [TOOL]).tokenizer == "another name"
+
+
+def test_a_checked_renderer_renders(qwen: Callable[[str], Tokenizer]):
+    renderer = checked_renderer(qwen("qwen3"), [TOOL])  # rewriting edges are no obstacle: history stays as sampled
+    assert isinstance(renderer, ChatRenderer)
+    assert set(NEEDED) == set(Edge) - {
+        *(Edge.CALLS, Edge.WORDS, Edge.CUT, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
+    }
+
+
+def test_the_table_has_a_line_for_every_edge():
+    table = check(load_tokenizer(), [TOOL]).table
+    assert [line.split("  ")[0] for line in table.splitlines()] == [edge.value for edge in Edge]
+    assert "reply -> user" in table and "exact" in table
+    assert check(load_tokenizer(), [TOOL]).family == "chatml-hermes"

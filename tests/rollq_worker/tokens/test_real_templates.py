@@ -1,0 +1,210 @@
+"""Whole episodes on real chat templates: cut turns are closed, and calls named, as the template itself does it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.job import Budget, Job, Json
+from rollq.trajectory import Finish, Observed, Trajectory, VersionSpan
+from rollq_worker.episode.loop import play
+from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.protocols import Generated
+from rollq_worker.tokens.selfcheck.check import checked_renderer
+from rollq_worker.tokens.tokenizer import Tokenizer
+from tests.rollq_worker.tokens.models import Models
+from tests.rollq_worker.toolcalls.variations import VARIATIONS
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "a number"}}}
+TOOLS = ({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}},)
+
+
+@pytest.fixture(scope="module")
+def models(shared: Path) -> Models:
+    return Models(shared)
+
+
+class Speaking:
+    """An engine that says these texts, as they are: a turn without its stop token was cut by a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, *texts: str) -> None:
+        self._said = [tokenizer.encode(text) for text in texts]
+
+    def room(self, prompt: int) -> int:
+        return 1 << 20
+
+    def generate(
+        self, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int, key: str, check: Callable[[], None]
+    ) -> Generated:
+        said = self._said.pop(0)
+        logprobs = array("f", [-1.0] * len(said))
+        return Generated(ids=said, logprobs=logprobs, versions=[VersionSpan("v", 0, len(said))], finish=Finish.STOP)
+
+
+def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
+    """Played, and every bridge compared with the end of the template's render of the same conversation."""
+    environment = FakeEnvironment(tools=TOOLS)
+    renderer = checked_renderer(tokenizer, list(environment.tools))
+    trajectory = play(
+        Job(run="r", group="g", env="fake", task=0, **job),
+        engine=Speaking(tokenizer, *texts),
+        renderer=renderer,
+        environment=environment,
+        user=FakeUser(["hello", "go on", "and then?"]),
+        journal=FakeJournal(),
+    )
+    messages = trajectory.messages[:2]
+    for event in trajectory.events:
+        if isinstance(event, Observed):
+            if event.ids:
+                full = renderer.open([*messages, event.message, *event.replies], list(environment.tools))
+                assert full[-len(event.ids) :] == event.ids
+            messages += [event.message, *event.replies]
+    return trajectory
+
+
+def bridges(trajectory: Trajectory) -> list[array[int]]:
+    return [event.ids for event in trajectory.events if isinstance(event, Observed) and event.ids]
+
+
+CUT = "Wait a moment, END"
+CLOSES = {
+    "qwen2.5": "<|im_end|>",
+    "llama-3.1": "<|eot_id|>",
+    "deepseek-v3.1": "<｜end▁of▁sentence｜>",
+    "glm-4.6": "<|user|>",
+    "gpt-oss": "<|end|>",
+    "gemma-4": "<turn|>",
+    "granite-4.0": "<|end_of_text|>",
+}
+SPOKEN = {"gpt-oss": "<|channel|>final<|message|>"}
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_a_turn_that_was_cut_is_closed_as_the_template_does(models: Models, name: str) -> None:
+    tokenizer = models.real(name)
+    cut = SPOKEN.get(name, "") + CUT
+    trajectory = episode(tokenizer, cut, cut, cut, sampling={"stop": "END"})
+    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 3
+    for bridge in bridges(trajectory):
+        assert tokenizer.decode(bridge[:1]) == CLOSES[name]
+        assert tokenizer.decode(bridge).count(CLOSES[name]) == tokenizer.decode(bridge[1:]).count(CLOSES[name]) + 1
+    sampled = [token for token, bit in zip(trajectory.tokens, trajectory.mask, strict=True) if bit]
+    assert tokenizer.added_tokens[CLOSES[name]] not in sampled
+
+
+CALLS = {
+    "glm-4.6": ("<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "<|observation|>"),
+    "gpt-oss": ('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}', "<|call|>"),
+    "qwen2.5": ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "<|im_end|>"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cut_call_is_closed_for_the_tool(models: Models, name: str) -> None:
+    """Some families close for whoever speaks next."""
+    tokenizer = models.real(name)
+    call, close = CALLS[name]
+    cut = SPOKEN.get(name, "") + CUT
+    trajectory = episode(tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]})
+    assert [m["role"] for m in trajectory.messages[2:6]] == ["assistant", "tool", "assistant", "user"]
+    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [close, CLOSES[name]]
+
+
+def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(models: Models) -> None:
+    tokenizer = models.real("glm-4.6")
+    broken = "<tool_call>add\n<arg_key>a END"
+    trajectory = episode(tokenizer, broken, broken, broken, sampling={"stop": "END"})
+    assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)] == ["<|user|>"] * 2
+    assert trajectory.stop == "malformed"
+
+
+def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(models: Models) -> None:
+    """gpt-oss is made to stop at `<|end|>`, which it samples in mid-turn and the template writes behind turns."""
+    tokenizer = models.real("gpt-oss")
+    end = tokenizer.added_tokens["<|end|>"]
+    said = SPOKEN["gpt-oss"] + "Hello.<|end|>"
+    trajectory = episode(tokenizer, said, said, said, sampling={"stop_token_ids": [end]})
+    assert all(bridge[0] == tokenizer.added_tokens["<|start|>"] for bridge in bridges(trajectory))
+
+
+def call_ids(trajectory: Trajectory) -> list[str]:
+    """The ids of all calls, which are those of their replies."""
+    calls = [call["id"] for message in trajectory.messages for call in message.get("tool_calls", ())]
+    assert calls == [
+        m["tool_call_id"] for m in trajectory.messages if m["role"] == "tool" and "Error" not in m["content"]
+    ]
+    return calls
+
+
+def kimi(*ids: str) -> str:
+    calls = "".join(
+        f'<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{"a": {n}}}<|tool_call_end|>' for n, id in enumerate(ids)
+    )
+    return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|><|im_end|>"
+
+
+def test_kimi_keeps_the_ids_that_the_model_gave(models: Models) -> None:
+    template, added, _ = VARIATIONS["kimi-k2"]
+    tokenizer = models.made("kimi-k2", template, added)
+    trajectory = episode(
+        tokenizer,
+        kimi("functions.add:0"),
+        kimi("functions.add:7", "functions.add:8"),
+        "<|tool_calls_section_begin|>oops<|im_end|>",
+        kimi("functions.add:0"),
+        *["bye<|im_end|>"] * 3,
+        agent_args={"calls": "all"},
+    )
+    assert call_ids(trajectory) == ["functions.add:0", "functions.add:7", "functions.add:8", "functions.add:0"]
+    assert "## Return of functions.add:8" in tokenizer.decode(bridges(trajectory)[1])
+
+
+def test_kimi_counts_over_the_episode_where_an_id_cannot_stay(models: Models) -> None:
+    template, added, _ = VARIATIONS["kimi-k2"]
+    tokenizer = models.made("kimi-k2", template, added)
+    twice = kimi("functions.add:0", "functions.add:0")
+    texts = [kimi("add:5"), twice, *["bye<|im_end|>"] * 3]
+    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
+    assert call_ids(trajectory) == ["functions.add:0", "functions.add:0", "functions.add:2"]
+
+
+def test_a_number_that_the_model_used_up_is_no_id_of_another_call(models: Models) -> None:
+    template, added, _ = VARIATIONS["kimi-k2"]
+    tokenizer = models.made("kimi-k2", template, added)
+    texts = [kimi("functions.add:1", "functions.add:1"), *["bye<|im_end|>"] * 3]
+    trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
+    assert call_ids(trajectory) == ["functions.add:1", "functions.add:2"]
+
+
+def test_mistral_nemo(models: Models) -> None:
+    tokenizer = models.real("mistral-nemo")
+    trajectory = episode(
+        tokenizer,
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}]</s>',
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}]</s>',
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 3}, "id": "short"}]</s>',
+        budget=Budget(max_turns=3),
+    )
+    assert call_ids(trajectory) == ["abcdef123", "000000001", "000000002"]
+    assert "abcdef123" in tokenizer.decode(bridges(trajectory)[0])
+
+
+def test_other_mistrals(models: Models) -> None:
+    template, added, _ = VARIATIONS["mistral with names and ids"]
+    tokenizer = models.made("mistral", template, added)
+    trajectory = episode(
+        tokenizer,
+        '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',
+        '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
+        "[TOOL_CALLS]add[ARGS]oops</s>",
+        '[TOOL_CALLS]add[ARGS]{"a": 2}</s>',
+        *["bye</s>"] * 3,
+    )
+    assert call_ids(trajectory) == ["abcdef123", "000000001", "000000003"]
+    assert trajectory.messages[7]["tool_call_id"] == "000000002"

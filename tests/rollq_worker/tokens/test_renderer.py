@@ -1,0 +1,261 @@
+"""Prompts and bridges as ids: those of the template, and never a control token of somebody else's making."""
+
+import json
+import unicodedata
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import JobFailure
+from rollq_worker.protocols import Action
+from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.model_family import FAMILIES
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+
+QWEN = "qwen2.5.jinja"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_order",
+            "description": "Look an order up.",
+            "parameters": {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]},
+        },
+    }
+]
+OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is #W123?"}]
+TURN = {"role": "assistant", "content": "It is on its way."}
+
+
+@pytest.fixture(scope="module")
+def models(shared: Path) -> dict[str, Tokenizer]:
+    """The bundled tokenizer, and templates on the real Qwen vocabulary."""
+    spec = (shared / "data" / "qwen" / "tokenizer.json").read_bytes()
+    config = json.loads((shared / "data" / "qwen" / "tokenizer_config.json").read_text())
+    templates = shared / "data" / "chat_templates"
+    named = {name: Tokenizer(name, spec, config, (templates / name).read_text()) for name in (QWEN, "qwen3.jinja")}
+    return named | {"bundled": load_tokenizer()}
+
+
+@pytest.fixture(scope="module", params=["bundled", QWEN, "qwen3.jinja"])
+def renderer(request: pytest.FixtureRequest, models: dict[str, Tokenizer]) -> ChatRenderer:
+    return ChatRenderer(models[request.param], TOOLS)
+
+
+def called(*names: str) -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": '{"order_id": "#W123"}'}}
+        for n, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result(content: str, n: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{n}", "content": content}
+
+
+def controls(renderer: ChatRenderer, ids: array) -> Counter:
+    return Counter(id for id in ids if id in set(renderer.tokenizer.added_tokens.values()))
+
+
+def test_the_first_prompt_is_the_encoded_template(renderer: ChatRenderer):
+    tokenizer = renderer.tokenizer
+    assert renderer.open(OPENING, TOOLS) == tokenizer.encode(tokenizer.render(OPENING, TOOLS, True))
+    assert renderer.open(OPENING, []) == tokenizer.encode(tokenizer.render(OPENING, None, True))
+
+
+def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
+    encode = renderer.tokenizer.encode
+    head, end, next_turn = "\n<|im_start|>user", "<|im_end|>\n", "<|im_start|>assistant\n"
+
+    def response(content: str) -> str:
+        return f"\n<tool_response>\n{content}\n</tool_response>"
+
+    one = renderer.bridge(called("get_order"), [result("sent")])
+    assert one == encode(head + response("sent") + end + next_turn)
+    two = renderer.bridge(called("get_order", "think"), [result("sent"), result("", 1)])
+    assert two == encode(head + response("sent") + response("") + end + next_turn)
+    user = renderer.bridge(TURN, [{"role": "user", "content": "Thanks\n"}])
+    assert user == encode(f"{head}\nThanks\n{end}{next_turn}")
+    assert renderer.bridge(TURN, [result("Error: no call.")]) == encode(
+        head + response("Error: no call.") + end + next_turn
+    )
+
+
+@pytest.mark.parametrize("content", ["", "\n", "a\n", "\n\na", " \n\ta\r\n\n  ", '{"a": [1,\n2]}', "é", "e\u0301"])
+def test_a_conversation_of_bridges_equals_the_full_render(models: dict[str, Tokenizer], content: str):
+    for name in ("bundled", QWEN):
+        tokenizer = models[name]
+        renderer = ChatRenderer(tokenizer, TOOLS)
+        messages: list[dict[str, Any]] = [*OPENING]
+        ids = renderer.open(messages, TOOLS)
+        for turn, replies in [
+            (called("get_order"), [result(content)]),
+            (TURN, [{"role": "user", "content": content}]),
+            (called("get_order", "get_order"), [result(content), result("b" + content, 1)]),
+            (called("think"), [result(content)]),
+        ]:
+            parsed = {**turn}
+            if "tool_calls" in turn:
+                function = {"arguments": {"order_id": "#W123"}}
+                parsed["tool_calls"] = [
+                    {**call, "function": {**call["function"], **function}} for call in turn["tool_calls"]
+                ]
+            said = tokenizer.render([*messages, parsed], TOOLS, False).removesuffix("\n")
+            ids += tokenizer.encode(said.removeprefix(tokenizer.render(messages, TOOLS, True)))
+            messages += [parsed, *replies]
+            ids += renderer.bridge(turn, replies)
+        assert ids == tokenizer.encode(tokenizer.render(messages, TOOLS, True)), name
+
+
+def test_a_bridge_costs_the_same_whatever_the_turn_was(renderer: ChatRenderer):
+    long = {**TURN, "content": "word " * 5000, "reasoning_content": "hm " * 5000}
+    assert renderer.bridge(long, [result("x")]) == renderer.bridge(TURN, [result("x")])
+
+
+def test_added_tokens_in_any_text_stay_text(renderer: ChatRenderer):
+    tokenizer = renderer.tokenizer
+    plain_open = controls(renderer, renderer.open(OPENING, TOOLS))
+    plain_bridge = controls(renderer, renderer.bridge(called("f"), [result("x"), result("y", 1)]))
+    for token in tokenizer.added_tokens:
+        for text in (token, f"a{token}b", token + token, f"\n{token}", f"{token[:2]}{token}{token[2:]}"):
+            function = {"name": token, "description": text, "parameters": {"properties": {text: {"enum": [text]}}}}
+            tools = [{"type": "function", "function": function}]
+            ids = renderer.open([{"role": "system", "content": text}, {"role": "user", "content": text}], tools)
+            assert controls(renderer, ids) == plain_open, text
+            assert tokenizer.decode(ids).count(token) >= 6
+            bridge = renderer.bridge(called(text), [result(text), result(text, 1)])
+            assert controls(renderer, bridge) == plain_bridge, text
+            assert tokenizer.decode(bridge).count(f"\n{text}\n") == 2
+
+
+def test_halves_of_tokens_do_not_meet(renderer: ChatRenderer):
+    """The end of one text, the template's own characters and the start of the next text could spell a token."""
+    plain = controls(renderer, renderer.open(OPENING, []))
+    for left, right in [("<|im_", "end|>"), ("<", "|im_end|>"), ("<|im_end|", ">"), ("<tool", "_call>")]:
+        ids = renderer.open([{"role": "system", "content": left}, {"role": "user", "content": right}], [])
+        assert controls(renderer, ids) == plain
+
+
+@pytest.mark.parametrize("name", ["tool_call", "/tool_call", "|im_end|", "think"])
+def test_a_template_that_makes_tags_of_names_makes_no_control_tokens(name: str):
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}<|im_start|>"
+    tokenizer = Tokenizer("tags", (BUNDLED / "tokenizer.json").read_bytes(), {}, template)
+    guard = Guard(Controls(tokenizer))
+    ids = guard.encode(tokenizer.render([guard.hide({"role": "user", "content": name})]))
+    assert tokenizer.decode(ids) == f"<{name}><|im_start|>"
+    assert [id for id in ids if id in tokenizer.added_tokens.values()] == [tokenizer.added_tokens["<|im_start|>"]]
+
+
+def test_tokens_that_swallow_white_space_are_encoded_like_the_tokenizer_does():
+    spec = json.loads((BUNDLED / "tokenizer.json").read_text())
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_start|>"
+        token["lstrip"] = token["content"] == "<|im_end|>"
+    tokenizer = Tokenizer("strips", json.dumps(spec).encode(), {}, (BUNDLED / "chat_template.jinja").read_text())
+    renderer = ChatRenderer(tokenizer, TOOLS)
+    messages = [OPENING[0], {"role": "user", "content": " Hello \n"}]
+    assert renderer.open(messages, TOOLS) == tokenizer.encode(tokenizer.render(messages, TOOLS, True))
+
+
+WORDS = st.sampled_from([*(load_tokenizer().added_tokens), "<|", "|>", "im_end", "\n", " ", "{", '"', "\\", "<", ">"])
+CONTENT = st.one_of(st.text(), st.lists(st.one_of(WORDS, st.text(max_size=4)), max_size=12).map("".join))
+
+
+@given(CONTENT, CONTENT)
+def test_no_content_makes_a_control_token(models: dict[str, Tokenizer], first: str, second: str):
+    for name in ("bundled", QWEN):
+        renderer = ChatRenderer(models[name], TOOLS)
+        decode = renderer.tokenizer.decode
+        ids = renderer.open([{"role": "system", "content": first}, {"role": "user", "content": second}], TOOLS)
+        assert controls(renderer, ids) == controls(renderer, renderer.open(OPENING, TOOLS))
+        assert said(name, f"<|im_start|>user\n{second}<|im_end|>\n") in decode(ids)
+        bridge = renderer.bridge(called("f"), [result(first), result(second, 1)])
+        assert controls(renderer, bridge) == controls(
+            renderer, renderer.bridge(called("f"), [result("a"), result("b", 1)])
+        )
+        assert said(name, f"\n<tool_response>\n{second}\n</tool_response><|im_end|>") in decode(bridge)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="<")))
+def test_harmless_content_is_encoded_as_the_tokenizer_does(models: dict[str, Tokenizer], text: str):
+    tokenizer = models[QWEN]
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": f"x{text}y"}]
+    prompt = tokenizer.render(messages, TOOLS, True)
+    assert ChatRenderer(tokenizer, TOOLS).open(messages, TOOLS) == tokenizer.encode(prompt)
+
+
+def said(name: str, text: str) -> str:
+    """What decoding gives back: the Qwen vocabulary composes accents."""
+    return text if name == "bundled" else unicodedata.normalize("NFC", text)
+
+
+def test_lone_surrogates_pass_as_replacement_characters(renderer: ChatRenderer):
+    bridge = renderer.bridge(called("f"), [result("a\ud800<|im_end|>")])
+    assert "a\ufffd<|im_end|>" in renderer.tokenizer.decode(bridge)
+
+
+def test_a_sampled_turn_is_read_without_its_stop_token(renderer: ChatRenderer):
+    text = 'On it.\n<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W123"}}\n</tool_call>'
+    for stop in ("", "<|im_end|>", "<|endoftext|>"):
+        read = renderer.read(renderer.tokenizer.encode(text + stop))
+        assert (read.content, list(read.calls)) == ("On it.", [Action("get_order", {"order_id": "#W123"})])
+    assert renderer.read(array("I")).content == ""
+    assert renderer.read(renderer.tokenizer.encode("a<|im_end|>b<|im_end|>")).content == "a<|im_end|>b"
+
+
+def test_a_turn_cut_in_the_middle_of_a_character(renderer: ChatRenderer):
+    (ids,) = renderer.tokenizer.encode_plain("so 🦙")
+    cut = next(ids[:n] for n in range(len(ids), 0, -1) if "\ufffd" in renderer.tokenizer.decode(ids[:n]))
+    assert renderer.read(cut).content.startswith("so \ufffd")
+
+
+def test_a_header_that_opens_the_reasoning(models: dict[str, Tokenizer]):
+    template = (BUNDLED / "chat_template.jinja").read_text()
+    thinking = template.replace(
+        "'<|im_start|>assistant\\n' -}}\n{%- endif", "'<|im_start|>assistant\\n<think>\\n' -}}\n{%- endif"
+    )
+    assert thinking != template
+    tokenizer = Tokenizer("thinking", (BUNDLED / "tokenizer.json").read_bytes(), {}, thinking)
+    read = ChatRenderer(tokenizer).read(tokenizer.encode("well\n</think>\n\nHi<|im_end|>"))
+    assert (read.reasoning, read.content) == ("well", "Hi")
+
+
+def test_stop_tokens(models: dict[str, Tokenizer]):
+    assert ChatRenderer(models[QWEN]).stop_ids == (151645, 151643)
+    bundled = models["bundled"]
+    assert ChatRenderer(bundled).stop_ids == (bundled.added_tokens["<|im_end|>"], bundled.added_tokens["<|endoftext|>"])
+
+
+def test_what_cannot_be_bridged_is_the_jobs_failure(renderer: ChatRenderer):
+    for replies in ([], [{"role": "system", "content": "x"}], [result("x"), {"role": "assistant", "content": "y"}]):
+        with pytest.raises(JobFailure, match=r"the edge assistant -> .* is not supported: a turn is answered by"):
+            renderer.bridge(TURN, replies)
+    with pytest.raises(JobFailure, match="has the role 'narrator'"):
+        renderer.open([{"role": "narrator", "content": "x"}], [])
+
+
+def test_a_template_without_an_end_of_turn_is_refused():
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}'
+        "{% endfor %}"
+    )
+    tokenizer = Tokenizer("endless", (BUNDLED / "tokenizer.json").read_bytes(), {}, template)
+    with pytest.raises(JobFailure, match="the template does not end the assistant's turn before the reply"):
+        ChatRenderer(tokenizer, TOOLS, family=FAMILIES[0]).bridge(TURN, [result("x")])
+
+
+def test_many_kinds_of_turns_are_bounded_in_memory(models: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rollq_worker.tokens.renderer.HEADS", 3)
+    renderer = ChatRenderer(models["bundled"], TOOLS)
+    first = renderer.bridge(called("f0"), [result("x")])
+    for n in range(10):
+        assert renderer.bridge(called(f"f{n}"), [result("x")]) == first
+    assert len(renderer._heads) <= 3

@@ -1,0 +1,324 @@
+"""Text to ids and back, on the bundled vocabulary and on the real Qwen one."""
+
+import json
+import re
+import shutil
+import threading
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import JobFailure, SettingsError
+from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck.check import Match, check
+from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Tokenizer:
+    return load_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Tokenizer:
+    data = shared / "data"
+    spec = (data / "qwen" / "tokenizer.json").read_bytes()
+    config = json.loads((data / "qwen" / "tokenizer_config.json").read_text())
+    return Tokenizer("qwen", spec, config, (data / "chat_templates" / "qwen2.5.jinja").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+def test_the_golden_encodings_of_the_real_vocabulary(qwen: Tokenizer, shared: Path):
+    golden = shared / "data" / "qwen" / "golden_encodings"
+    texts = golden.with_suffix(".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    rows = golden.with_suffix(".out").read_text().split("\n")[: len(texts)]
+    assert len(texts) == 47
+    for text, row in zip(texts, rows, strict=True):
+        expected = [int(id) for id in row.split()]
+        assert list(qwen.encode(text)) == expected, text
+        assert list(qwen.encode_plain(text)[0]) == expected, text
+        assert qwen.decode(expected) == unicodedata.normalize("NFC", text)
+
+
+def test_added_tokens_are_recognised_in_templates_and_never_in_plain_text(qwen: Tokenizer, bundled: Tokenizer):
+    assert qwen.added_tokens["<|im_end|>"] == 151645 and len(qwen.added_tokens) == 26
+    for tokenizer in (qwen, bundled):
+        for text, id in tokenizer.added_tokens.items():
+            assert list(tokenizer.encode(text)) == [id]
+            (plain,) = tokenizer.encode_plain(text)
+            assert id not in plain and tokenizer.decode(plain) == text
+
+
+def test_decoding_shows_control_tokens_unless_told_otherwise(bundled: Tokenizer):
+    ids = bundled.encode("<think>so</think>hi<|im_end|>")
+    assert bundled.decode(ids) == "<think>so</think>hi<|im_end|>"
+    assert bundled.decode(ids, skip_special=True) == "<think>so</think>hi"
+    assert bundled.decode([bundled.vocab_size + 7]) == ""
+
+
+def test_sizes_hashes_and_ends(qwen: Tokenizer, bundled: Tokenizer, folder: Path):
+    assert qwen.vocab_size == 151669 and qwen.eos_ids == (151645,)
+    assert bundled.vocab_size == 1 + max(bundled.added_tokens.values())
+    assert bundled.hash != qwen.hash and len(bundled.template_hash) == 64
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5002, 5000]}')
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    other = load_tokenizer(str(folder))
+    assert other.eos_ids == (5002, 5000)
+    assert other.hash == bundled.hash and other.template_hash != bundled.template_hash
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<|im_start|>"}))
+    assert load_tokenizer(str(folder)).template_hash != other.template_hash  # a template may show it
+
+
+def test_the_bundled_vocabulary_spells_digits_one_by_one_and_is_small(bundled: Tokenizer):
+    assert len(bundled.encode("#W2378156")) >= 7
+    assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 300_000
+    assert len(bundled.encode("Could you please confirm that the refund goes to your credit card?")) < 20
+
+
+@given(st.text())
+def test_the_bundled_vocabulary_spells_any_text(bundled: Tokenizer, text: str):
+    (ids,) = bundled.encode_plain(text)
+    assert bundled.decode(ids) == text
+
+
+def test_lone_surrogates_become_replacement_characters(bundled: Tokenizer):
+    (ids,) = bundled.encode_plain("a\ud800b")
+    assert bundled.decode(ids) == "a\ufffdb"
+
+
+def test_a_post_processor_and_truncation_change_nothing(folder: Path, bundled: Tokenizer):
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    token = {"id": "<|endoftext|>", "ids": [5000], "tokens": ["<|endoftext|>"]}
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    spec["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": token},
+    }
+    spec["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    text = "one two three four five six"
+    assert load_tokenizer(str(folder)).encode(text) == bundled.encode(text)
+    assert load_tokenizer(str(folder)).encode_plain(text) == bundled.encode_plain(text)
+
+
+def test_named_tokens_reach_the_template(folder: Path):
+    config = {"bos_token": {"content": "<|im_start|>", "lstrip": False}, "eos_token": "<|im_end|>"}
+    config["chat_template"] = [
+        {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.render([{"role": "user", "content": "hi"}]) == "<|im_start|>hi<|im_end|>"
+
+
+def test_a_template_that_refuses_is_the_jobs_failure(bundled: Tokenizer, folder: Path):
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no tools here') }}")
+    with pytest.raises(JobFailure, match=r"cannot render \[user\]: TemplateError: no tools here"):
+        load_tokenizer(str(folder)).render([{"role": "user", "content": "hi"}])
+    with pytest.raises(JobFailure, match=r"cannot render \[user\]: TypeError"):
+        bundled.render([{"role": "user", "content": 3}])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer_config.json", None, "has no tokenizer_config.json"),
+        ("chat_template.jinja", None, "no chat template, neither chat_template.jinja nor chat_template in"),
+        ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", "nonsense", "tokenizer.json is not a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object, not a list"),
+        ("generation_config.json", "{", "generation_config.json is not valid JSON"),
+        ("chat_template.jinja", "{% if %}", "not valid Jinja: line 1"),
+        ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
+    ],
+)
+def test_a_wrong_directory_is_named_with_what_is_wrong(folder: Path, file: str, content: str | bytes | None, says: str):
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SettingsError, match=re.escape(says)) as raised:
+        load_tokenizer(str(folder))
+    assert str(folder) in str(raised.value)
+
+
+def test_a_template_of_its_own_for_tools(folder: Path):
+    """In a folder beside the default one, or as a list in tokenizer_config.json, as older files have it."""
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    for_tools = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("no tools here")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    first = load_tokenizer(str(folder))
+    shutil.rmtree(folder / "additional_chat_templates")
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = [{"name": "default", "template": "no tools here"}, {"name": "tool_use", "template": for_tools}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    second = load_tokenizer(str(folder))
+    for tokenizer in (first, second):
+        assert {found.match for found in check(tokenizer, [tool]).edges.values()} == {Match.EXACT}
+        assert tokenizer.render([{"role": "user", "content": "x"}]) == "no tools here"
+
+
+def test_a_template_list_of_nonsense(folder: Path):
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text('{"chat_template": ["x"]}')
+    with pytest.raises(SettingsError, match="list of something else"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("where", ["./nowhere", "nowhere", "/no/such/directory", "a/b/c"])
+def test_what_is_neither_directory_nor_hub_name_is_refused(where: str):
+    with pytest.raises(SettingsError, match=f"tokenizer {where}: no such directory"):
+        load_tokenizer(where)
+
+
+def test_a_hub_name_is_fetched_and_a_failure_explained(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder))
+    assert load_tokenizer("owner/model").name == "owner/model" and asked == ["owner/model"]
+
+    def offline(name: str, **_: object) -> str:
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(SettingsError, match=r"the hub did not deliver it \(OSError: offline\): give a directory"):
+        load_tokenizer("owner/model")
+
+
+def test_threads_share_a_tokenizer(bundled: Tokenizer):
+    texts = [f"order {n} is on its way" * 20 for n in range(8)]
+    expected = [bundled.encode_plain(text) for text in texts]
+    found: dict[int, object] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: bundled.encode_plain(texts[n])}))
+        for n in range(len(texts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[n] for n in range(len(texts))] == expected
+
+
+def test_the_bundled_vocabulary_can_be_made_again():
+    from rollq_worker.tokens.bundled.train_tokenizer import train
+
+    made, kept = json.loads(train().to_str()), json.loads((BUNDLED / "tokenizer.json").read_text())
+    assert made["model"]["vocab"] == kept["model"]["vocab"] and made["added_tokens"] == kept["added_tokens"]
+
+
+def test_rendering_and_ids_are_those_of_transformers():
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(BUNDLED), load_tokenizer(str(BUNDLED))
+    tools = [{"type": "function", "function": {"name": "f", "description": "ü", "parameters": {"type": "object"}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [1, None, "ü<>&'"]}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "well", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+        {"role": "tool", "tool_call_id": "d", "content": "y"},
+    ]
+    text = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    assert ours.render(messages, tools, add_generation_prompt=True) == text
+    assert text.endswith(
+        '<think>\nwell\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": [1, null, "ü<>&\'"]}}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert list(ours.encode(text)) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_the_date_never_changes(folder: Path):
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}")
+    assert load_tokenizer(str(folder)).render([{"role": "user", "content": "x"}]) == "2025-01-01 00:00:00.000000"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
+    spec = json.loads(spaced())
+    spec["normalizer"] = None
+    spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    tokenizer = Tokenizer(scheme, json.dumps(spec).encode(), {}, "x")
+    guard = Guard(Controls(tokenizer))
+    text = "<|im_start|>user\n a  b<|im_end|><|im_start|> c<|im_end|>"
+    assert guard.encode(text) == tokenizer.encode(text)
+
+
+def spaced() -> bytes:
+    """A vocabulary in the manner of SentencePiece, whose rows of spaces and line ends are added tokens."""
+    texts = ["<eos>", "<|im_start|>", "<|im_end|>", "\n\n", "\u2581\u2581", "<b>"]
+    vocab = {text: id for id, text in enumerate([*texts, "\u2581", "\n", *map(chr, range(33, 127))])}
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [{"id": id, "content": text, "special": id < 3} | flags for id, text in enumerate(texts)],
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                    {"type": "ByteFallback"},
+                    {"type": "Fuse"},
+                ],
+            },
+            "model": {
+                "type": "BPE",
+                "vocab": vocab,
+                "merges": ["\u2581 \u2581", "\n \n"],
+                "byte_fallback": True,
+                "unk_token": "<eos>",
+            },
+        }
+    ).encode()
+
+
+@given(text=st.text(alphabet=" \n\ta<b>\u2581", max_size=40))
+def test_added_tokens_of_white_space_are_text(text: str):
+    tokenizer = Tokenizer("spaced", spaced(), {}, "x")
+    assert set(tokenizer.added_tokens) == {"<eos>", "<|im_start|>", "<|im_end|>", "<b>"}
+    if "<b>" not in text:
+        assert tokenizer.encode_plain(text)[0] == tokenizer.encode(text)
+    assert tokenizer.added_tokens["<b>"] not in tokenizer.encode_plain(text)[0]
+
+
+def test_a_vocabulary_with_them_is_exact(shared: Path):
+    template = (shared / "data" / "chat_templates" / "qwen2.5.jinja").read_text()
+    tokenizer = Tokenizer("spaced", spaced(), {"eos_token": "<|im_end|>"}, template)
+    table = check(tokenizer, [])
+    assert {finding.match for finding in table.edges.values()} == {Match.EXACT}
+    ids = ChatRenderer(tokenizer).open([{"role": "user", "content": "a\n\n  b"}], [])
+    assert tokenizer.encode("\n\n")[0] in ids
+
+
+def test_an_end_that_swallows_the_white_space_behind_it(folder: Path):
+    """Templates write a line end there; some vocabularies (Phi-3's) take it for a part of the token."""
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    table = check(load_tokenizer(str(folder)), [])
+    assert {finding.match for finding in table.edges.values()} == {Match.EXACT}

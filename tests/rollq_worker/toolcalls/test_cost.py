@@ -1,0 +1,151 @@
+"""What reading costs: work in proportion to the length of a pieces, whatever a policy repeats in it."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, SupportsIndex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq_worker.toolcalls import PARSERS, arguments, pieces
+from rollq_worker.toolcalls.arguments import NotJson, strict_json
+from tests.rollq_worker.toolcalls.turns import TOOLS
+
+CODER = ["<tool_call>", "<function=f>", "<tool_call><function=f>", "<tool_call><function=f><parameter=s>"]
+SECTION, CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+BEGIN, BEGUN, SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+UNITS = {
+    "hermes": ["<tool_call>", "<tool_call>\n", '<tool_call>{"a":', '<tool_call>["', '<tool_call>{"name": "f"} '],
+    "qwen3_coder": [*CODER, "<tool_call><function=f><parameter=s>1</parameter>"],
+    "seed": [unit.replace("<tool_call>", "<seed:tool_call>") for unit in CODER],
+    "llama3": ["<|python_tag|>", "{", '{"name": "f"};'],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]{", '[TOOL_CALLS]["', "[THINK]"],
+    "glm45": ["<tool_call>", "<tool_call>f<arg_key>", "<tool_call>f<arg_key>s</arg_key><arg_value>"],
+    "deepseek_v31": [BEGIN, BEGUN, BEGIN + BEGUN, f"{BEGUN}f{SEP}", f"{BEGUN}f{SEP}{{"],
+    "deepseek_v32": [
+        "<｜DSML｜tool_calls>",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f">',
+        '<｜DSML｜invoke name="f">',
+    ],
+    "kimi_k2": [SECTION, CALL, SECTION + CALL, f"{CALL}f:0<|tool_call_argument_begin|>{{"],
+    "minimax_m2": ["<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="s">'],
+    "gpt_oss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>commentary to=functions.f<|message|>{<|call|>"],
+    "gemma4": ["<|tool_call>", "<|tool_call>call:f{", '<|tool_call>call:f{s:<|"|>', "<|tool_call>call:f{l:["],
+}
+ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]
+
+
+class Text(str):
+    """Text that counts which of its characters are looked at, as far as its methods tell."""
+
+    looked = 0
+
+    def find(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+        found = super().find(sub, start, end)
+        Text.looked += (found if found >= 0 else len(self)) - (start.__index__() if start else 0)
+        return found
+
+    def rfind(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+        found = super().rfind(sub, start, end)
+        Text.looked += (end.__index__() if end else len(self)) - max(0, found)
+        return found
+
+    def count(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+        Text.looked += (end.__index__() if end else len(self)) - (start.__index__() if start else 0)
+        return super().count(sub, start, end)
+
+    def rstrip(self, chars: str | None = None, /) -> "Text":
+        Text.looked += len(self)
+        return Text(super().rstrip(chars))
+
+    def __contains__(self, sub: object) -> bool:
+        Text.looked += len(self)
+        return super().__contains__(sub)  # type: ignore[arg-type]
+
+    def __getitem__(self, at: SupportsIndex | slice) -> "Text":
+        part = Text(super().__getitem__(at))
+        Text.looked += len(part)
+        return part
+
+
+class Searched:
+    """A pattern that counts likewise."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern = pattern
+
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        found = self.pattern.search(text, at)
+        Text.looked += (found.end() if found else len(text)) - at
+        return found
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches for tags count what they look at."""
+    real = pieces._any_of
+    monkeypatch.setattr(pieces, "_any_of", lambda tags: Searched(real(tags)))
+
+
+def work(format: str, text: str) -> int:
+    Text.looked = 0
+    PARSERS[format](Text(text), False, TOOLS)
+    return Text.looked
+
+
+def test_every_format_is_repeated():
+    assert set(UNITS) == set(PARSERS)
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(("format", "unit"), [(format, unit) for format, units in UNITS.items() for unit in units])
+def test_twice_the_text_is_twice_the_work(format: str, unit: str):
+    times = 4_000 // len(unit)
+    for end in ENDS:
+        once, twice = work(format, unit * times + end), work(format, unit * (2 * times) + end)
+        assert twice < 2.3 * once + 1000, f"{end!r} behind it: {once} characters, then {twice}"
+
+
+@pytest.mark.parametrize("format", sorted(set(PARSERS) - {"llama3"}))  # whose broken call ends the turn
+def test_of_many_errors_the_first_are_told(format: str):
+    unit = UNITS[format][0]
+    read = PARSERS[format](unit * 500, False, TOOLS)
+    assert read.content == unit * 500
+    assert len(read.errors) == len(read.error_spans) == pieces.MAX_ERRORS + 1
+    assert read.errors[-1] == f"There are {500 - pieces.MAX_ERRORS} more errors in the pieces."
+    assert read.error_spans[-1] == (len(unit) * pieces.MAX_ERRORS, len(unit) * 500)
+
+
+def test_a_call_behind_thousands_of_broken_ones_is_read():
+    read = PARSERS["hermes"]('<tool_call>{"name": "g"' * 3000 + '<tool_call>{"name": "f"}</tool_call>')
+    assert [call.name for call in read.calls] == ["f"] and len(read.errors) == pieces.MAX_ERRORS + 1
+
+
+def junk() -> Iterator[str]:
+    yield from ('"', "\\", "{", "}", "[", "]", ",", ":", " ", "1", "-", "e", ".", "NaN", "-Infinity", "nul", "\n")
+    yield from ("\\u12", "\\ud83d\\ude42", "\\ud83d", '"a": ', "123456789012345678901234", "1.5e3", " " * 20)
+
+
+WRITTEN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+).map(json.dumps)
+TEXTS = st.lists(WRITTEN | st.sampled_from(list(junk())), max_size=6).map("".join)
+
+
+def outcome(text: str, window: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "_WINDOW", window)
+        try:
+            return repr(strict_json(text, 3))
+        except NotJson as e:
+            return e.msg, e.pos
+
+
+@given(TEXTS, st.integers(1, 60), st.integers(0, 200))
+def test_json_is_the_same_through_any_window(text: str, window: int, cut: int):
+    for behind in (text, text[:-cut]):
+        assert outcome(f"abc{behind}", window) == outcome(f"abc{behind}", 1_000_000)

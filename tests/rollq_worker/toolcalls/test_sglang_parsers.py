@@ -1,0 +1,61 @@
+"""Our readers against SGLang's own parsers: the same calls and text, or a difference that is meant.
+
+`ROLLQ_TEST_SGLANG_PYTHON` is the Python of an environment with sglang in it; without it, ~/.cache/rollq/sglang.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq_worker.toolcalls import PARSERS
+from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
+
+pytestmark = pytest.mark.sglang
+SCRIPT = Path(__file__).with_name("sglang_parsers.py")
+
+
+def given(turn: Turn) -> str:
+    """The turn as SGLang's parser is given it: gpt-oss' one wants the prompt's header and the stop token as well."""
+    if turn.format != "gpt_oss":
+        return turn.text
+    return f"<|start|>assistant{turn.text}<|{'call' if 'to=' in turn.text else 'return'}|>"
+
+
+@pytest.fixture(scope="module")
+def theirs(shared: Path) -> dict[str, Any]:
+    """What SGLang reads, by the turn's id."""
+    python = os.environ.get("ROLLQ_TEST_SGLANG_PYTHON") or str(Path.home() / ".cache/rollq/sglang/bin/python")
+    if not Path(python).exists():
+        pytest.fail(f"no {python}: give the Python of an SGLang installation with ROLLQ_TEST_SGLANG_PYTHON")
+    asked = {"tools": TOOLS, "turns": [{"format": turn.format, "text": given(turn)} for turn in TURNS]}
+    done = subprocess.run(
+        [python, str(SCRIPT)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        # On a machine without a GPU, the kernels that sglang imports are stand-ins.
+        env={**os.environ, "PYTHONPATH": str(shared / "sglang_cpu" / "shim")},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    read = json.loads(done.stdout.splitlines()[-1])
+    return {turn.id: answer for turn, answer in zip(TURNS, read, strict=True)}
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=[turn.id for turn in TURNS])
+def test_every_difference_is_meant(turn: Turn, theirs: dict[str, Any]):
+    read = PARSERS[turn.format](turn.text, None if "</think>" in turn.text else False, TOOLS)
+    ours = {"text": read.content, "calls": [[call.name, dict(call.arguments)] for call in read.calls]}
+    answer = dict(theirs[turn.id])
+    if "text" in answer:
+        answer["text"] = answer["text"].strip()
+    same = ours == answer and not read.errors
+    assert same == (not turn.sglang), f"ours {ours} {list(read.errors)}, SGLang's {answer}; listed: {turn.sglang!r}"
+
+
+def test_every_format_is_compared():
+    assert {turn.format for turn in TURNS} == set(PARSERS) - {"seed"}  # SGLang has no parser for Seed-OSS' tags

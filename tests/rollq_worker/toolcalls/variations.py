@@ -1,0 +1,368 @@
+# ruff: noqa: E501  (templates, one habit a line)
+"""Chat templates as they are found in the wild, each in the smallest form that shows its habit."""
+
+from rollq_worker.tokens.selfcheck.conversations import Edge
+from tests.rollq_worker.tokens.models import DEEPSEEK, KIMI, LLAMA, MISTRAL
+
+SYSTEM = (
+    "{%- if tools %}<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' else '' }}\n"
+    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{%- elif messages[0].role == 'system' %}"
+    "<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{%- endif %}"
+)
+CALLS = (
+    "{%- for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+TURN = "\n<|im_start|>assistant\n{{ m.content }}" + CALLS + "<|im_end|>"
+USER = "\n<|im_start|>user\n{{ m.content }}<|im_end|>"
+TOOL = "\n<|im_start|>tool\n{{ m.content }}<|im_end|>"
+HEADER = "{%- if add_generation_prompt %}\n<|im_start|>assistant\n{% endif %}"
+
+
+def chatml(system: str = SYSTEM, turn: str = TURN, user: str = USER, tool: str = TOOL, header: str = HEADER) -> str:
+    """A ChatML template with parts of its own."""
+    return (
+        system
+        + "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+        + turn
+        + "{%- elif m.role == 'user' %}"
+        + user
+        + "{%- elif m.role == 'tool' %}"
+        + tool
+        + "{%- endif %}{%- endfor %}"
+        + header
+    )
+
+
+EXACT = dict.fromkeys(Edge, "E")
+CALL_EDGES = (Edge.CALL, Edge.CALLS, Edge.WORDS, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
+THOUGHTS = (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
+USERS = (Edge.USER, Edge.SERVED, Edge.CUT)
+
+
+def but(letter: str, *edges: Edge) -> dict[Edge, str]:
+    return dict.fromkeys(edges, letter)
+
+
+LATE = "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+KEYED = TURN.replace(
+    "{{ m.content }}", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+)
+HIDING = TURN.replace(
+    "{{ m.content }}",
+    "{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
+)
+VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
+    # name: template, control tokens, the class of every edge
+    "plain": (chatml(), [], EXACT),
+    "reasoning kept": (chatml(turn=KEYED), [], EXACT),
+    "reasoning dropped at a user's message": (
+        chatml(system=LATE + SYSTEM, turn=HIDING),
+        [],
+        EXACT | but("R", Edge.THOUGHT_USER),
+    ),
+    "reasoning shown for the last turn only": (
+        chatml(turn=KEYED.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}")),
+        [],
+        EXACT | but("R", *THOUGHTS),
+    ),
+    "reasoning cut out of the content": (
+        chatml(turn=TURN.replace("m.content", "m.content.split('</think>')[-1].lstrip()")),
+        [],
+        EXACT | but("R", *THOUGHTS),
+    ),
+    # Kimi K2: the reply's own reasoning goes with the old one, that of calls stays
+    "reasoning of calls only": (
+        chatml(turn=KEYED.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}")),
+        [],
+        EXACT | but("R", Edge.THOUGHT_USER),
+    ),
+    "reasoning dropped unless asked to keep it": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
+        ),
+        [],
+        EXACT,
+    ),
+    "reasoning dropped unless asked not to clear it": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace(
+                "loop.index0 > ns.last", "((clear_thinking is defined and not clear_thinking) or loop.index0 > ns.last)"
+            ),
+        ),
+        [],
+        EXACT,
+    ),
+    # Asked, it keeps old reasoning and breaks something else: better not to ask
+    "keeping reasoning breaks replies": (
+        chatml(
+            system=LATE + SYSTEM,
+            turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
+            user=USER.replace("{{ m", "{{ loop.index0 if preserve_thinking }}{{ m"),
+        ),
+        [],
+        EXACT | but("R", Edge.THOUGHT_USER),
+    ),
+    # Aya: the first control token behind the words is not the one that ends the turn
+    "two tokens end a turn": (
+        "{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{%- for m in messages %}<|START|><|{{ m.role | upper }}|>"
+        "{{ m.content }}"
+        + CALLS
+        + "<|END_SAID|><|END|>{%- endfor %}{% if add_generation_prompt %}<|START|><|ASSISTANT|>{% endif %}",
+        ["<|START|>", "<|END_SAID|>", "<|END|>", "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|TOOL|>"],
+        EXACT,
+    ),
+    # Gemma 4: what was said beside a call is written behind its result
+    "words behind results": (
+        chatml(
+            turn="\n<|im_start|>assistant\n{{ m.content if not m.tool_calls or loop.last }}" + CALLS + "<|im_end|>",
+            tool=TOOL
+            + "{% if loop.previtem.tool_calls and loop.previtem.content %}\n<|im_start|>assistant\n{{ loop.previtem.content }}<|im_end|>{% endif %}",
+        ),
+        [],
+        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "leaves words beside a call out": (
+        chatml(turn=TURN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")),
+        [],
+        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "a result without a call is refused": (
+        chatml(
+            tool="{% if not loop.previtem.tool_calls and loop.previtem.role != 'tool' %}{{ raise_exception('no call') }}{% endif %}"
+            + TOOL
+        ),
+        [],
+        EXACT,
+    ),
+    "a result without a call is left out": (
+        chatml(tool="{% if loop.previtem.tool_calls or loop.previtem.role == 'tool' %}" + TOOL + "{% endif %}"),
+        [],
+        EXACT,
+    ),
+    "control flow and generation tags": (
+        chatml(
+            system=SYSTEM + "{%- for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}{% endfor %}",
+            turn="{% generation %}" + TURN + "{% endgeneration %}",
+        ),
+        [],
+        EXACT,
+    ),
+    "trims everything": (
+        chatml(user=USER.replace("m.content", "m.content | trim"), tool=TOOL.replace("m.content", "m.content | trim")),
+        [],
+        EXACT,
+    ),
+    "escapes tool output": (chatml(tool=TOOL.replace("m.content", "m.content | tojson")), [], EXACT),
+    "drops empty tool output": (chatml(tool="{% if m.content %}" + TOOL + "{% endif %}"), [], EXACT),
+    "marks empty tool output": (chatml(tool=TOOL.replace("m.content", "m.content or '(nothing)'")), [], EXACT),
+    "shows ids": (chatml(tool=TOOL.replace("{{ m", "{{ m.tool_call_id }}: {{ m")), [], EXACT),
+    "shows names": (chatml(tool=TOOL.replace("{{ m", "{{ m.name or 'unknown' }}: {{ m")), [], EXACT),
+    "the date first": (chatml(system="{{ strftime_now('%d %b %Y') }}" + SYSTEM), [], EXACT),
+    "reminds after each result": (chatml(tool=TOOL + "\n<|im_start|>system\nMind the rules.<|im_end|>"), [], EXACT),
+    "reminds before each result": (chatml(tool="\n<|im_start|>system\nA result:<|im_end|>" + TOOL), [], EXACT),
+    "a header of its own with tools": (
+        chatml(header=HEADER.replace("assistant\n", "assistant\n{{ 'Tool or text? ' if tools }}")),
+        [],
+        EXACT | but("R", *(set(Edge) - {Edge.OPEN})),
+    ),
+    "reminds of the tools": (
+        chatml(tool=TOOL.replace("<|im_end|>", "\n({% for t in tools %}{{ t.function.name }} {% endfor %})<|im_end|>")),
+        [],
+        EXACT,
+    ),
+    "a system prompt or an error": (
+        "{%- if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + chatml(),
+        [],
+        EXACT,
+    ),
+    "no system prompt": (
+        "{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        + chatml(),
+        [],
+        EXACT | but("U", *Edge),
+    ),
+    "the system prompt moves": (
+        chatml(
+            system="{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}",
+            user="\n<|im_start|>user\n{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}{{ m.content }}<|im_end|>",
+        ),
+        [],
+        EXACT | but("R", *(set(Edge) - {Edge.OPEN, Edge.AGAIN, Edge.THOUGHT_AGAIN})),
+    ),
+    "the system prompt again and again": (
+        chatml(user=USER.replace("{{ m", "{{ messages[0].content }}\n\n{{ m")),
+        [],
+        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+    ),
+    "the system prompt again if there is one": (
+        chatml(user=USER.replace("{{ m", "{{ messages[0].content if messages[0].role == 'system' }}\n\n{{ m")),
+        [],
+        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+    ),
+    "the tools again at each message": (
+        chatml(user=USER.replace("<|im_end|>", "\n{{ tools | tojson if tools }}<|im_end|>")),
+        [],
+        EXACT,
+    ),
+    "counts turns": (
+        chatml(tool=TOOL.replace("{{ m", "{{ loop.index0 }} {{ m")),
+        [],
+        EXACT | but("U", Edge.CALL, Edge.AGAIN, Edge.THOUGHT_AGAIN),
+    ),
+    "shows the first result otherwise": (
+        "{%- set ns = namespace(first=true) %}"
+        + chatml(tool=TOOL.replace("{{ m", "{{ 'Results: ' if ns.first }}{% set ns.first = false %}{{ m")),
+        [],
+        EXACT | but("U", Edge.AGAIN, Edge.THOUGHT_AGAIN),
+    ),
+    "drops tool messages": (
+        chatml(tool=""),
+        [],
+        EXACT | but("U", *CALL_EDGES, Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "drops all results but the first": (
+        chatml(tool="{% if loop.previtem.role != 'tool' %}" + TOOL + "{% endif %}"),
+        [],
+        EXACT | but("U", Edge.CALLS),
+    ),
+    "one call at a time": (
+        chatml(
+            turn="{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+            + TURN
+        ),
+        [],
+        EXACT | but("U", Edge.CALLS),
+    ),
+    "no users after a turn": (
+        chatml(
+            user="{% if not loop.first and loop.previtem.role == 'assistant' %}{{ raise_exception('alternate!') }}{% endif %}"
+            + USER
+        ),
+        [],
+        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+    ),
+    "tools for the model to guess": (
+        chatml(system=SYSTEM.replace("{{ t | tojson }}", "")),
+        [],
+        EXACT | but("U", Edge.OPEN),
+    ),
+    "leaves out the system prompt": (
+        chatml(system=SYSTEM.replace("messages[0].content", "''")),
+        [],
+        EXACT | but("U", Edge.OPEN),
+    ),
+    "arguments as a string": (
+        chatml(turn=TURN.replace("c.function.arguments | tojson", "'' + c.function.arguments")),
+        [],
+        EXACT,
+    ),
+    "shortens long results": (
+        chatml(tool=TOOL.replace("m.content", "m.content[:20]")),
+        [],
+        EXACT | but("U", *CALL_EDGES, Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "says how long results are": (chatml(tool=TOOL.replace("{{ m", "{{ m.content | length }} {{ m")), [], EXACT),
+    # DeepSeek-V3's own template: the first result opens a section that the following ones only continue
+    "deepseek-v3": (
+        "{%- set ns = namespace(tool=false, first=true, sp='') %}{%- for m in messages %}{%- if m['role'] == 'system' %}{% set ns.sp = m['content'] %}{%- endif %}{%- endfor %}"
+        "<｜begin▁of▁sentence｜>{{ ns.sp }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{%- for m in messages %}"
+        "{%- if m['role'] == 'user' %}{% set ns.tool = false %}<｜User｜>{{ m['content'] }}{%- endif %}"
+        "{%- if m['role'] == 'assistant' and m['tool_calls'] %}{% set ns.tool = false %}<｜Assistant｜>{%- for c in m['tool_calls'] %}"
+        "{{ '<｜tool▁calls▁begin｜>' if loop.first else '\n' }}{{ '<｜tool▁call▁begin｜>' + c['type'] + '<｜tool▁sep｜>' + c['function']['name'] + '\n```json\n' + c['function']['arguments'] + '\n```<｜tool▁call▁end｜>' }}"
+        "{%- endfor %}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{%- endif %}"
+        "{%- if m['role'] == 'assistant' and not m['tool_calls'] %}{{ '<｜tool▁outputs▁end｜>' if ns.tool else '<｜Assistant｜>' }}{% set ns.tool = false %}{{ m['content'] }}<｜end▁of▁sentence｜>{%- endif %}"
+        "{%- if m['role'] == 'tool' %}{% set ns.tool = true %}{{ '<｜tool▁outputs▁begin｜>' if ns.first else '\n' }}<｜tool▁output▁begin｜>{{ m['content'] }}<｜tool▁output▁end｜>{% set ns.first = false %}{%- endif %}"
+        "{%- endfor %}{%- if ns.tool %}<｜tool▁outputs▁end｜>{% endif %}{% if add_generation_prompt and not ns.tool %}<｜Assistant｜>{% endif %}",
+        DEEPSEEK,
+        EXACT | but("R", Edge.AGAIN, Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+    "kimi-k2": (
+        "{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}{%- for m in messages %}"
+        "{{ '<|im_' + (m.role if m.role in ['user', 'assistant'] else 'system') + '|>' + m.role + '<|im_middle|>' }}"
+        "{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
+        "{%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}"
+        "<|im_end|>{%- endfor %}{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
+        KIMI,
+        EXACT,
+    ),
+    "mistral with names and ids": (
+        "<s>{%- if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{% endif %}"
+        "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{%- for m in messages %}"
+        "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'assistant' %}{{ m.content }}{%- for c in m.tool_calls or [] %}"
+        "{%- if c.id | length != 9 %}{{ raise_exception('nine characters!') }}{% endif %}[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor %}</s>"
+        "{%- elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]{%- endif %}{%- endfor %}",
+        MISTRAL,
+        EXACT,
+    ),
+    "llama-3.2": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ strftime_now('%d %b %Y') }}\n\n"
+        "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% set messages = messages[1:] %}{% endif %}<|eot_id|>"
+        "{%- for m in messages %}{%- if m.role == 'user' %}<|start_header_id|>user<|end_header_id|>\n\n"
+        "{% if loop.first and tools %}Tools: {% for t in tools %}{{ t | tojson(indent=4) }}\n\n{% endfor %}{% endif %}{{ m.content | trim }}<|eot_id|>"
+        "{%- elif m.role == 'assistant' %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+        "{% if 'tool_calls' in m %}{%- if m.tool_calls | length != 1 %}{{ raise_exception('single tool-calls') }}{% endif %}"
+        '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+        "{%- else %}{{ m.content | trim }}{% endif %}<|eot_id|>"
+        "{%- elif m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        LLAMA,
+        EXACT | but("U", Edge.CALLS) | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+    ),
+}
+REFUSED: dict[str, tuple[str, list[str], str]] = {
+    # name: template, control tokens, why
+    "chatml without tools": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        [],
+        "leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like",
+    ),
+    "calls as their JSON": (
+        chatml(turn=TURN.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls }}")),
+        [],
+        "in no format that rollq reads",
+    ),
+    "phi-4-mini": (
+        chatml(
+            turn=TURN.replace(
+                CALLS,
+                "{% if m.tool_calls %}<|tool_call|>{{ m.tool_calls | map(attribute='function') | list | tojson }}<|/tool_call|>{% endif %}",
+            )
+        ),
+        ["<|tool_call|>", "<|/tool_call|>"],
+        "in no format",
+    ),
+    "command-r": (
+        chatml(
+            turn=TURN.replace(
+                CALLS, "{% if m.tool_calls %}Action: ```json\n{{ m.tool_calls | tojson }}\n```{% endif %}"
+            )
+        ),
+        [],
+        "in no format",
+    ),
+    "pythonic": (
+        chatml(
+            turn=TURN.replace(
+                CALLS,
+                "{% for c in m.tool_calls or [] %}[{{ c.function.name }}(x={{ c.function.arguments.x | tojson }})]{% endfor %}",
+            )
+        ),
+        [],
+        "in no format",
+    ),
+    "changes a list": (
+        "{%- set seen = [] %}" + chatml(turn="{{ seen.append(m) }}" + TURN),
+        [],
+        "cannot write a tool call",
+    ),
+    "refuses turns": (chatml(turn="{{ raise_exception('users only') }}"), [], "cannot write a tool call"),
+    "no token ends a turn": (
+        chatml().replace("<|im_end|>", "\n\n").replace("<|im_start|>", "### "),
+        [],
+        "in no format",
+    ),
+}

@@ -1,0 +1,190 @@
+"""`rollq demo`: the whole pipeline on this machine, and an account of every job at its end.
+
+Redis, engine and worker are real processes; producer and trainer loop are threads of this one. Never hangs: a part that
+ends early and a run that stands still both end the demo with what was said last.
+"""
+
+import argparse
+import contextlib
+import json
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
+from rollq.commands.connect import settings
+from rollq.commands.dead_letters import first_line
+from rollq.commands.job_flags import group_name
+from rollq.commands.progress import open_progress
+from rollq.errors import SettingsError
+from rollq.export.jsonl import TrajectoryFile
+from rollq.extras import needs
+from rollq.job import Budget, Job
+from rollq.urls import mask_url
+from rollq_worker.commands.demo.processes import Stage
+from rollq_worker.commands.demo.run import Rehearsal
+from rollq_worker.commands.environment_names import task_count
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="everything on this machine, no GPU needed",
+        description="Starts Redis, an engine that replays the tasks' ground truth, and a worker; submits groups of"
+        " jobs, trains on nothing, and accounts for every job. Exit code 0 only when none is lost or counted twice.",
+    )
+    d = Budget()
+    parser.add_argument("--env", default="shop", help="environment: shop, tau2:retail, tau2:airline, ... (%(default)s)")
+    parser.add_argument("--split", default="train", help="which of its task lists (%(default)s)")
+    parser.add_argument("--groups", type=whole(1), metavar="N", help="groups, one task each (8, or as many as --tasks)")
+    parser.add_argument("--size", type=whole(1), default=4, metavar="N", help="samples of each task (%(default)s)")
+    parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks, both included (the first --groups ones)")
+    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="episodes at once (all, at most 64)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="for environment, user and mistakes (%(default)s)")
+    parser.add_argument(
+        "--mistakes",
+        type=number(0, 1),
+        default=0.3,
+        metavar="P",
+        help="the replay engine's chance to get an episode wrong (%(default)s)",
+    )
+    parser.add_argument("--max-turns", type=whole(1), default=d.max_turns, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=whole(1),
+        default=d.max_new_tokens,
+        metavar="N",
+        help="tokens sampled in one turn (%(default)s)",
+    )
+    parser.add_argument("--temperature", type=number(0), default=1.0, help="(%(default)s)")
+    parser.add_argument("--engine", type=http_url, metavar="URL", help="a real SGLang server in place of the replay")
+    add_tokenizer(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this JSON Lines file")
+    add_json(parser, "end stdout with one JSON object; everything else goes to stderr")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    tokenizer = settings(args).tokenizer
+    jobs = plan(args, task_count(args.env, args.split))
+    if tokenizer:
+        with needs("demo"):
+            from rollq_worker.tokens.tokenizer import find_tokenizer
+        find_tokenizer(tokenizer)
+    _raise_on_signals()
+    stream = sys.stderr if args.json else sys.stdout
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
+        progress = stack.enter_context(open_progress(stream))
+        stage = stack.enter_context(Stage(progress.say))
+        stage.start_redis()
+        if args.engine:
+            stage.use_engine(args.engine)
+        else:
+            flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed, "--tokenizer": tokenizer}
+            stage.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
+        stage.await_engine()
+        stage.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
+        progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
+        rehearsal = Rehearsal(jobs, stage, progress, out)
+        rehearsal.play()
+        if out:
+            out.begin()  # nothing may have been saved: what an earlier demo left is not this one's
+        result = rehearsal.account(time.monotonic() - began)
+    tasks = range(jobs[0].task, jobs[0].task + min(8, len({job.task for job in jobs})))
+    report(args, result, rehearsal.deaths, tasks, stream)
+    if rehearsal.lost or result["duplicates"]:
+        print(f"rollq: the books do not balance: {rehearsal.lost} jobs are not accounted for", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _raise_on_signals() -> None:
+    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the parts are stopped in order."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGHUP, leave)
+
+
+def plan(args: argparse.Namespace, count: int) -> list[Job]:
+    """Sample 0 of each group. More groups than tasks start over, as another epoch."""
+    chosen = args.tasks or range(min(args.groups or 8, count))
+    if chosen[-1] >= count:
+        raise SettingsError(f"{args.env}/{args.split} has tasks 0-{count - 1}; --tasks asks for {chosen[-1]}")
+    groups = args.groups or (len(chosen) if args.tasks else 8)
+    name = f"demo-{secrets.token_hex(4)}"
+    return [
+        Job(
+            run=name,
+            group=group_name(args.env, args.split, chosen[i % len(chosen)], i // len(chosen)),
+            env=args.env,
+            split=args.split,
+            task=chosen[i % len(chosen)],
+            sampling={"temperature": args.temperature},
+            budget=Budget(max_turns=args.max_turns, max_new_tokens=args.max_new_tokens),
+            seed=args.seed + i // len(chosen),
+            size=args.size,
+        )
+        for i in range(groups)
+    ]
+
+
+def report(
+    args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], tasks: range, stream: TextIO
+) -> None:
+    """The summary for people, and the one object for programs."""
+    mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
+    hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
+    stops = ", ".join(f"{stop} {count}" for stop, count in sorted(result["stops"].items()))
+    speed = result["sampled_tokens"] / max(result["wall_s"], 1e-3)
+    turns = "-" if result["turns_mean"] is None else f"{result['turns_mean']:.1f}"
+    lines = [
+        "",
+        f"jobs     {result['submitted']} submitted: {result['done']} done, {result['dead']} dead;"
+        f" {result['delivered']} delivered, {result['duplicates']} of them twice",
+        f"reward   {mean} mean   {hats}",
+        f"stops    {stops}",
+        f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns an episode",
+        f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
+        *(f"dead     {first_line(death)}" for death in deaths[:5]),
+        "",
+        "next:",
+        *next_steps(args, tasks),
+    ]
+    print("\n".join(lines), file=stream, flush=True)
+    if args.json:
+        print(json.dumps({**result, "pass_hat_k": {str(k): v for k, v in result["pass_hat_k"].items()}}), flush=True)
+
+
+def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
+    """What is worth trying after this demo; `tasks`: some that there are."""
+    steps = {}
+    if args.out:
+        steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
+    else:
+        steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
+    if args.env == "shop":
+        steps["rollq demo --env tau2:retail --split test"] = "tasks of tau2-bench (pip install 'rollq[tau2]')"
+    if args.engine:
+        parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
+        parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
+    else:
+        steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
+        parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"
+    chosen = f"--env {args.env} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
+    steps |= {
+        parts: "one by one, each in a terminal of its own, and then:",
+        f"rollq submit --run first {chosen} --size 4 --seal": "",
+        f"rollq pull --run first --groups {len(tasks)} --out first.jsonl": "",
+    }
+    width = max(len(line) for line, why in steps.items() if why and len(line) < 50)
+    return [f"  {line:<{width}}   {why}".rstrip() for line, why in steps.items()]

@@ -1,0 +1,113 @@
+"""What a demo runs beside itself: Redis, the replay engine and one worker, each a real child process.
+
+The first of them that ends early ends the demo, with its last words. Knows how the parts are started, not what they do.
+"""
+
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rollq.errors import RollqError
+from rollq.processes.child import Child
+from rollq.processes.embedded_redis import EmbeddedRedis
+from rollq.urls import mask_url
+
+READY = re.compile(r"rollq engine: ready at (\S+)")
+ENGINE_START_S = 120.0
+"""A cold disk reads a tokenizer library and an environment's data in that time, and more."""
+
+
+class Stage:
+    """The running parts; leaving the context stops them, the worker first."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._scratch = tempfile.TemporaryDirectory(prefix="rollq-demo-")
+        self.folder = Path(self._scratch.name)
+        self.redis_url = self.engine_url = ""
+        self._redis: EmbeddedRedis | None = None
+        self._children: list[Child] = []
+
+    def start_redis(self) -> None:
+        self._redis = EmbeddedRedis()
+        self.redis_url = self._redis.url
+        self._say(f"redis    {self.redis_url}  (embedded, pid {self._redis.child.pid})")
+
+    def use_engine(self, url: str) -> None:
+        """An engine that somebody else runs. Raises RollqError when nobody listens there."""
+        self.engine_url = url
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=5.0).close()
+        except OSError as e:
+            raise RollqError(f"no engine listens at {mask_url(url)}: {e} (without --engine, a demo replays)") from e
+        self._say(f"engine   {mask_url(url)}")
+
+    def start_engine(self, flags: Sequence[str]) -> None:
+        """The replay engine, on a port of its own choice; it is not up yet: `await_engine`."""
+        self._start("engine", ["engine", "--port", "0", *flags])
+        self._say("engine   loading the tasks to replay ...")
+
+    def await_engine(self) -> None:
+        """Returns once the replay engine, if there is one, is up. Raises RollqError when it does not come up."""
+        deadline = time.monotonic() + ENGINE_START_S
+        for child in self._children:
+            while not (ready := READY.search(child.tail())):
+                if child.exit_code is not None or time.monotonic() > deadline:
+                    child.stop()
+                    raise RollqError(child.obituary())
+                time.sleep(0.02)
+            self.engine_url = ready[1]
+            self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
+
+    def start_worker(self, concurrency: int, tokenizer: str | None) -> None:
+        redis = self.redis_url
+        env = {"ROLLQ_REDIS_URL": redis, "ROLLQ_BROKER_URL": redis, "ROLLQ_ENGINE_URL": self.engine_url}
+        flags = ["--tokenizer", tokenizer] if tokenizer else []
+        child = self._start("worker", ["worker", "--concurrency", str(concurrency), *flags], env)
+        self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
+
+    def check(self) -> None:
+        """Raises RollqError with the last words of a part that is gone."""
+        for child in (*self._children, *([self._redis.child] if self._redis else [])):
+            if child.exit_code is not None:
+                raise RollqError(child.obituary())
+
+    def last_words(self) -> str:
+        """The worker's and the engine's last lines, for a demo that stands still."""
+        return "\n".join(f"{c.name} says:\n{c.tail()}" for c in reversed(self._children) if c.tail())
+
+    def stop(self) -> None:
+        """Safe to repeat. The worker goes first: it has something to give back."""
+        try:
+            for child in reversed(self._children):
+                child.stop()
+        finally:
+            if self._redis:
+                self._redis.stop()
+            self._scratch.cleanup()
+
+    def _start(self, name: str, args: Sequence[str], env: dict[str, str] | None = None) -> Child:
+        # The same rollq as this one, whichever way it was found.
+        path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "rollq", *args]
+        log = self.folder / f"{name}-{len(self._children)}.log"
+        child = Child(name, command, log=log, env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})})
+        self._children.append(child)
+        return child
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

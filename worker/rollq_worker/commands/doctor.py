@@ -1,0 +1,225 @@
+"""`rollq doctor`: checks what a run stands on before GPU hours are spent.
+
+The tokenizer and its chat template always; Redis, the engine and an environment when they are named, by flag or
+environment variable. Every check says what it found and what to do next; one that fails makes the exit code 1.
+"""
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rollq.commands.arguments import Commands, add_json, add_redis, add_tokenizer, http_url
+from rollq.commands.connect import reach, settings
+from rollq.errors import JobFailure, RollqError
+from rollq.extras import needs
+from rollq.ledger import connection
+from rollq.ledger.connection import connect
+from rollq.settings import Settings
+from rollq.urls import mask_url
+from rollq_worker.commands.environment_names import world
+
+if TYPE_CHECKING:
+    from rollq_worker.tokens.tokenizer import Tokenizer
+
+TIMEOUT_S = 10.0
+READY = "start workers: rollq worker, with the same --tokenizer and addresses"
+_STRING = {"type": "string", "description": "Which one."}
+SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} of the shop.",
+            "parameters": {"type": "object", "properties": {"order_id": _STRING}, "required": ["order_id"]},
+        },
+    }
+    for name in ("find_order", "cancel_order")
+)
+"""What the template is tried on without an environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    ok: bool
+    says: str
+    next: str = ""
+    """What to do about it; empty when there is nothing to do."""
+    lines: Sequence[str] = ()
+    """More, for people."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More, for programs."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check tokenizer, chat template, Redis, engine and environment",
+        description="Checks a tokenizer and its chat template over every edge of an episode; Redis, engine and"
+        " environment too when they are named. Exit code 1: something that every episode needs does not work.",
+    )
+    add_tokenizer(parser)
+    add_redis(parser)
+    parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL)")
+    parser.add_argument("--env", metavar="NAME", help="environment whose tools the template is tried on (e.g. shop)")
+    add_json(parser, "print one JSON object: the verdict, the next step, and each check with its details")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = settings(args)
+    checks: list[Check] = []
+    tools = SAMPLE_TOOLS
+    if args.env:
+        environment, tools = check_environment(args.env)
+        checks.append(environment)
+    tokenizer, read = check_tokenizer(found.tokenizer, tools)
+    checks.append(read)
+    if args.redis or os.environ.get("ROLLQ_REDIS_URL"):
+        checks.append(check_redis(found))
+    if args.engine or os.environ.get("ROLLQ_ENGINE_URL"):
+        checks.append(check_engine(found.engine_url, tokenizer))
+    bad = [check for check in checks if not check.ok]
+    if args.json:
+        print(json.dumps(as_json(checks), ensure_ascii=False))
+    else:
+        print("\n".join(as_text(checks)))
+    return 1 if bad else 0
+
+
+def as_json(checks: Sequence[Check]) -> dict[str, Any]:
+    """The report for programs."""
+    bad = [check for check in checks if not check.ok]
+    return {
+        "verdict": "bad" if bad else "good",
+        "next": bad[0].next if bad else READY,
+        "checks": {
+            check.name: {"ok": check.ok, "says": check.says, "next": check.next, **check.details} for check in checks
+        },
+    }
+
+
+def as_text(checks: Sequence[Check]) -> list[str]:
+    """The report for people: every check, then one line with the verdict and one with the next step."""
+    lines: list[str] = []
+    for check in checks:
+        lines.append(f"{'ok ' if check.ok else 'BAD'} {check.name}: {check.says}")
+        lines += [f"      {line}" for line in check.lines]
+    bad = [check for check in checks if not check.ok]
+    if bad:
+        lines += ["", f"verdict: not ready: {', '.join(check.name for check in bad)}"]
+    else:
+        lines += ["", "verdict: ready"]
+    return lines + [f"next: {step}" for step in ([check.next for check in bad] or [READY])]
+
+
+def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "tuple[Tokenizer | None, Check]":
+    """Load the tokenizer and class every edge of its template for these tools."""
+    with needs("worker"):
+        from rollq_worker.tokens.renderer import ChatRenderer
+        from rollq_worker.tokens.selfcheck.check import Match, check
+        from rollq_worker.tokens.tokenizer import load_tokenizer
+    name = where or "the bundled tokenizer"
+    try:
+        tokenizer = load_tokenizer(where)
+    except RollqError as e:
+        return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
+    try:
+        found = check(tokenizer, [dict(tool) for tool in tools])
+        renderer = ChatRenderer(tokenizer, list(tools), found.record, found.stage)
+        stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
+    except JobFailure as e:
+        return tokenizer, Check("tokenizer", False, str(e), "use another chat template or another model")
+    details = {
+        "tokenizer": name,
+        "family": found.family,
+        "parser": found.parser,
+        "stop_tokens": stops,
+        "template_kwargs": dict(found.kwargs),
+        "fast_encoder": tokenizer.quicken(),
+        "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
+    }
+    says = f"{name}: family {found.family}, calls in the {found.parser} format, turns end with {' '.join(stops)}"
+    lines = found.table.splitlines()
+    if found.missing:
+        step = f"the edge {found.missing[0].value!r} is unsupported: use another chat template or another model"
+        return tokenizer, Check("tokenizer", False, says, step, lines, details)
+    if any(seen.match is Match.REWRITE for seen in found.edges.values()):
+        lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
+    if found.kwargs:
+        asked = ", ".join(f"{name}={value}" for name, value in found.kwargs.items())
+        lines.append(f"the template is asked to keep old reasoning: {asked}; not for jobs with history=template")
+    return tokenizer, Check("tokenizer", True, says, "", lines, details)
+
+
+def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:
+    """Open the first task of an environment; its tools are what the template is tried on."""
+    try:
+        found = world(name, "worker")
+        split = next(iter(found.splits()))
+        tools = list(found.open(split, 0, {}).tools)
+    except RollqError as e:
+        return Check("environment", False, str(e), "check the name, and that its package is installed"), SAMPLE_TOOLS
+    details = {"environment": name, "version": found.version, "tools": len(tools)}
+    return Check("environment", True, f"{name} ({found.version}): {len(tools)} tools", "", (), details), tools
+
+
+def check_redis(found: Settings) -> Check:
+    """Whether Redis answers and is configured to lose nothing."""
+    url = mask_url(found.redis_url)
+    try:
+        reach(found.redis_url)
+        client = connect(found.redis_url)
+        try:
+            warnings = connection.check_redis(client)
+        finally:
+            client.close()
+    except RollqError as e:
+        return Check("redis", False, str(e), "start one with `rollq redis`, or pass --redis URL")
+    if warnings:
+        step = "configure Redis with maxmemory-policy noeviction and appendonly yes"
+        return Check("redis", False, f"{url}: {warnings[0]}", step, (), {"warnings": warnings})
+    return Check("redis", True, f"{url} answers and keeps what it is given")
+
+
+def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
+    """Whether the engine answers, and whether its tokenizer gives the ids of ours."""
+    masked = mask_url(url)
+    try:
+        model = _ask(f"{url}/model_info")
+    except (OSError, ValueError) as e:
+        step = "start an engine, or pass --engine URL"
+        return Check("engine", False, f"no engine at {masked}: {type(e).__name__}: {e}", step)
+    name = model.get("model_path") if isinstance(model, dict) else None
+    details: dict[str, Any] = {"model": name, "ids": "unknown"}
+    if tokenizer is None:
+        return Check("engine", True, f"{masked} serves {name}", "", (), details)
+    with needs("worker"):
+        from rollq_worker.engine.tokenizer_check import PROBE, agrees
+    try:
+        same = agrees(_ask(f"{url}/tokenize", {"prompt": PROBE}), tokenizer.encode(PROBE))
+    except (OSError, ValueError):
+        same = None
+    if same is None:
+        return Check("engine", True, f"{masked} serves {name}; it does not show its token ids", "", (), details)
+    if not same:
+        step = "give --tokenizer the directory that the engine serves"
+        details["ids"] = "different"
+        return Check("engine", False, f"{masked} serves {name}, whose tokenizer gives other ids", step, (), details)
+    details["ids"] = "same"
+    return Check("engine", True, f"{masked} serves {name}; its tokenizer gives the same ids", "", (), details)
+
+
+def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The JSON that a GET, or a POST with a body, answers. Raises OSError or ValueError."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        return json.load(reply)

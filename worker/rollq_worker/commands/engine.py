@@ -1,0 +1,62 @@
+"""`rollq engine`: the replay engine in the foreground, an SGLang server without a model."""
+
+import argparse
+
+from rollq.commands.arguments import Commands, add_tokenizer, number, whole
+from rollq.commands.connect import settings
+from rollq.errors import SettingsError
+from rollq.extras import needs
+from rollq.processes.embedded_redis import port_taken
+from rollq_worker.commands.environment_names import world
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "engine",
+        help="run the replay engine: SGLang's HTTP API without a GPU",
+        description="Speaks SGLang's HTTP API and plays the ground truth of the environment's tasks as a token stream:"
+        " for trying rollq, sizing a fleet and testing. It knows a task from the conversation's text alone.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=whole(0), default=30000, help="port to listen on; 0: any free one (%(default)s)")
+    parser.add_argument(
+        "--env", default="shop", help="environment whose tasks it plays; several with commas, or all (%(default)s)"
+    )
+    parser.add_argument(
+        "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
+    )
+    parser.add_argument(
+        "--mistakes",
+        type=number(0, 1),
+        default=0.0,
+        metavar="P",
+        help="chance that an episode goes wrong (%(default)s)",
+    )
+    parser.add_argument(
+        "--errors", type=number(0, 1), default=0.0, metavar="P", help="chance that a request fails (%(default)s)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="for mistakes, errors and latency (%(default)s)")
+    add_tokenizer(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.port > 65535:
+        raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
+    with needs("engine"):
+        from rollq_worker.replay_engine import server
+    for name in args.env.split(",") if args.env != "all" else ():
+        world(name.strip(), "engine")
+    if port_taken(args.port, args.host):
+        raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
+    server.serve(
+        host=args.host,
+        port=args.port,
+        env=args.env,
+        latency=args.latency,
+        mistakes=args.mistakes,
+        errors=args.errors,
+        seed=args.seed,
+        tokenizer=settings(args).tokenizer,
+    )
+    return 0

@@ -1,0 +1,41 @@
+"""`rollq worker`: one worker process in the foreground; it plays rollouts until told to stop."""
+
+import argparse
+
+from rollq.commands.arguments import (
+    Commands,
+    add_broker,
+    add_redis,
+    add_tokenizer,
+    http_url,
+    whole,
+)
+from rollq.commands.connect import reach, settings
+from rollq.extras import needs
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "worker",
+        help="play rollouts (one worker process)",
+        description="Plays rollouts until told to stop. SIGTERM or Ctrl-C lets each episode stop at its next turn; what"
+        " is unfinished goes on elsewhere. Start as many as you like, on as many machines as you like.",
+    )
+    parser.add_argument(
+        "-c", "--concurrency", type=whole(1), metavar="N", help="episodes at a time (ROLLQ_CONCURRENCY, else 64)"
+    )
+    add_redis(parser)
+    add_broker(parser)
+    parser.add_argument(
+        "--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)"
+    )
+    add_tokenizer(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with needs("worker"):
+        from rollq_worker.process import celery_app
+    found = settings(args)
+    reach(found.redis_url)
+    return celery_app.main(found)

@@ -1,0 +1,66 @@
+"""A worker's renderers: one for each set of tools and each thing that jobs ask of it, checked before its first use.
+
+The invariant: a self-check runs once, and holds up only the jobs that wait for its outcome.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+
+from rollq.job import History, Job, Json
+from rollq_worker.episode.sampler import ends_freely
+from rollq_worker.episode.strategies import agent_factory
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck.check import checked_renderer
+from rollq_worker.tokens.selfcheck.conversations import Edge
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+KEPT = 64
+"""Renderers that are kept at hand, the ones used last: environments may make up tools for every task."""
+
+
+class _Slot:
+    """Where a renderer comes to be."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.renderer: ChatRenderer | None = None
+
+
+class Renderers:
+    """All renderers for one tokenizer, shared by all threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._slots: dict[tuple[str, tuple[Edge, ...], bool], _Slot] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def of(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
+        """The renderer for a job with these tools. Raises JobFailure naming an edge that it needs and cannot have."""
+        edges, anew = needed(job), job.history is History.TEMPLATE
+        slot = self._slot((json.dumps(tools, sort_keys=True), edges, anew))
+        with slot.lock:
+            if slot.renderer is None:
+                slot.renderer = checked_renderer(self._tokenizer, tools, *edges, anew=anew)
+            return slot.renderer
+
+    def _slot(self, key: tuple[str, tuple[Edge, ...], bool]) -> _Slot:
+        with self._lock:
+            slot = self._slots.pop(key, None) or _Slot()
+            self._slots[key] = slot  # the one used last is the last
+            if len(self._slots) > KEPT:
+                del self._slots[next(iter(self._slots))]
+            return slot
+
+
+def needed(job: Job) -> tuple[Edge, ...]:
+    """The edges that this job may take beside those of every job."""
+    edges = []
+    if agent_factory(job.agent, job.agent_args).several:
+        edges.append(Edge.CALLS)
+    if ends_freely(job) or job.sampling.get("stop_token_ids"):
+        edges.append(Edge.CUT)
+    return tuple(edges)

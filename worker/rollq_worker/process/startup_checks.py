@@ -1,0 +1,78 @@
+"""What a worker looks at before it starts: each thing that is wrong is said in one line, with what to do about it.
+
+What may come right by itself (an engine that is still loading) is waited for and said as well. It knows nothing of
+Celery.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
+from rollq.ledger.connection import check_redis
+from rollq.ledger.ledger import Ledger
+from rollq.settings import Settings
+from rollq.urls import mask_url
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.environments import names
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("rollq.worker")
+
+NOBODY = "rollq-start"
+"""A run that there is not."""
+
+
+def check(settings: Settings, connection: Any) -> None:
+    """Raises SettingsError or RollqError; what is unwise but works is logged as a warning."""
+    _isolated(settings.isolate)
+    if settings.alive_file is not None:
+        try:
+            settings.alive_file.touch()
+        except OSError as e:
+            raise SettingsError(f"ROLLQ_ALIVE_FILE: {settings.alive_file} cannot be touched: {e.strerror}") from e
+    for warning in check_redis(connection):
+        log.warning("%s", warning)
+    _permitted(connection, settings.redis_url)
+
+
+def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
+    """The tokens that end a turn in its chat template. Raises SettingsError for a template that cannot be used."""
+    try:
+        return ChatRenderer(tokenizer).stop_ids
+    except JobFailure as e:
+        raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
+
+
+def look_at(engine: SGLangEngine, url: str, tokenizer: str) -> None:
+    """Whether it takes requests; it may come later. Raises SettingsError when it is there and has other token ids."""
+    if engine.ready():
+        return
+    where = mask_url(url)
+    if engine.differs():
+        raise SettingsError(
+            f"the tokenizer of the engine at {where} gives other ids than {tokenizer}: give --tokenizer"
+            " (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
+        )
+    log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
+
+
+def _isolated(patterns: Sequence[str]) -> None:
+    known = names()
+    for name in patterns:
+        if "*" not in name and name not in known and name.partition(":")[0] not in known:
+            raise SettingsError(f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}")
+
+
+def _permitted(connection: Any, url: str) -> None:
+    """Whether this user of Redis may run the scripts; this one changes nothing."""
+    try:
+        Ledger(connection, NOBODY).bounce(f"{NOBODY}/x/0")
+    except Unwritable as e:
+        log.warning("%s. Nothing is claimed until it takes writes", e)
+    except LedgerError as e:
+        raise RollqError(
+            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the keys rollq*,"
+            " _kombu.* and unacked*, all channels, and all commands but the administrative ones)"
+        ) from e

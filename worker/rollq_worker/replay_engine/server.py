@@ -1,0 +1,287 @@
+"""The HTTP surface of the replay engine: SGLang's paths, statuses and shapes.
+
+Every error has the shape the real server gives it. What cannot be done without a model (streaming, several samples a
+prompt) is refused, never faked. It does not know what is said or when: that is `engine`'s.
+"""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+import rollq
+from rollq.errors import SettingsError
+from rollq_worker.replay_engine.chat_completions import complete
+from rollq_worker.replay_engine.errors import HttpError, bad_body, bad_value, detail, overloaded
+from rollq_worker.replay_engine.faults import Fault
+from rollq_worker.replay_engine.generate import Options, ReplayEngine
+from rollq_worker.replay_engine.generate_request import Limits, is_batch, read_requests
+from rollq_worker.replay_engine.ground_truth import Player
+from rollq_worker.replay_engine.json_bodies import json_body
+from rollq_worker.replay_engine.task_progress import Scripts
+from rollq_worker.replay_engine.tokenize import tokenize
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+
+LARGEST_BODY = 64 << 20
+"""Bytes of a request."""
+HEALTH_TIMEOUT_S = 20.0
+"""How long /health waits for a paused server before it answers 503, as SGLang's does."""
+MODEL = "replay"
+MODES = ("abort", "retract", "in_place")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """The routes of one replay engine."""
+
+    def __init__(self, options: Options, tokenizer: Tokenizer, scripts: Scripts) -> None:
+        self.options = options
+        self.tokenizer = tokenizer
+        self.scripts = scripts
+        self.engine = ReplayEngine(options, Player(tokenizer, scripts, options.mistakes))
+        self.scheduler = self.engine.scheduler
+        self.limits = Limits(context=options.context_length, vocab=tokenizer.vocab_size)
+        self.model_path = options.tokenizer or MODEL
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
+        for paths, handler in (
+            ("/generate", self.generate),
+            ("/abort_request", self.abort_request),
+            ("/pause_generation", self.pause_generation),
+            ("/continue_generation", self.continue_generation),
+            ("/update_weight_version", self.update_weight_version),
+            ("/update_weights_from_disk", self.update_weights_from_disk),
+            ("/v1/chat/completions", self.chat_completions),
+            ("/tokenize", self.tokenize),
+            ("/v1/tokenize", self.tokenize),
+        ):
+            app.router.add_post(paths, handler)
+        app.router.add_put("/generate", self.generate)
+        for path, answer in (
+            ("/", self.root),
+            ("/ping", self.ping),
+            ("/ready", self.ready),
+            ("/health", self.health),
+            ("/health_generate", self.health),
+            ("/model_info", self.model_info),
+            ("/get_model_info", self.model_info),
+            ("/server_info", self.server_info),
+            ("/get_server_info", self.server_info),
+            ("/v1/loads", self.loads),
+            ("/v1/models", self.models),
+            ("/flush_cache", self.flush_cache),
+        ):
+            app.router.add_get(path, answer)
+        app.router.add_post("/flush_cache", self.flush_cache)
+        return app
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        rng = self.engine.randomness()
+        fault = self.engine.fault(rng)
+        if fault is Fault.FULL:
+            raise overloaded()
+        if fault is Fault.RESET:
+            _reset(request)
+        body = await json_body(request)
+        prompts = read_requests(body, self.limits, self.tokenizer.encode)
+        replies = await asyncio.gather(*(self.engine.generate(prompt, rng, fault) for prompt in prompts))
+        text = json.dumps(replies if is_batch(body) else replies[0])
+        if fault is Fault.GARBAGE:
+            text = text[: len(text) // 2]
+        return web.Response(text=text, content_type="application/json")
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        body = await json_body(request)
+        if body.get("abort_all"):
+            self.scheduler.abort(None)
+        elif isinstance(body.get("rid"), str):
+            self.scheduler.abort(body["rid"])
+        return web.Response()
+
+    async def pause_generation(self, request: web.Request) -> web.Response:
+        mode = (await json_body(request)).get("mode", "abort")
+        if mode not in MODES:
+            raise bad_body("mode", "Input should be 'abort', 'retract' or 'in_place'")
+        await self.scheduler.pause(mode)
+        return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def continue_generation(self, request: web.Request) -> web.Response:
+        await json_body(request)
+        self.scheduler.resume()
+        return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_weight_version(self, request: web.Request) -> web.Response:
+        body = await json_body(request)
+        version = body.get("new_version")
+        if not isinstance(version, str):
+            raise bad_body("new_version", "Field required")
+        self.scheduler.relabel(version)
+        if body.get("abort_all_requests", True):
+            self.scheduler.abort(None)
+        message = f"Weight version updated to {version}"
+        return web.json_response({"success": True, "message": message, "new_version": version})
+
+    async def update_weights_from_disk(self, request: web.Request) -> web.Response:
+        body = await json_body(request)
+        if not isinstance(body.get("model_path"), str):
+            raise bad_body("model_path", "Field required")
+        if body.get("abort_all_requests"):
+            self.scheduler.abort(None)
+        version = body.get("weight_version")
+        await self.scheduler.reload(version)
+        self.model_path = body["model_path"]
+        if body.get("flush_cache", True):
+            self.engine.player.forget()
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        if self.scheduler.running or self.scheduler.waiting:
+            return web.Response(status=400, text="Flush cache failed.\n")
+        self.engine.player.forget()
+        return web.Response(text="Cache flushed.\n")
+
+    async def root(self, request: web.Request) -> web.Response:
+        return web.json_response("SGLang is running")  # what clients of a real server look for
+
+    async def ping(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.scheduler.paused else 200)
+
+    async def health(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                await self.scheduler.opened()
+        except TimeoutError:
+            return web.Response(status=503)
+        return web.Response()
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "model_path": self.model_path,
+                "served_model_name": self.model_path,
+                "tokenizer_path": self.options.tokenizer or MODEL,
+                "is_generation": True,
+                "weight_version": self.scheduler.version,
+                "reasoning_parser": None,
+                "tool_call_parser": None,
+                "model_type": MODEL,
+                "architectures": ["Replay"],
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "model_path": self.options.tokenizer or MODEL,
+                "served_model_name": self.options.tokenizer or MODEL,
+                "tokenizer_path": self.options.tokenizer or MODEL,
+                "weight_version": self.options.weight_version,  # the one it was started with, as on the real server
+                "context_length": self.limits.context,
+                "max_req_input_len": self.limits.prompt,
+                "max_total_num_tokens": 1 << 30,
+                "max_running_requests": self.options.max_running or None,
+                "max_queued_requests": self.options.max_queued or None,
+                "version": f"rollq-{rollq.__version__}",
+                "internal_states": [],
+            }
+        )
+
+    async def loads(self, request: web.Request) -> web.Response:
+        load = {
+            "timestamp": time.time(),
+            "dp_rank": 0,
+            "num_running_reqs": self.scheduler.running,
+            "num_waiting_reqs": self.scheduler.waiting,
+            "num_used_tokens": 0,
+            "max_total_num_tokens": 1 << 30,
+            "max_running_requests": self.options.max_running or None,
+            "token_usage": 0.0,
+            "gen_throughput": 0.0,
+            "cache_hit_rate": 0.0,
+        }
+        return web.json_response({"version": f"rollq-{rollq.__version__}", "num_accelerators": 0, "loads": [load]})
+
+    async def models(self, request: web.Request) -> web.Response:
+        card = {"id": self.model_path, "object": "model", "created": int(time.time()), "owned_by": "rollq"}
+        card |= {"root": self.model_path, "parent": None, "max_model_len": self.limits.context}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await json_body(request, strictly=True)
+        return web.json_response(tokenize(body, self.tokenizer, self.limits.context))
+
+    async def chat_completions(self, request: web.Request) -> web.Response:
+        body = await json_body(request, strictly=True)
+        if body.get("stream"):
+            raise bad_value("The replay engine does not stream.")
+        await self.scheduler.opened()
+        return web.json_response(complete(body, self.scripts, self.tokenizer, self.scheduler.version))
+
+
+def _reset(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+    raise asyncio.CancelledError
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except HttpError as e:
+        if isinstance(e.body, str):
+            return web.Response(text=e.body, status=e.status)
+        return web.json_response(e.body, status=e.status)
+    except web.HTTPException as e:
+        if e.status < 400:
+            raise
+        body = detail(e.status, e.reason).body
+        return web.json_response(body, status=e.status)
+
+
+async def run(options: Options, until: asyncio.Event, ready: Callable[[str], None]) -> None:
+    """Serve until `until` is set; `ready` gets the address. Raises SettingsError when the port is taken."""
+    server = Server(options, load_tokenizer(options.tokenizer), Scripts.load(options.env))
+    # A client that hangs up ends its generation, so that its request id is free again.
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.host, options.port).start()
+        port = runner.addresses[0][1]
+        ready(f"http://{options.host}:{port}")
+        await until.wait()
+    except OSError as e:
+        raise SettingsError(f"cannot listen on {options.host}:{options.port}: {e.strerror or e}") from e
+    finally:
+        await runner.cleanup()
+
+
+def serve(**options: Any) -> None:
+    """Serve in the foreground until SIGTERM or SIGINT; the keywords are those of `Options`.
+
+    One line on stdout says when it is ready, and where.
+    """
+    chosen = Options(**options)
+
+    async def until_signalled() -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        await run(chosen, stopped, _announce)
+
+    asyncio.run(until_signalled())
+
+
+def _announce(address: str) -> None:
+    print(f"rollq engine: ready at {address}", flush=True)

@@ -1,0 +1,63 @@
+"""POST /tokenize: the ids of a text, or of a conversation as the chat template shows it.
+
+No token that begins or ends a text is ever added, whatever `add_special_tokens` says: the tokenizer knows none.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollq.errors import JobFailure
+from rollq_worker.replay_engine.errors import bad_body, bad_request
+from rollq_worker.replay_engine.sampling_parameters import are_texts, is_text
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+ROLES = ("system", "user", "assistant", "tool", "function", "developer", "latest_reminder", "root")
+UNKNOWN = ("tools", "chat_template_kwargs", "continue_final_message")
+FLAGS = ("add_special_tokens", "add_generation_prompt", "continue_final_message")
+
+
+def tokenize(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> dict[str, Any]:
+    """SGLang's answer, lists of both for a list of texts. Raises HttpError."""
+    prompt: Any = body.get("prompt")
+    messages = body.get("messages")
+    for flag in FLAGS:
+        if not isinstance(body.get(flag, False), bool | None):
+            raise bad_body(flag, "Input should be a valid boolean")
+    if (prompt is None) == (messages is None):
+        raise bad_body("", "Value error, Exactly one of prompt or messages must be provided.")
+    if messages is not None:
+        prompt = _conversation(body, messages, tokenizer)
+    if not are_texts(prompt):
+        raise bad_body("prompt", "Input should be a valid string")
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt).tolist()
+        return {"tokens": ids, "count": len(ids), "max_model_len": context}
+    each = [tokenizer.encode(text).tolist() for text in prompt]
+    return {"tokens": each, "count": list(map(len, each)), "max_model_len": context}
+
+
+def _conversation(body: Mapping[str, Any], messages: object, tokenizer: Tokenizer) -> str:
+    if not isinstance(messages, list):
+        raise bad_body("messages", "Input should be a valid list")
+    if not messages:
+        raise bad_request("Messages cannot be empty.")
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise bad_body("messages", f"Value error, role must be one of {', '.join(ROLES)}")
+    if any(body.get(name) for name in UNKNOWN) or any(message.get("tool_calls") for message in messages):
+        raise bad_request("The replay engine shows no tools, has no arguments of templates and continues no message.")
+    opens = body.get("add_generation_prompt")
+    shown = [{**message, "content": _plain(message.get("content"))} for message in messages]
+    if opens is None and shown[-1]["role"] == "assistant":
+        shown[-1]["role"] = "user"  # as for a chat completion, which SGLang never lets answer itself
+    try:
+        return tokenizer.render(shown, add_generation_prompt=opens is not False)
+    except JobFailure as e:
+        raise bad_request(str(e)) from e
+
+
+def _plain(content: Any) -> Any:
+    """The text of a content in parts."""
+    if not isinstance(content, list):
+        return content
+    return " ".join(part["text"] for part in content if isinstance(part, dict) and is_text(part.get("text")))

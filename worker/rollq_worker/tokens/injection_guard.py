@@ -1,0 +1,166 @@
+"""Keeps what environments, tools and users say from becoming control tokens.
+
+Before rendering, every piece of a foreign text that is, or could become part of, an added token is swapped for a
+one-time mark that templates pass through unchanged: digits, which no filter changes. In the rendered text the added
+tokens left are the template's own: they are encoded by id, everything between them as plain text with the swapped
+pieces put back. For harmless text the ids are those of the rendered text. It does not know messages or templates.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import re
+import secrets
+from array import array
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+"""What tokenizers takes for white space around an added token."""
+REMEMBERED = 64
+"""Texts whose ids are kept: the system prompts of the environments in use."""
+_FORMAT = frozenset(
+    "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
+    "description parameters properties required items enum object array string integer number boolean null".split()
+)
+"""Words of the chat format and of JSON schemas, which templates compare with: never swapped for being a tag's name."""
+
+
+class Controls:
+    """The added tokens of one tokenizer, compiled for searching."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids = tokenizer.added_tokens
+        texts = [token.text for token in tokenizer.added if token.text]
+        self.token = any_of(texts)
+        """Finds the leftmost longest token, as the tokenizer itself does."""
+        self._greedy = {token.text: token for token in tokenizer.added if token.lstrip or token.rstrip}
+        self.starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
+        self.ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
+        self.longest = max(map(len, texts), default=0)
+        # Marks never leave the process, so no text can know the nonce.
+        self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
+        self.mark = re.compile(self.nonce + r"(\d{6})")
+        # Templates write names as <name> and </name>: such a name alone could complete a token.
+        names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
+        self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
+
+        self._remembered = lru_cache(REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
+
+    def encode(self, rendered: str, restore: Callable[[str], str], remember: bool = False) -> array[int]:
+        """array('I'): added tokens by id, the text between them restored and encoded as plain text.
+
+        `remember`: the texts will come again, so their ids are kept.
+        """
+        controls: list[int] = []
+        texts: list[str] = []
+        at = 0
+        for match in self.token.finditer(rendered):
+            text, end = rendered[at : match.start()], match.end()
+            if token := self._greedy.get(match[0]):
+                text = text.rstrip(_SPACE) if token.lstrip else text
+                end = _skip(rendered, end) if token.rstrip else end
+            texts.append(restore(text))
+            controls.append(self.ids[match[0]])
+            at = end
+        texts.append(restore(rendered[at:]))
+        spoken = list(filter(None, texts))
+        encoded = map(self._remembered, spoken) if remember else iter(self.tokenizer.encode_plain(*spoken))
+        ids = array("I")
+        for n, text in enumerate(texts):
+            if text:
+                ids.extend(next(encoded))
+            if n < len(controls):
+                ids.append(controls[n])
+        return ids
+
+
+class Guard:
+    """The swapped pieces of one rendering."""
+
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+        self._pieces: list[str] = []
+
+    def mark(self, piece: str = "") -> str:
+        """A new mark that stands for `piece`."""
+        self._pieces.append(piece)
+        return f"{self._controls.nonce}{len(self._pieces) - 1:06}"
+
+    def hide(self, value: Json) -> Json:
+        """A copy of a JSON value with marks in all its strings, keys included."""
+        if isinstance(value, str):
+            return value if value in _FORMAT else self._hide_text(value)
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide(item) for item in value]
+        return value
+
+    def encode(self, rendered: str, remember: bool = False) -> array[int]:
+        """array('I'): the ids of a rendered text; `remember` when much of it will come again."""
+        return self._controls.encode(rendered, self.restore, remember)
+
+    def restore(self, text: str) -> str:
+        """The text with its marks replaced by what they stand for. Raises JobFailure if the template broke one."""
+        if not self._pieces:
+            return text
+        text = self._controls.mark.sub(lambda match: self._pieces[int(match[1])], text)
+        if self._controls.nonce[:12] in text or self._controls.nonce[12:] in text:
+            raise JobFailure("the chat template cuts texts in the middle, where a control token is spoken of")
+        return text
+
+    def _hide_text(self, text: str) -> str:
+        if not text.isascii():
+            text = _SURROGATE.sub("\ufffd", text)
+        if text in self._controls.names:
+            return self.mark(text)
+        text = self._controls.token.sub(lambda match: self.mark(match[0]), text)
+        # Half a token at an edge could be completed by what the template or another text puts beside it.
+        for n in range(min(len(text), self._controls.longest), 0, -1):
+            if text[:n] in self._controls.ends:
+                text = self.mark(text[:n]) + text[n:]
+                break
+        for n in range(min(len(text), self._controls.longest), 0, -1):
+            if text[-n:] in self._controls.starts:
+                text = text[:-n] + self.mark(text[-n:])
+                break
+        return text
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds the leftmost longest of these texts in time that does not grow with their number.
+
+    A vocabulary may have a thousand control tokens that begin alike: a plain alternation would try them one by one.
+    """
+    root: dict[str, Any] = {}
+    for text in texts:
+        node = root
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return re.compile(_branches(root) if root else r"(?!)")
+
+
+def _branches(node: dict[str, Any]) -> str:
+    """The regular expression for what may follow at a node of the tree of texts."""
+    run = ""
+    while len(node) == 1 and "" not in node:
+        (char,) = node
+        run, node = run + re.escape(char), node[char]
+    choices = [re.escape(char) + _branches(after) for char, after in node.items() if char]
+    if not choices:
+        return run
+    return f"{run}(?:{'|'.join(choices)}){'?' if '' in node else ''}"
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

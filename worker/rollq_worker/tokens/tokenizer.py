@@ -1,0 +1,289 @@
+"""One model's vocabulary and chat template: text to token ids and back.
+
+Ids come from tokenizer.json itself, never from a transformers class that might rewrite it. It does not know what is
+trusted in a text: see `rollq_worker.tokens.injection_guard`.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollq.errors import JobFailure, SettingsError
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.tokens.chat_template import ChatTemplate
+from rollq_worker.tokens.tiktoken_encoder import LONGEST, Encode, fast_encoder
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+MORE_TEMPLATES = "additional_chat_templates"
+"""A folder of further templates: `tool_use.jinja` is the one for conversations with tools."""
+_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+LONG = 1000
+"""Ids whose text is better decoded by the batch form, which lets go of the interpreter."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BLANK = re.compile(r"[\s\u2581]+")
+"""White space; SentencePiece writes a space as U+2581."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that the text `text` always becomes, whatever stands around it."""
+
+    text: str
+    id: int
+    lstrip: bool
+    """It swallows white space in front of it."""
+    rstrip: bool
+
+
+class Tokenizer:
+    """tokenizer.json and a chat template. Safe to share between threads."""
+
+    def __init__(self, name: str, spec: bytes, config: Mapping[str, Json], template: Json) -> None:
+        """`template` is the Jinja text, or a mapping of names to texts. Raises SettingsError for an unusable spec."""
+        self.name = name
+        self._spec = spec
+        self._fast: Encode | None = None
+        self._full = _parse(name, spec)
+        self._plain, self._spaces = _without_controls(self._full)
+        named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
+        self._template = ChatTemplate(name, template, named)
+        self.hash = hashlib.sha256(spec).hexdigest()
+        """Of tokenizer.json."""
+        self.added = tuple(
+            AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip)
+            for id, token in sorted(self._full.get_added_tokens_decoder().items())
+            if id not in self._spaces
+        )
+        self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
+        """Id by text: control tokens and tags."""
+        self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        """Every id is below it."""
+        self._added_ids = frozenset(self.added_tokens.values())
+        self.eos_ids = _eos_ids(config, self.added_tokens)
+        """The ids that the model's files name as its end of turn."""
+        shaping = json.dumps([template, named, self.eos_ids], sort_keys=True)
+        self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
+        """Of the template, of the named tokens that it may show, and of where turns end."""
+
+    def encode(self, text: str) -> array[int]:
+        """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
+        return _encode(self._full, [text])[0]
+
+    def encode_plain(self, *texts: str) -> list[array[int]]:
+        """The ids of texts that never become an added token, one array('I') a text.
+
+        Raises JobFailure for a vocabulary that spells a control token as plain text.
+        """
+        fast = self._fast
+        if fast is not None and all(len(text) <= LONGEST for text in texts):
+            encoded = [array("I", fast(text)) for text in _without_surrogates(texts)]
+        else:
+            encoded = _encode(self._plain, texts)
+        for ids in encoded:
+            if not self._added_ids.isdisjoint(ids):
+                name = next(token.text for token in self.added if token.id in ids)
+                raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
+        return encoded
+
+    def quicken(self) -> bool:
+        """Encode plain text by a faster encoder from now on, where one gives the same ids; whether there is one."""
+        if self._fast is None and not self._spaces:
+            normalizer = self._plain.normalizer
+            normalize = normalizer.normalize_str if normalizer else str
+            self._fast = fast_encoder(self._spec, self.encode_plain, normalize)
+        return self._fast is not None
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no token nothing."""
+        if len(ids) < LONG:
+            return self._full.decode(list(ids), skip_special_tokens=skip_special)
+        return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
+
+    def mentions(self, name: str) -> bool:
+        """Whether the chat template has this word in it."""
+        return self._template.mentions(name)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Json,
+    ) -> str:
+        """The chat template's text. Raises JobFailure when the template refuses or breaks."""
+        return self._template.render(messages, tools, add_generation_prompt, kwargs)
+
+
+def load_tokenizer(where: str | None = None) -> Tokenizer:
+    """The tokenizer of a directory or a hub name; None is the one that ships in the package.
+
+    A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
+    in tokenizer_config.json; further ones may be in additional_chat_templates. Raises SettingsError that names the
+    directory and what is missing or wrong.
+    """
+    name = "the bundled tokenizer" if where is None else where
+    folder = BUNDLED if where is None else find_tokenizer(where)
+    spec = _read(folder / FILES[0])
+    config = _object(folder / FILES[1])
+    if (folder / FILES[3]).is_file():
+        config["generation"] = _object(folder / FILES[3])
+    tokenizer = Tokenizer(name, spec, config, _find_template(folder, config))
+    tokenizer.quicken()
+    return tokenizer
+
+
+def find_tokenizer(where: str) -> Path:
+    """The directory, downloaded if it is a hub name, with all that a tokenizer needs. Raises SettingsError."""
+    folder = _folder(where)
+    for file in FILES[:2]:
+        if not (folder / file).is_file():
+            raise SettingsError(f"tokenizer {where}: {folder} has no {file}; it must hold {FILES[0]} and {FILES[1]}")
+    return folder
+
+
+def _folder(where: str) -> Path:
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not _HUB_NAME.fullmatch(where):
+        raise SettingsError(f"tokenizer {where}: no such directory, and not a hub name (owner/model) either")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(where, allow_patterns=[*FILES, f"{MORE_TEMPLATES}/*.jinja"]))
+    except Exception as e:  # the hub's client raises errors of several libraries
+        raise SettingsError(
+            f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"
+            f" {str(e).strip().partition(chr(10))[0]}): give a directory with {FILES[0]}, or a model that this machine"
+            " can download"
+        ) from e
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise SettingsError(f"{path} cannot be read: {e}") from e
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as e:
+        raise SettingsError(f"{path} is not UTF-8: {e}") from e
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except ValueError as e:
+        raise SettingsError(f"{path} is not valid JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
+    """The template's text, or texts by name where there are several. Raises SettingsError."""
+    if (folder / FILES[2]).is_file():
+        more = {path.stem: _text_of(path) for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+        default = _text_of(folder / FILES[2])
+        return {**more, "default": default} if more else default
+    template = config.get("chat_template")
+    if isinstance(template, str) and template:
+        return template
+    try:
+        if isinstance(template, list) and template:
+            return {str(entry["name"]): str(entry["template"]) for entry in template}
+    except (KeyError, TypeError) as e:
+        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list of something else than templates") from e
+    raise SettingsError(f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]}")
+
+
+def _parse(name: str, spec: bytes) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(spec)
+    except Exception as e:  # tokenizers raises bare Exception
+        raise SettingsError(f"tokenizer {name}: {FILES[0]} is not a tokenizer: {e}") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
+    """The same vocabulary (shared, not copied) without post-processor and added tokens but for white space.
+
+    Rows of spaces and of line ends are added tokens of some vocabularies (Gemma's): they are text like any other, and
+    their ids are returned.
+    """
+    import tokenizers
+
+    plain = tokenizers.Tokenizer(full.model)
+    if full.normalizer is not None:
+        plain.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        plain.pre_tokenizer = _in_the_middle(full.pre_tokenizer)
+    spaces = {
+        id: token
+        for id, token in full.get_added_tokens_decoder().items()
+        if not token.special and _BLANK.fullmatch(token.content) and full.model.token_to_id(token.content) == id
+    }
+    plain.add_tokens(list(spaces.values()))
+    return plain, frozenset(spaces)
+
+
+def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer for texts that stand behind a control token: SentencePiece may put a space before the first.
+
+    (Mistral 7B's does; a template that begins with plain text is found out by the self-check.)
+    """
+    import tokenizers
+
+    state = splitter.__getstate__().decode()
+    if '"prepend_scheme":"first"' not in state:
+        return splitter
+    model = '{"type":"WordLevel","vocab":{"":0},"unk_token":""}'
+    state = state.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+    parts = f'{{"version":"1.0","added_tokens":[],"pre_tokenizer":{state},"model":{model}}}'
+    moved: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(parts).pre_tokenizer
+    return moved
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:
+    # encode() holds the GIL for the whole call, the batch form does not.
+    try:
+        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    except (TypeError, UnicodeEncodeError):  # lone surrogates, which no UTF-8 text can hold
+        encoded = tokenizer.encode_batch_fast(_without_surrogates(texts), add_special_tokens=False)
+    return [array("I", one.ids) for one in encoded]
+
+
+def _without_surrogates(texts: Sequence[str]) -> list[str]:
+    return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]
+
+
+def _text(token: Json) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _eos_ids(config: Mapping[str, Json], added: Mapping[str, int]) -> tuple[int, ...]:
+    named = config.get("eos_token")
+    generation = config.get("generation", {}).get("eos_token_id")
+    ids = [added.get(_text(named), -1)] if named is not None else []
+    ids += generation if isinstance(generation, list) else [generation]
+    return tuple(dict.fromkeys(id for id in ids if isinstance(id, int) and id >= 0))

@@ -23,7 +23,7 @@ from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import HOLD_S, PUBLISHING_S, Ledger
 from rollq.ledger.replies import Cursor, DeadLetter, JobState, Submission
-from rollq.ledger.retry import patiently
+from rollq.ledger.retry import retry
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
@@ -93,8 +93,8 @@ class Client:
         if source is not None and not NAME.fullmatch(source):
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
         if self._budgets:
-            patiently(lambda: self.ledger.fix_budgets(self._budgets))
-        at = Source(source, patiently(lambda: self.ledger.cursor(source))) if source else None
+            retry(lambda: self.ledger.fix_budgets(self._budgets))
+        at = Source(source, retry(lambda: self.ledger.cursor(source))) if source else None
         new: list[str] = []
         known: list[str] = []
         room: dict[Purpose, int] = {}
@@ -128,7 +128,7 @@ class Client:
 
     def seal(self) -> None:
         """No more groups will come: consumers get the short last batch, and then their loops end."""
-        patiently(self.ledger.seal)
+        retry(self.ledger.seal)
 
     def batches(
         self, groups: int, *, purpose: Purpose = Purpose.TRAIN, timeout: float | None = None
@@ -175,7 +175,7 @@ class Client:
         Raises LedgerError for the first one that is not dead, or whose group is handed out without it.
         """
         for job_id in job_ids:
-            patiently(partial(self.letters.requeue, job_id))
+            retry(partial(self.letters.requeue, job_id))
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Jobs that are queued or being played end as dead, of class cancelled.
@@ -183,7 +183,7 @@ class Client:
         Raises LedgerError for the first one that has ended otherwise.
         """
         for job_id in job_ids:
-            patiently(partial(self.letters.cancel, job_id))
+            retry(partial(self.letters.cancel, job_id))
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are where, and totals since the run began (docs/ledger.md)."""
@@ -228,7 +228,7 @@ class Client:
     def _room(self, job: Job, ahead: int) -> int:
         """Waits until another group may be submitted; returns how many may."""
         pause = 0.02
-        while (room := ahead - patiently(lambda: self.ledger.standing(job.purpose)).unacknowledged) < 1:
+        while (room := ahead - retry(lambda: self.ledger.standing(job.purpose)).unacknowledged) < 1:
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
         return room
@@ -236,10 +236,10 @@ class Client:
     def _submit(self, jobs: Sequence[Job], at: Source | None = None) -> Submission:
         name, cursor = (at.name, at.cursor) if at else ("", Cursor())
         publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
-        submission = patiently(lambda: self.ledger.submit(jobs, publish_in_s=publish_in_s, source=name, cursor=cursor))
+        submission = retry(lambda: self.ledger.submit(jobs, publish_in_s=publish_in_s, source=name, cursor=cursor))
         if submission.new:
             published = self._publisher.publish(submission.new)
-            patiently(lambda: self.ledger.confirm(published))
+            retry(lambda: self.ledger.confirm(published))
         return submission
 
     def _batches(self, consumer: Consumer, groups: int, timeout: float | None) -> Iterator[Batch]:

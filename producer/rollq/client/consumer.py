@@ -20,7 +20,7 @@ from rollq.group import Group
 from rollq.job import Purpose
 from rollq.ledger.ledger import HOLD_S, Ledger
 from rollq.ledger.replies import TakenGroup
-from rollq.ledger.retry import Patience
+from rollq.ledger.retry import RetryLoop
 
 log = logging.getLogger("rollq")
 
@@ -33,7 +33,7 @@ class Consumer:
         self._purpose = purpose
         self._hold_s = hold_s
         self._holds = Holds(ledger, hold_s)
-        self._patiently = Patience()
+        self._retry = RetryLoop()
         self._steps = itertools.count()
 
     @property
@@ -60,7 +60,7 @@ class Consumer:
                 if members:
                     return self._batch(token, members)
                 continue
-            standing = self._patiently(partial(self._ledger.standing, self._purpose))
+            standing = self._retry(partial(self._ledger.standing, self._purpose))
             if standing.sealed and not standing.open and not standing.ready and standing.held <= self.held:
                 return None
             if deadline is not None and time.monotonic() >= deadline:
@@ -84,7 +84,7 @@ class Consumer:
 
     def _ack(self, token: str, job_ids: Sequence[str]) -> None:
         try:
-            self._patiently(lambda: self._ledger.ack(token, job_ids))
+            self._retry(lambda: self._ledger.ack(token, job_ids))
         except NotHeld:
             self._holds.drop(token)  # the rest of the batch too, or nobody would ever get it
             raise
@@ -93,7 +93,7 @@ class Consumer:
     def _reject(self, token: str, job_id: str, reason: str) -> None:
         log.error("a finished job cannot be used and is dead-lettered: %s", reason)
         self._holds.drop(token)
-        self._patiently(lambda: self._ledger.condemn(token, job_id, reason))
+        self._retry(lambda: self._ledger.condemn(token, job_id, reason))
 
     def close(self) -> None:
         """What it holds goes to others once the hold has run out."""
@@ -110,7 +110,7 @@ class Consumer:
     def _take(self, groups: int, token: str, deadline: float | None) -> Sequence[TakenGroup]:
         left = float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            return self._patiently(partial(self._ledger.take, groups, token, self._hold_s, self._purpose), left)
+            return self._retry(partial(self._ledger.take, groups, token, self._hold_s, self._purpose), left)
         except Unwritable as e:
             raise PullTimeout(str(e)) from e
 
@@ -119,7 +119,7 @@ class Consumer:
         groups = []
         for group in taken:
             trajectories = []
-            read = self._patiently(partial(self._ledger.read, group.members))
+            read = self._retry(partial(self._ledger.read, group.members))
             for job_id, found in zip(group.members, read, strict=True):
                 if isinstance(found, ContractError):
                     with suppress(NotHeld):  # then it is another consumer's by now

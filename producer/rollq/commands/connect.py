@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from rollq.client.client import Client
 from rollq.errors import FailureClass, RollqError, SettingsError
-from rollq.ledger.connection import AWAY, check_redis, connect
+from rollq.ledger.connection import CONNECTION_ERRORS, check_redis, connect
 from rollq.settings import Settings
 from rollq.urls import check_url, mask_url
 
@@ -56,7 +56,7 @@ def staying(url: str) -> Iterator[None]:
     """Turns the loss of a Redis that answered at first, and then did not for a minute, into a clear error."""
     try:
         yield
-    except AWAY as e:
+    except CONNECTION_ERRORS as e:
         raise RollqError(
             f"Redis at {mask_url(url)} went away and did not come back: {e}. Nothing is lost that it had on its disk:"
             " when it is up again, the same line goes on"

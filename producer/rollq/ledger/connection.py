@@ -1,6 +1,7 @@
-"""A connection to Redis that waits rather than fails: the ledger's scripts may all be repeated blindly.
+"""A connection to Redis that waits rather than fails.
 
-Hundreds of threads ride out 20 s of Redis being away without noticing. It knows nothing of what is stored.
+It sends a call again after every lost connection, which is safe because all of the ledger's scripts may be repeated. So
+hundreds of threads outlast 20 s without Redis. It knows nothing of what is stored.
 """
 
 from typing import Any
@@ -13,11 +14,11 @@ from rollq.errors import SettingsError
 from rollq.urls import check_url, mask_url
 
 RETRIES = 30
-"""With waits of up to 2 s each: between 26 and 50 s until a call gives up."""
+"""With waits of up to 2 s each, a call gives up after 26 to 50 s."""
 SOCKET_TIMEOUT_S = 5.0
 """A third of a lease, so that a lost reply does not cost the lease."""
-AWAY = (redis.ConnectionError, redis.TimeoutError)
-"""What a call raises when Redis has been away for longer than that."""
+CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
+"""What a call raises when it gives up."""
 
 
 def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
@@ -30,7 +31,7 @@ def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
         client: Any = redis.Redis.from_url(
             url,
             retry=Retry(EqualJitterBackoff(cap=2.0, base=0.1), RETRIES),
-            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+            retry_on_error=list(CONNECTION_ERRORS),
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=3.0,
             health_check_interval=15,
@@ -44,7 +45,7 @@ def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
 
 
 def check_redis(connection: "redis.Redis") -> list[str]:
-    """What is wrong with how Redis is configured, in words; an evicting or forgetful Redis loses trajectories."""
+    """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
     warnings = []
     server: Any = connection
     try:

@@ -1,6 +1,6 @@
-"""One at a time, among all processes that name the same thing: a lock in Redis that its holder keeps alive.
+"""A lock in Redis, shared by all processes that give it the same name.
 
-A holder that dies lets go within TURN_S. It knows nothing of what is done in a turn.
+Its holder renews it, and it is free again LOCK_S after its holder died. It knows nothing of what it protects.
 """
 
 import hashlib
@@ -14,50 +14,53 @@ from typing import Any
 import redis
 
 from rollq.ledger.keys import TURN
+from rollq.ledger.retry import retry, translated
 
 log = logging.getLogger(__name__)
 
-TURN_S = 15.0
+LOCK_S = 15.0
 POLL_S = 0.5
 
 
-class Turn:
-    """Called with a `check` that may raise while it waits, it is the context of one turn."""
+class RedisLock:
+    """Call it with a `check`, which may raise while it waits, to get the context that holds the lock."""
 
-    def __init__(self, client: "redis.Redis", what: str) -> None:
+    def __init__(self, client: "redis.Redis", name: str) -> None:
         self._client: Any = client
-        self._key = TURN + hashlib.sha256(what.encode()).hexdigest()[:16]  # addresses may hold passwords
+        self._key = TURN + hashlib.sha256(name.encode()).hexdigest()[:16]  # addresses may hold passwords
 
     @contextmanager
     def __call__(self, check: Callable[[], None]) -> Iterator[None]:
-        lock = self._client.lock(self._key, timeout=TURN_S, thread_local=False)
-        while not _take(lock):
+        lock = self._client.lock(self._key, timeout=LOCK_S, thread_local=False)
+
+        def pause(seconds: float) -> None:
             check()
-            time.sleep(POLL_S)
-        over = threading.Event()
-        keeper = threading.Thread(target=_keep, args=(lock, over), name="rollq-turn", daemon=True)
-        keeper.start()
+            time.sleep(min(seconds, POLL_S))
+
+        while not retry(lambda: self._acquire(lock), wait=pause, reconnect=True):
+            pause(POLL_S)
+        released = threading.Event()
+        renewer = threading.Thread(target=_renew, args=(lock, released), name="rollq-lock", daemon=True)
+        renewer.start()
         try:
             yield
         finally:
-            over.set()
-            keeper.join(TURN_S / 3)  # who leaves may close the client next
-            with suppress(redis.RedisError):  # it may have been lost, or Redis be away: it expires
+            released.set()
+            renewer.join(LOCK_S / 3)  # the caller may close the client next
+            with suppress(redis.RedisError):  # it was lost, or Redis is away: then it expires
                 lock.release()
 
-
-def _take(lock: Any) -> bool:
-    try:
-        return bool(lock.acquire(blocking=False))
-    except redis.RedisError as e:
-        log.warning("waiting for a turn: %s", type(e).__name__)
-        return False
+    def _acquire(self, lock: Any) -> bool:
+        try:
+            return bool(lock.acquire(blocking=False))
+        except redis.ResponseError as e:
+            raise translated(e, self._key) from e
 
 
-def _keep(lock: Any, over: threading.Event) -> None:
-    while not over.wait(TURN_S / 3):
+def _renew(lock: Any, released: threading.Event) -> None:
+    while not released.wait(LOCK_S / 3):
         try:
             lock.reacquire()
         except Exception as e:
-            # Whatever Redis throws, the next round may be in time.
-            log.warning("cannot keep a turn: %s: %s", type(e).__name__, e)
+            # Whatever this try met, the next one may still be in time.
+            log.warning("cannot renew the lock on %s: %s: %s", lock.name, type(e).__name__, e)

@@ -1,9 +1,8 @@
-"""The pulse of a Redis: whether it has been within the workers' reach, which decides whether leases may expire.
+"""Tells an outage of Redis from dead workers, which decides whether leases may expire.
 
-Every reaper stamps one key once a second. After a silence of OUTAGE_S nobody can tell whether Redis was away, so that
-nobody could renew a lease, or the workers, so that theirs are lost; for GRACE_S nothing expires then: live workers
-renew within that time, and what dead ones held comes back right after it. The silence is one of all reapers of that
-Redis, so that a reaper which is slow with many runs is none.
+Every reaper stamps one key once a second, so its last stamp says when any reaper of that Redis last reached it. After a
+silence of OUTAGE_S it is unknown whether Redis was away, so that live workers could not renew, or all workers were. So
+nothing expires for GRACE_S: live workers renew within that time, and the jobs of dead ones come back right after it.
 """
 
 from typing import Any
@@ -15,19 +14,19 @@ from rollq.ledger.retry import translated
 from rollq.ledger.scripts import pulse
 
 OUTAGE_S = 5.0
-"""Shorter ones cost no lease: each has twice that left when Redis goes away."""
+"""A shorter silence costs no lease: each had at least twice that left when Redis went away."""
 GRACE_S = 7.5
 """A heartbeat comes every 5 s; one that waits for Redis finds out within 2 s that it is back (connection.RETRIES)."""
 
 
-class Pulse:
-    """Shared by all reapers of a Redis."""
+class OutageDetector:
+    """The stamp that all reapers of a Redis share."""
 
     def __init__(self, client: "redis.Redis") -> None:
         self._script: Any = client.register_script(pulse())
 
-    def beat(self) -> float:
-        """Stamp. Returns until when leases may expire, on Redis's clock; 0.0 after an outage. Raises LedgerError."""
+    def stamp(self) -> float:
+        """Stamp, and return until when leases may expire, on Redis's clock: 0.0 after an outage. Raises LedgerError."""
         try:
             return float(self._script(keys=[PULSE], args=[OUTAGE_S, GRACE_S]))
         except redis.ResponseError as e:

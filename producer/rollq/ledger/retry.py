@@ -1,6 +1,7 @@
-"""Waiting while Redis takes no writes: out of memory, a full disk, a replica that was just promoted.
+"""The one loop that calls Redis again until it takes the call.
 
-Nothing was changed by a refused write, so it is simply tried again; connections that fail are `connection`'s business.
+Redis refuses writes when it is out of memory, when its disk is full or when it was just made a replica. A refused write
+changed nothing, so it is safe to send again. Callers choose whether to also outlast a Redis that cannot be reached.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import TypeVar
 import redis
 
 from rollq.errors import LedgerError, Unwritable
+from rollq.ledger.connection import CONNECTION_ERRORS
 
 log = logging.getLogger("rollq")
 
@@ -22,60 +24,76 @@ REFUSING = re.compile(
     r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
 )
 """What Redis says, by itself or through a script, when it takes no writes."""
-FIRST_S = 0.2
-LONGEST_S = 5.0
-SAID_AGAIN_S = 30.0
-"""The warning is repeated so often, at most."""
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+RECONNECT_PAUSE_S = 1.0
+"""Between two calls that found no Redis: the connection itself waited half a minute in each."""
+WARN_EVERY_S = 30.0
 
 
-class Patience:
-    """Of one who asks again and again: all of its calls together warn every half a minute at most."""
+class RetryLoop:
+    """Calls again until Redis takes the call. All its calls together log one warning in WARN_EVERY_S.
 
-    def __init__(self) -> None:
-        self._said = float("-inf")
+    `wait(seconds)` is called between two tries and may raise to stop earlier. With `reconnect` a Redis that cannot be
+    reached is waited for as well.
+    """
 
-    def __call__(
-        self, call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep
-    ) -> T:
-        """Call until Redis takes it, with backoff and a warning. Raises Unwritable after `for_s` seconds of refusals.
+    def __init__(self, *, wait: Callable[[float], object] = time.sleep, reconnect: bool = False) -> None:
+        self._wait = wait
+        self._reconnect = reconnect
+        self._warned = float("-inf")
 
-        `wait(seconds)` may raise to stop earlier.
-        """
-        pause, deadline = FIRST_S, time.monotonic() + for_s
+    def __call__(self, call: Callable[[], T], for_s: float = float("inf")) -> T:
+        """Raises Unwritable after `for_s` seconds of refusals and, without `reconnect`, CONNECTION_ERRORS."""
+        pause, deadline = FIRST_PAUSE_S, time.monotonic() + for_s
         while True:
             try:
                 return call()
             except Unwritable as e:
-                now = time.monotonic()
-                if now >= deadline:
+                if time.monotonic() >= deadline:
                     raise
-                if now - self._said >= SAID_AGAIN_S:
-                    log.warning("%s. Nothing is lost; trying again until it takes writes", str(e).rstrip("."))
-                    self._said = now
-            wait(min(pause * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
-            pause = min(LONGEST_S, pause * 1.6)
+                self._warn(e)
+                seconds, pause = pause, min(LONGEST_PAUSE_S, pause * 1.6)
+            except CONNECTION_ERRORS as e:
+                if not self._reconnect or time.monotonic() >= deadline:
+                    raise
+                log.info("Redis is away (%s); trying again", type(e).__name__)
+                seconds = RECONNECT_PAUSE_S
+            # The jitter keeps threads that wait together from coming back together.
+            self._wait(min(seconds * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
+
+    def _warn(self, error: Unwritable) -> None:
+        if time.monotonic() - self._warned >= WARN_EVERY_S:
+            log.warning("%s. Nothing is lost; trying again until it takes writes", str(error).rstrip("."))
+            self._warned = time.monotonic()
 
 
-def patiently(call: Callable[[], T], for_s: float = float("inf"), wait: Callable[[float], object] = time.sleep) -> T:
-    """The same for a single call."""
-    return Patience()(call, for_s, wait)
+def retry(
+    call: Callable[[], T],
+    for_s: float = float("inf"),
+    *,
+    wait: Callable[[float], object] = time.sleep,
+    reconnect: bool = False,
+) -> T:
+    """A RetryLoop for a single call."""
+    return RetryLoop(wait=wait, reconnect=reconnect)(call, for_s)
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Whether Redis takes no writes at all for now, rather than this one. redis-py drops some codes for classes."""
-    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):
+    """Whether Redis takes no writes at all for now, rather than not this one."""
+    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):  # redis-py dropped their codes from the text
         return True
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
 def translated(error: redis.ResponseError, what: str) -> LedgerError:
-    """The same as an error of the ledger that says what was tried and, if there is one, names the key."""
+    """The ledger's error for a reply of Redis: it says what was tried and names the damaged key if there is one."""
     kind = Unwritable if refuses_writes(error) else LedgerError
     return kind(f"{what}: {_explain(str(error))}")
 
 
 def _explain(error: str) -> str:
-    """A script's own complaint, or why there are no writes, without Redis's wrapping."""
+    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping."""
     if "not allowed when used memory" in error:
         return "Redis is out of memory (used memory > 'maxmemory')"
     if "DAMAGED" not in error and (why := REFUSING.search(error)):

@@ -1,4 +1,4 @@
-"""One at a time among processes, as long as the holder lives."""
+"""The lock has one holder among all processes, for as long as that holder lives."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from rollq.ledger import lock as turn_module
+from rollq.ledger import lock as lock_module
 from rollq.ledger.connection import connect
 from rollq.ledger.keys import TURN
-from rollq.ledger.lock import Turn
+from rollq.ledger.lock import RedisLock
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def client(redis_url: str) -> Iterator["redis.Redis"]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_module, "POLL_S", 0.01)
+    monkeypatch.setattr(lock_module, "POLL_S", 0.01)
 
 
 class Stop(Exception):
@@ -34,10 +34,10 @@ def stop() -> None:
 
 
 def test_there_is_one_holder_and_the_next_one_follows(client: "redis.Redis") -> None:
-    first, second, other = Turn(client, "http://a"), Turn(client, "http://a"), Turn(client, "http://b")
+    first, second, other = RedisLock(client, "http://a"), RedisLock(client, "http://a"), RedisLock(client, "http://b")
     with first(stop):
         with pytest.raises(Stop), second(stop):
-            pytest.fail("two at a time")
+            pytest.fail("two holders")
         with other(stop):
             pass
     with second(stop):
@@ -52,44 +52,44 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_it_is_kept_for_as_long_as_it_takes(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept every 0.02 s for another minute: no pause of this process loses it."""
-    lock = client.lock
+def test_the_holder_renews_it(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 0.02 s, for another minute: no pause of this process loses it."""
+    redis_lock = client.lock
 
     def for_a_minute(key: str, timeout: float, **options: Any) -> Any:
-        return lock(key, timeout=60.0, **options)
+        return redis_lock(key, timeout=60.0, **options)
 
-    monkeypatch.setattr(turn_module, "TURN_S", 0.06)
+    monkeypatch.setattr(lock_module, "LOCK_S", 0.06)
     monkeypatch.setattr(client, "lock", for_a_minute)
-    turn = Turn(client, "x")
-    with turn(stop):
+    lock = RedisLock(client, "x")
+    with lock(stop):
         for _ in range(2):
-            client.pexpire(turn._key, 30_000)
-            until(lambda: client.pttl(turn._key) > 31_000)
-        with pytest.raises(Stop), Turn(client, "x")(stop):
+            client.pexpire(lock._key, 30_000)
+            until(lambda: client.pttl(lock._key) > 31_000)
+        with pytest.raises(Stop), RedisLock(client, "x")(stop):
             pytest.fail("it was lost")
 
 
-def test_a_holder_that_died_lets_go(client: "redis.Redis") -> None:
-    turn = Turn(client, "x")
-    client.set(turn._key, "of the dead", px=60_000)
+def test_a_dead_holders_lock_expires(client: "redis.Redis") -> None:
+    lock = RedisLock(client, "x")
+    client.set(lock._key, "of the dead", px=60_000)
     checks: list[object] = []
-    with turn(lambda: checks.append(client.pexpire(turn._key, 1))):
+    with lock(lambda: checks.append(client.pexpire(lock._key, 1))):
         assert checks
 
 
-def test_one_that_was_lost_meanwhile_is_not_taken_from_the_next(client: "redis.Redis") -> None:
-    turn = Turn(client, "x")
-    with turn(stop):
-        client.set(turn._key, "another's")
-    assert client.get(turn._key) == b"another's"
+def test_a_lost_lock_is_not_taken_from_its_next_holder(client: "redis.Redis") -> None:
+    lock = RedisLock(client, "x")
+    with lock(stop):
+        client.set(lock._key, "another's")
+    assert client.get(lock._key) == b"another's"
 
 
-def test_redis_may_be_full_for_a_while(client: "redis.Redis") -> None:
+def test_a_redis_that_is_full_is_waited_for(client: "redis.Redis") -> None:
     checks: list[object] = []
     client.config_set("maxmemory", 1)
     try:
-        with Turn(client, "x")(lambda: checks.append(client.config_set("maxmemory", 0))):
+        with RedisLock(client, "x")(lambda: checks.append(client.config_set("maxmemory", 0))):
             assert checks
     finally:
         client.config_set("maxmemory", 0)

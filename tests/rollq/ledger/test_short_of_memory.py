@@ -16,7 +16,7 @@ from rollq.ledger.connection import check_redis
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
-from rollq.ledger.retry import patiently, refuses_writes
+from rollq.ledger.retry import retry, refuses_writes
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reap
@@ -140,20 +140,20 @@ def test_submit_waits_and_says_so(
     assert "Nothing is lost; trying again" in caplog.text
 
 
-def test_patience_ends() -> None:
+def test_retrying_ends() -> None:
     waits: list[float] = []
 
     def refuse() -> None:
         raise Unwritable("run r: full")
 
     with pytest.raises(Unwritable):
-        patiently(refuse, 0.0)
+        retry(refuse, 0.0)
     with pytest.raises(InterruptedError):
-        patiently(refuse, wait=lambda s: waits.append(s) or _stop_after(waits, 20))
+        retry(refuse, wait=lambda s: waits.append(s) or _stop_after(waits, 20))
     assert waits[0] < 0.3
     assert max(waits) <= 5.0 * 1.25
     with pytest.raises(LedgerError, match="other"):
-        patiently(lambda: _raise(LedgerError("other")))
+        retry(lambda: _raise(LedgerError("other")))
 
 
 def test_a_consumer_that_asks_again_and_again_says_it_once(

@@ -26,7 +26,7 @@ from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import PULSE
 from rollq.ledger.ledger import Claim, Ledger
-from rollq.ledger.outage import Pulse
+from rollq.ledger.outage import OutageDetector
 from rollq.wire.codec import encode_event
 from tests.rollq.samples import closed, group, job, observed
 
@@ -70,7 +70,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, names: list[str], own: bool) -> None:
         self.ledger = Ledger(connect(self.url), "r")
         self.letters = DeadLetters(self.ledger.redis, "r")
-        self.pulse = Pulse(self.ledger.redis)
+        self.outages = OutageDetector(self.ledger.redis)
         self.ledger.redis.flushdb()
         self.budget = BUDGET | (OWN if own else {})
         self.ledger.fix_budgets(OWN if own else {})
@@ -276,12 +276,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.calm()
         if after_an_outage:
             self.ledger.redis.hset(PULSE, "beat", self.ledger.now() - 6)
-            assert not set(self.ledger.reap(expire_until=self.pulse.beat())) & set(leased)
+            assert not set(self.ledger.reap(expire_until=self.outages.stamp())) & set(leased)
             assert self.ledger.renew(self.leases()) == []
             return
         expected = {job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"}
         # What runs out is due at once; released and freshly failed ones may be due as well.
-        assert expected <= set(self.ledger.reap(expire_until=self.pulse.beat()))
+        assert expected <= set(self.ledger.reap(expire_until=self.outages.stamp()))
 
     @rule(by=st.sampled_from([-7200.0, -100.0, 100.0, 7200.0]))
     def redis_is_set_another_time(self, by: float) -> None:
@@ -301,7 +301,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if heard := float(redis.hget(keys.meta, f"heard:{purpose}") or 0):
                 redis.hset(keys.meta, f"heard:{purpose}", heard - by)
         redis.hset(PULSE, "beat", self.ledger.now() - by)
-        due = self.ledger.reap(expire_until=self.pulse.beat())
+        due = self.ledger.reap(expire_until=self.outages.stamp())
         assert set(due) <= set(self.of_jobs("queued"))
         if abs(by) > 1000:
             assert set(due) == set(self.of_jobs("queued"))

@@ -221,7 +221,7 @@ class Flaky:
 
 class TestRedis:
     def test_it_may_be_away_or_full_for_long(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rollq.ledger.retry.FIRST_S", 0.01)
+        monkeypatch.setattr("rollq.ledger.retry.FIRST_PAUSE_S", 0.01)
         with Leases(threading.Event()).hold(ledger, claim(ledger)) as attempt:
             errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow"), Unwritable("x")]
             monkeypatch.setattr(ledger, "append", Flaky(ledger.append, *errors))
@@ -233,7 +233,7 @@ class TestRedis:
         self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(leases_module, "TICK_S", 0.01)
-        monkeypatch.setattr("rollq.ledger.retry.LONGEST_S", 0.01)
+        monkeypatch.setattr("rollq.ledger.retry.LONGEST_PAUSE_S", 0.01)
         leases, room, write = Leases(threading.Event()), threading.Event(), ledger.append
         asked = threading.Event()
 

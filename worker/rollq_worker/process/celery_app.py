@@ -21,9 +21,9 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from rollq.client.celery_publisher import TASK, Publisher, verified
 from rollq.errors import RollqError, SettingsError
-from rollq.ledger.connection import AWAY, connect
+from rollq.ledger.connection import CONNECTION_ERRORS, connect
 from rollq.ledger.keys import QUEUE
-from rollq.ledger.lock import Turn
+from rollq.ledger.lock import RedisLock
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.hang_watch import EngineWatch
@@ -81,7 +81,7 @@ def main(settings: Settings) -> int:
         concurrency=settings.concurrency,
         stop_ids=startup_checks.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
-        turn=Turn(connection, settings.engine_url),
+        turn=RedisLock(connection, settings.engine_url),
         spelling=tokenizer.encode(PROBE),
     )
     player = Player(settings, connection, engine, tokenizer, name, drain.draining)
@@ -161,7 +161,7 @@ def say_outages_shortly(logger: logging.Logger, **_: object) -> None:
     """Celery and kombu show a traceback for every message that a lost connection keeps them from acknowledging."""
 
     def shorten(record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], AWAY):
+        if record.exc_info and isinstance(record.exc_info[1], CONNECTION_ERRORS):
             record.exc_info = record.exc_text = None
         return True
 

@@ -31,9 +31,9 @@ from rollq.errors import (
     WorkerFailure,
 )
 from rollq.job import parse_id
-from rollq.ledger.connection import AWAY
+from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Claim, Ledger, Refusal
-from rollq.ledger.retry import patiently
+from rollq.ledger.retry import retry
 from rollq.settings import Settings
 from rollq.token_stats import fidelity
 from rollq.trajectory import Event, Header, Sampled, Trajectory
@@ -129,13 +129,13 @@ class Player:
         token = uuid.uuid4().hex
         while True:
             try:
-                if refusal := patiently(lambda: self.admit(ledger), wait=self._pause):
+                if refusal := retry(lambda: self.admit(ledger), wait=self._pause):
                     return refusal
                 self.wait_for_engine()
-                return patiently(
+                return retry(
                     lambda: ledger.claim(job_id, worker=self.name, token=token, lease_s=LEASE_S), wait=self._pause
                 )
-            except AWAY:
+            except CONNECTION_ERRORS:
                 self._pause(random.uniform(0.5, 1.5))
 
     def _pause(self, seconds: float) -> None:
@@ -145,7 +145,7 @@ class Player:
     def _bounce(self, ledger: Ledger, job_id: str) -> None:
         try:
             ledger.bounce(job_id)
-        except (LedgerError, *AWAY) as e:
+        except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
 
     def admit(self, ledger: Ledger) -> Refusal | None:
@@ -293,7 +293,7 @@ class Player:
     def _release(self, attempt: Attempt) -> Summary:
         try:
             attempt.release()
-        except (LedgerError, *AWAY) as e:
+        except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
             return {"job": attempt.job.id, "stop": "fenced"}
         return {"job": attempt.job.id, "stop": "released"}

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, RollqError
-from rollq.ledger.connection import AWAY
+from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Claim, Ledger
-from rollq.ledger.retry import patiently
+from rollq.ledger.retry import retry
 from rollq.token_stats import Fidelity
 from rollq.trajectory import Event, Header, Trajectory
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
@@ -166,8 +166,8 @@ class Attempt:
         try:
             while True:
                 try:
-                    return patiently(call, wait=self._pause)
-                except AWAY as e:
+                    return retry(call, wait=self._pause)
+                except CONNECTION_ERRORS as e:
                     log.info("%s: Redis is away (%s); trying again", self.job.id, type(e).__name__)
                     self._pause(random.uniform(0.5, 1.5))
         finally:
@@ -254,7 +254,7 @@ class Leases:
         while not self._stop.wait(TICK_S):
             try:
                 self.tick()
-            except (RollqError, *AWAY) as e:
+            except (RollqError, *CONNECTION_ERRORS) as e:
                 log.warning("heartbeat: %s: %s", type(e).__name__, e)
             except Exception:
                 # The one thread that keeps every lease alive must outlive whatever Redis throws at it.

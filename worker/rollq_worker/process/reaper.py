@@ -14,9 +14,9 @@ from typing import Any
 
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
-from rollq.ledger.connection import AWAY
+from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.outage import Pulse
+from rollq.ledger.outage import OutageDetector
 from rollq.ledger.run_index import find_runs, runs
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Reaper:
         self.connection = connection
         self.publisher = publisher
         self.alive_file = alive_file
-        self._pulse = Pulse(connection)
+        self._outages = OutageDetector(connection)
         self._expire_until = 0.0
         self._beaten = float("-inf")
         self._rounds: dict[str, Round] = {}
@@ -64,7 +64,7 @@ class Reaper:
                 self.tick()
                 if self.alive_file is not None:
                     self.alive_file.touch()
-            except (RollqError, *AWAY) as e:
+            except (RollqError, *CONNECTION_ERRORS) as e:
                 log.warning("reaper: %s: %s", type(e).__name__, e)
             except Exception:
                 # Lost jobs come back through this thread alone: it must outlive whatever Redis or the broker throws.
@@ -113,7 +113,7 @@ class Reaper:
     def _verdict(self) -> float:
         """Until when leases may expire. One stamp a second, however many runs there are and however long they take."""
         if time.monotonic() - self._beaten >= TICK_S / 2:
-            self._expire_until = self._pulse.beat()
+            self._expire_until = self._outages.stamp()
             self._beaten = time.monotonic()
         return self._expire_until
 

@@ -1,43 +1,60 @@
 """The `rollq` command: parses the line, runs one command, and turns every foreseen error into one clear line.
 
 Exit codes: 0 done; 1 it failed; 2 the line, a setting or an address is wrong; 128 + n when signal n ended it.
-`ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds: each command imports what it needs when it runs.
+`ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds, because only the command on the line is imported.
 Other packages add commands through the entry-point group `rollq.commands`: a function that takes the subparsers.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollq import __version__
-from rollq.commands import dead_letters, evaluate, pull, redis_server, run_file, show, stats, submit
-from rollq.commands.arguments import Commands
+from rollq.commands import run_file
+from rollq.commands.flags import Commands
 from rollq.errors import RollqError, SettingsError
 from rollq.extras import install_line
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 DESCRIPTION = "Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue on Redis."
 EPILOG = """\
-Try everything on this machine:  rollq demo
-The parts, in the foreground:    rollq redis, rollq engine, rollq worker
-Produce and consume:             rollq submit, rollq pull
-Measure a policy:                rollq eval
-Look, and prove the tokens:      rollq stats, rollq show, rollq audit
-Check what a run stands on:      rollq doctor
+Try everything on this machine:       rollq demo
+Start the parts, each in a terminal:  rollq redis, rollq engine, rollq worker
+Submit jobs and take the results:     rollq submit, rollq pull
+Measure a policy:                     rollq eval
+Look at runs and trajectories:        rollq stats, rollq show
+Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
+Check a setup before a run:           rollq doctor
+Check recorded logprobs after it:     rollq audit
 """
-
-
-GROUP = "rollq.commands"
-"""Entry points of commands: `name = module:add`."""
+OWN_COMMANDS = {
+    "redis": "redis_server",
+    "submit": "submit",
+    "pull": "pull",
+    "eval": "evaluate",
+    "stats": "stats",
+    "show": "show",
+    "dead": "dead_jobs",
+    "requeue": "dead_jobs",
+    "drop": "dead_jobs",
+    "cancel": "dead_jobs",
+}
+"""Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {"demo": "demo", "engine": "engine", "worker": "worker", "audit": "worker", "doctor": "worker"}
 """Commands that rollq_worker adds, and the extra that brings what each needs."""
+GROUP = "rollq.commands"
+"""Entry points of commands: `name = module:add`."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong line in one line, and accepts no abbreviated flags: they would change meaning as flags come."""
+    """Reports a wrong line in one line. Flags cannot be abbreviated, or a new flag could change what a line means."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
@@ -51,35 +68,63 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(line: Sequence[str] = ()) -> Parser:
+    """The parser of this line: with the one command that it names, else with all commands.
+
+    Raises SettingsError when the command that it names cannot be loaded.
+    """
     top = Parser(
         prog="rollq", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
+    if line[:1] == ["--version"]:
+        return top
     commands: Any = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (redis_server, submit, pull, evaluate, stats, show, dead_letters):
-        module.add(commands)
-    _add_entry_points(commands)
+    named = next((word for word in line if not word.startswith("-")), "")
+    if named in OWN_COMMANDS:
+        _add_own(commands, [OWN_COMMANDS[named]])
+    elif named in (others := _other_commands()):
+        _add_other(commands, named, others[named])
+    else:
+        _add_own(commands, dict.fromkeys(OWN_COMMANDS.values()))
+        _add_others(commands, others)
     return top
 
 
-def _add_entry_points(commands: Commands) -> None:
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    for name in (*WORKER_COMMANDS, *sorted(found.keys() - WORKER_COMMANDS.keys())):
+def _add_own(commands: Commands, modules: Iterable[str]) -> None:
+    for module in modules:
+        import_module(f"rollq.commands.{module}").add(commands)
+
+
+def _other_commands() -> "dict[str, EntryPoint | None]":
+    """Commands of other packages; None: one of the worker's that is not installed."""
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS}
+    return dict.fromkeys(WORKER_COMMANDS) | dict(sorted(found.items()))
+
+
+def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
+    """One that cannot be loaded is listed with the reason, and the others still work."""
+    for name, point in others.items():
         try:
-            found[name].load()(commands)
-        except (KeyError, ImportError) as e:
-            _add_missing(commands, name, e)
+            _add_other(commands, name, point)
+        except SettingsError as e:
+            if name not in commands.choices:
+                commands.add_parser(name, help=str(e).replace("%", "%%"))
 
 
-def _add_missing(commands: Commands, name: str, error: Exception) -> None:
-    """A command that cannot be loaded says what to install, whatever its arguments."""
+def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> None:
+    """Raises SettingsError, with the remedy, when the command is not installed or cannot be loaded."""
     extra = WORKER_COMMANDS.get(name)
-    remedy = install_line(extra) if extra else f"{type(error).__name__}: {error}"
-    parser = commands.add_parser(name, help=f"(not installed: {remedy})")
-    message = f"rollq: `rollq {name}` is not installed: {remedy}\n"
-    parser.parse_known_args = lambda *_: parser.exit(2, message)  # type: ignore[assignment]
+    try:
+        if point is None:
+            raise ModuleNotFoundError("rollq_worker is not installed")
+        point.load()(commands)
+    except Exception as e:  # the boundary to other packages
+        remedy = install_line(extra) if extra else f"update or uninstall {point and point.dist and point.dist.name}"
+        reason = " ".join(str(e).split())
+        raise SettingsError(f"`rollq {name}` cannot be loaded ({type(e).__name__}: {reason}): {remedy}") from e
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,17 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     try:
-        code = _run(argv)
-        sys.stdout.flush()  # here, so that a reader that went away is noticed here
-        return code
+        code = _run(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:  # `rollq stats | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        code = 1
+    return _flush(code)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(line: Sequence[str]) -> int:
     try:
-        args = parser().parse_args(argv)
+        args = parser(line).parse_args(line)
         code: int = args.run(args)
         return code
     except SystemExit as e:  # argparse has printed its message
@@ -116,9 +159,22 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    if os.environ.get("ROLLQ_DEBUG"):
-        traceback.print_exc()
-    print(f"rollq: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # of a standard error that is closed or full
+        if os.environ.get("ROLLQ_DEBUG"):
+            traceback.print_exc()
+        print(f"rollq: {message}", file=sys.stderr)
+    return code
+
+
+def _flush(code: int) -> int:
+    """The exit code, once everything is written. Python's own flush at exit could only print `Exception ignored`."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as e:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the rest would fail again at exit
+            broken = isinstance(e, BrokenPipeError)
+            code = code or (1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1))
     return code
 
 

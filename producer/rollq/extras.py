@@ -2,8 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
 
 from rollq.errors import SettingsError
 
@@ -14,13 +15,25 @@ OPTIONAL = frozenset(
 
 
 def install_line(extra: str) -> str:
-    """The command that adds the extra to this installation, from wherever rollq itself was installed."""
+    """The command that adds the extra to this installation: from the same folder, file or address as rollq itself."""
+    from importlib import metadata  # 25 ms that only a missing package costs
+
     try:
-        origin = json.loads(metadata.distribution("rollq").read_text("direct_url.json") or "{}")
+        text = metadata.distribution("rollq").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from its source folder
         return f"pip install '.[{extra}]' in rollq's folder"
-    url: str = origin.get("url", "")
-    return f"pip install '{url.removeprefix('file://') or 'rollq'}[{extra}]'"
+    return f"pip install {_requirement(extra, json.loads(text or '{}'))}"
+
+
+def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
+    """`origin`: direct_url.json, in which pip keeps where a package came from (PEP 610); empty for an index."""
+    url = origin.get("url", "")
+    if url.startswith("file://"):
+        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"{editable}'{unquote(url.removeprefix('file://'))}[{extra}]'"
+    vcs = origin.get("vcs_info")
+    source = f" @ {vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else f" @ {url}" if url else ""
+    return f"'rollq[{extra}]{source}'"
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.consumer import Consumer
 from rollq.commands import job_flags, run_file
-from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, number
 from rollq.commands.connect import client
+from rollq.commands.flags import Commands, add_broker, add_json, add_redis, name, number
 from rollq.commands.progress import Progress, open_progress
 from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError
 from rollq.export.jsonl import TrajectoryFile

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rollq.client.refill import replacement
-from rollq.commands.arguments import number, tasks, whole
+from rollq.commands.flags import number, tasks, whole
 from rollq.commands.progress import Progress
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.job import Budget, History, Job

@@ -12,8 +12,8 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
-from rollq.commands.arguments import Commands, add_json, add_redis, name, number, whole
 from rollq.commands.connect import client
+from rollq.commands.flags import Commands, add_json, add_redis, name, number, whole
 from rollq.commands.progress import Progress, open_progress
 from rollq.errors import NotHeld, PullTimeout
 from rollq.export.jsonl import TrajectoryFile

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollq.commands.arguments import Commands, add_json, add_redis, whole
 from rollq.commands.connect import client
-from rollq.commands.dead_letters import first_line
+from rollq.commands.dead_jobs import first_line
+from rollq.commands.flags import Commands, add_json, add_redis, whole
 from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
 from rollq.export.record import record

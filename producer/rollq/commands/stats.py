@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.commands.arguments import Commands, add_json, add_redis, name
 from rollq.commands.connect import redis_of, settings
+from rollq.commands.flags import Commands, add_json, add_redis, name
 from rollq.errors import RollqError
 from rollq.ledger.reader import LedgerView
 from rollq.ledger.run_index import runs

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from rollq.commands import job_flags, run_file
-from rollq.commands.arguments import Commands, add_broker, add_json, add_redis, name, whole
 from rollq.commands.connect import client
+from rollq.commands.flags import Commands, add_broker, add_json, add_redis, name, whole
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import Purpose

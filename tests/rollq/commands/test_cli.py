@@ -14,7 +14,8 @@ import pytest
 import redis as redis_library
 
 from rollq import Client, __version__, cli
-from rollq.commands import arguments, connect, job_flags, progress
+from rollq.commands import connect, flags, job_flags, progress
+from rollq.extras import install_line
 from rollq_worker.commands.demo import command
 from rollq_worker.users import KINDS
 from tests.conftest import free_port
@@ -57,11 +58,16 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
     assert "usage: rollq " + command in capsys.readouterr().out
 
 
-def test_starting_imports_nothing_heavy() -> None:
-    heavy = ["celery", "requests", "transformers", "rich", "rollq_worker", "aiohttp"]
-    code = f"import sys; from rollq import cli; cli.parser(); print([m for m in {heavy} if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("line", "unneeded"), [("--version", "redis rollq_worker"), ("stats --help", "rollq_worker"), ("--help", "")]
+)
+def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
+    heavy = f"celery kombu requests tokenizers transformers rich aiohttp {unneeded}".split()
+    code = (
+        f"import sys; from rollq import cli; cli.main({line.split()}); print([m for m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 
 SUBMIT = ("submit", "--run", "r", "--env", "shop", "--tasks", "0-3")
@@ -180,22 +186,61 @@ def test_a_bug_is_one_line_unless_asked(capsys: pytest.CaptureFixture[str], monk
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_missing_extra_names_its_install_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = [name for name in sys.modules if name.split(".")[0] == "rollq_worker"]
-    for module in ("rollq_worker", "rollq_worker.environments", *loaded):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert "pip install 'rollq[worker]'" in fails(capsys, "worker")
-    assert "pip install 'rollq[engine]'" in fails(capsys, "engine", "--port", "0")
-    assert "pip install 'rollq[demo]'" in fails(capsys, "demo")
+@pytest.mark.parametrize(
+    ("command", "missing", "said"),
+    [
+        ("worker", "celery", "this needs celery, which is not installed: "),
+        ("engine --port 0", "aiohttp", "this needs aiohttp, which is not installed: "),
+        *(
+            (command, "rollq_worker", f"`rollq {command.split()[0]}` cannot be loaded (ModuleNotFoundError: ")
+            for command in ("demo", "engine --port 0", "worker", "audit x.jsonl", "doctor")
+        ),
+    ],
+)
+def test_a_missing_extra_names_its_install_line(command: str, missing: str, said: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from rollq import cli; sys.exit(cli.main({command.split()}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"rollq: {said}")
+    assert done.stderr.endswith(f"{install_line(cli.WORKER_COMMANDS[command.split()[0]])}\n")
+    assert done.stderr.count("\n") == 1
+
+
+THEIRS = """
+def add(commands):
+    commands.add_parser("theirs", help="of another package").set_defaults(run=lambda args: print("theirs ran") or 0)
+
+def broken(commands):
+    commands.add_parser("broken")
+    raise ZeroDivisionError("100 %s\\nof it")
+"""
+
+
+def test_commands_of_other_packages(tmp_path: Path) -> None:
+    """One that cannot be loaded says so, and costs no other command."""
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = {"theirs": "theirs:add", "broken": "theirs:broken", "lost": "theirs:lost", "submit": "theirs:broken"}
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[rollq.commands]", *lines]))
+    env = {"PYTHONPATH": str(tmp_path)}
+    assert rollq("theirs", env=env).stdout == "theirs ran\n"
+    said = rollq("broken", "--flag", env=env, code=2).stderr
+    reason = "ZeroDivisionError: 100 %s of it"
+    assert said == f"rollq: `rollq broken` cannot be loaded ({reason}): update or uninstall theirs\n"
+    assert "`rollq lost` cannot be loaded (AttributeError: " in rollq("lost", env=env, code=2).stderr
+    listed = " ".join(rollq("--help", env=env).stdout.split())
+    assert "of another package" in listed and "`rollq lost` cannot be loaded" in listed
+    assert "usage: rollq submit" in rollq("submit", "--help", env=env).stdout
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))]
 )
 def test_tasks_include_both_ends(text: str, expected: range) -> None:
-    assert arguments.tasks(text) == expected
+    assert flags.tasks(text) == expected
 
 
 def test_jobs_of_a_line() -> None:
@@ -280,7 +325,7 @@ def test_the_kinds_of_users_are_those_of_the_workers() -> None:
 
 
 def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rollq_worker.users", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
     job_flags.check(cli.parser().parse_args([*SUBMIT, "--user", '{"kind": "oracle", "x": 1}']))
 
 
@@ -290,8 +335,8 @@ def test_a_run_that_is_not_there(redis_url: str, capsys: pytest.CaptureFixture[s
     for n in range(7):
         assert cli.main([*SUBMIT, "--run", f"r{n}", "--redis", redis_url]) == 0
     capsys.readouterr()
-    for flags in ((), ("--json",)):
-        said = fails(capsys, *line, *flags, code=1)
+    for more in ((), ("--json",)):
+        said = fails(capsys, *line, *more, code=1)
         assert "; runs there: r6, r5, r4, r3, r2 and 2 more (rollq stats lists them)\n" in said
     with Client(redis_url, run="sealed") as client:  # nothing was ever submitted to it
         client.seal()
@@ -426,18 +471,32 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("line", [("stats",), ("stats", "--run", "r"), ("dead", "--run", "r"), SUBMIT, ("--help",)])
-def test_a_reader_that_goes_away(redis_url: str, line: tuple[str, ...]) -> None:
-    """As in `rollq stats | head`."""
-    where = () if line == ("--help",) else ("--redis", redis_url)
+@pytest.mark.parametrize("gone", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    "line",
+    ["stats", "stats --run r", "dead --run r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
+)
+def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
+    """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not before the exit."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "rollq", *line, *where]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: writer}
+    command = [sys.executable, "-m", "rollq", *line.split()]
+    done = subprocess.run(command, **streams, text=True, timeout=60, env={**env, "ROLLQ_REDIS_URL": redis_url})
     os.close(writer)
-    assert done.returncode in (0, 1, 120)
-    assert "Traceback" not in done.stderr
-    assert "Error" not in done.stderr
+    assert done.returncode in ((2,) if line == "nonsense" else (0, 1))
+    said = (done.stdout or "") + (done.stderr or "")
+    assert "Traceback" not in said and "Error" not in said and "Exception" not in said
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rollq", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, env=env
+        )
+    assert (done.returncode, done.stderr) == (1, "rollq: cannot write to standard output: No space left on device\n")
 
 
 def test_streams_that_were_closed(redis_url: str) -> None:

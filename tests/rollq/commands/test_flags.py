@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import arguments, job_flags, submit
+from rollq.commands import flags, job_flags, submit
 from rollq.ledger.ledger import Ledger
 from rollq_worker.commands import audit
 
@@ -27,9 +27,9 @@ LINES: dict[str, tuple[str, ...]] = {
 }
 """What a command cannot do without."""
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
-    arguments.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
-    arguments.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
-    arguments.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
+    flags.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
+    flags.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
+    flags.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
     job_flags.user: (
         "",
         "gpt",
@@ -48,7 +48,7 @@ UNCHECKED = {"env", "split", "broker", "redis", "tokenizer", "config", "host", "
 """Plain texts: addresses, names and paths are looked at when they are used, and tested below or with what uses them."""
 
 
-def flags() -> Iterator[tuple[str, argparse.Action]]:
+def all_flags() -> Iterator[tuple[str, argparse.Action]]:
     """All of all commands, but for switches."""
     [commands] = [a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)]
     for command, parser in commands.choices.items():
@@ -61,9 +61,9 @@ def wrong_values(action: argparse.Action) -> Sequence[str]:
     kind = action.type
     if action.choices:
         return ("", "fun", "TRAIN")
-    if getattr(kind, "__qualname__", "") == arguments.whole(0).__qualname__:  # type: ignore[attr-defined]
+    if getattr(kind, "__qualname__", "") == flags.whole(0).__qualname__:  # type: ignore[attr-defined]
         return WHOLE if kind("1") == 1 and _refuses(kind, "0") is False else (*WHOLE, "0")  # type: ignore[misc, operator]
-    if getattr(kind, "__qualname__", "") == arguments.number(0).__qualname__:  # type: ignore[attr-defined]
+    if getattr(kind, "__qualname__", "") == flags.number(0).__qualname__:  # type: ignore[attr-defined]
         return NUMBER
     return BY_TYPE.get(kind, ())  # type: ignore[call-overload, no-any-return]
 
@@ -78,7 +78,7 @@ def _refuses(kind: object, text: str) -> bool:
 
 CASES = [
     (command, action.option_strings[-1], wrong)
-    for command, action in flags()
+    for command, action in all_flags()
     if action.option_strings
     for wrong in wrong_values(action)
 ]
@@ -101,7 +101,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_flag_is_left_out() -> None:
-    left = {f"{command} {a.dest}" for command, a in flags() if not wrong_values(a) and a.dest not in UNCHECKED}
+    left = {f"{command} {a.dest}" for command, a in all_flags() if not wrong_values(a) and a.dest not in UNCHECKED}
     assert left == set()
     assert len(CASES) > 300
 

@@ -540,20 +540,20 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(tau2.metadata, "version", missing)
-    with pytest.raises(JobFailure, match=r"needs the package inspect_evals: pip install 'rollq\[tau2\]'"):
+    with pytest.raises(JobFailure, match=r"needs the package inspect_evals: pip install .*\[tau2\]'"):
         tau2.load("retail")
 
 
 @pytest.mark.parametrize("version", ["0.25.3", "0.260", "0.27.0", "1.0"])
 def test_another_version_of_the_package_is_refused(monkeypatch, version):
     monkeypatch.setattr(tau2.metadata, "version", lambda name: version)
-    with pytest.raises(JobFailure, match=rf"needs inspect_evals 0\.26\.\*, not {version}: pip install 'rollq\[tau2\]'"):
+    with pytest.raises(JobFailure, match=rf"needs inspect_evals 0\.26\.\*, not {version}: pip install .*\[tau2\]'"):
         tau2.load("retail")
 
 
 def test_a_broken_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "inspect_evals.tau2.utils", None)
-    with pytest.raises(JobFailure, match=r"cannot import .* pip install 'rollq\[tau2\]'"):
+    with pytest.raises(JobFailure, match=r"cannot import .* pip install .*\[tau2\]'"):
         tau2.load("retail")
 
 

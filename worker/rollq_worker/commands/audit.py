@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, whole
 from rollq.commands.connect import settings
+from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, whole
 from rollq.commands.progress import Progress, open_progress
 from rollq.errors import ContractError, EngineFailure, SettingsError
 from rollq.extras import needs

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollq.commands.arguments import Commands, add_json, add_redis, add_tokenizer, http_url
 from rollq.commands.connect import reach, settings
+from rollq.commands.flags import Commands, add_json, add_redis, add_tokenizer, http_url
 from rollq.errors import JobFailure, RollqError
 from rollq.extras import needs
 from rollq.ledger import connection

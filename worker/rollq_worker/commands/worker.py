@@ -2,7 +2,8 @@
 
 import argparse
 
-from rollq.commands.arguments import (
+from rollq.commands.connect import reach, settings
+from rollq.commands.flags import (
     Commands,
     add_broker,
     add_redis,
@@ -10,7 +11,6 @@ from rollq.commands.arguments import (
     http_url,
     whole,
 )
-from rollq.commands.connect import reach, settings
 from rollq.extras import needs
 
 

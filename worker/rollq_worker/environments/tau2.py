@@ -1,8 +1,7 @@
 """tau2-bench's retail and airline domains, with tools, tasks, data and grading of the package `inspect_evals`.
 
-The tools run unchanged, on views of one shared database instead of a database per episode; an episode is worth what the
-package's scorer gives it. Only the versions that this was compared with are accepted. The package is imported when the
-first domain is loaded (about 2 s and 100 MB).
+The tools run unchanged, on views of one shared database, and an episode earns what the package's scorer gives it. Only
+versions that the tests have compared are accepted. The package is imported when a domain is loaded: about 2 s, 100 MB.
 """
 
 import gzip
@@ -20,20 +19,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from rollq.errors import JobFailure
+from rollq.extras import install_line
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import Database, Record, Table
-from rollq_worker.environments.customer_service import Case, ConversationDomain, script
-from rollq_worker.environments.scripted_lines import REPLIES, first_person
-from rollq_worker.protocols import Action, Task
+from rollq_worker.environments.copy_on_write import SharedDatabase, View
+from rollq_worker.environments.customer_service import Case, ConversationDomain
+from rollq_worker.environments.foreign_tools import copy_record, guarded
+from rollq_worker.environments.scripted_tasks import scripted_case
+from rollq_worker.protocols import Action, Observation
 
-INSTALL = "pip install 'rollq[tau2]'"
 SERIES = "0.26"
 """Of inspect_evals: the grading differs between versions, and rewards are only comparable within one."""
-MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
-MOST_ERRORS = 20
-"""Of one call that the policy is told of: a list of ten thousand strings where objects belong has as many."""
-UNREPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
-"""What the package's scorer leaves out when it replays the ground truth; neither touches the data."""
+STOP_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+MAX_ERRORS = 20
+"""Errors of one call that the policy is told: ten thousand strings where objects belong are as many errors."""
+NOT_REPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
+"""Tools that the package's scorer leaves out when it replays the ground truth; neither touches the data."""
 
 
 def load(variant: str | None) -> ConversationDomain:
@@ -44,29 +44,30 @@ def load(variant: str | None) -> ConversationDomain:
     data = Path(str(_import("inspect_evals.tau2.utils").TAU2_DATA_DIR)) / "domains" / variant
     tables = gzip.decompress((data / "db.json.gz").read_bytes())
     policy = (data / "policy.txt").read_text(encoding="utf-8")
-    desk = Tau2Desk(variant, tables, policy)
+    backend = Tau2Backend(variant, tables, policy)
     digest = sha256(tables + policy.encode()).hexdigest()[:12]
-    return ConversationDomain(f"tau2:{variant}", f"inspect_evals {version} data {digest}", desk, _cases(variant, data))
+    version = f"inspect_evals {version} data {digest}"
+    return ConversationDomain(f"tau2:{variant}", version, backend, _cases(variant, data))
 
 
 def _installed() -> str:
     try:
         version = metadata.version("inspect_evals")
     except metadata.PackageNotFoundError:
-        raise JobFailure(f"the environment tau2 needs the package inspect_evals: {INSTALL}") from None
+        raise JobFailure(f"the environment tau2 needs the package inspect_evals: {install_line('tau2')}") from None
     if version != SERIES and not version.startswith(f"{SERIES}."):
-        raise JobFailure(f"the environment tau2 needs inspect_evals {SERIES}.*, not {version}: {INSTALL}")
+        raise JobFailure(f"the environment tau2 needs inspect_evals {SERIES}.*, not {version}: {install_line('tau2')}")
     return version
 
 
 def _import(module: str) -> Any:
-    # What the package's dependencies warn of while they are imported is nobody's business here, -W error or not.
+    # Warnings of the package's dependencies must not fail the import under -W error.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return import_module(module)
         except ImportError as e:
-            raise JobFailure(f"the environment tau2 cannot import {module} ({e}): {INSTALL}") from e
+            raise JobFailure(f"the environment tau2 cannot import {module} ({e}): {install_line('tau2')}") from e
 
 
 class Tau2Desk:

@@ -1,8 +1,8 @@
 """Sierra's original tau-bench, retail and airline, with the tools, tasks and data of the package `tau_bench`.
 
-The tools run unchanged, on views of one shared database, and an episode is worth what the package's `Env` gives it. Its
-`Env` plays no part: it loads and hashes the whole database for every episode, scores by writing to its own state, and
-lets a tool's expression or a strange argument stop the process. The package is imported when a domain is first loaded.
+The tools run unchanged, on views of one shared database, and an episode earns what the package's `Env` gives it. The
+`Env` itself is not used: it loads and hashes the whole database for every episode, scores by writing to its own state,
+and lets a tool's expression or a strange argument stop the process. The package is imported when a domain is loaded.
 """
 
 import ast
@@ -11,22 +11,24 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
 
 from rollq.errors import JobFailure
+from rollq.extras import install_line
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import Database, Record, Table
-from rollq_worker.environments.customer_service import TOOL_ERRORS, Case, ConversationDomain, own, script
-from rollq_worker.environments.scripted_lines import REPLIES, first_person
-from rollq_worker.protocols import STOP_MARKER, Action, Task
+from rollq_worker.environments.copy_on_write import SharedDatabase, View
+from rollq_worker.environments.customer_service import Case, ConversationDomain
+from rollq_worker.environments.foreign_tools import TOOL_ERRORS, copy_record, guarded, own_copy
+from rollq_worker.environments.scripted_tasks import scripted_case
+from rollq_worker.protocols import STOP_MARKER, Action, Observation
 
-INSTALL = "pip install 'rollq[tau-bench]'"
 SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
 MAX_BITS = 10_000
-"""Of any number on the way of `calculate`, far past what a float holds."""
+"""Longest number that `calculate` may work on, far past what a float holds."""
 
 
 def load(variant: str | None) -> ConversationDomain:
@@ -34,23 +36,23 @@ def load(variant: str | None) -> ConversationDomain:
     if variant is None or variant not in SPLITS:
         raise JobFailure(f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}")
     get_env, hashable = _imported()
-    # The human user is the one that costs no call to a model; nobody ever asks it.
+    # Of the package's users, only the human one can be made without a call to a model. It is never asked.
     envs = {
         split: get_env(variant, user_strategy="human", user_model="", task_split=split, task_index=0)
         for split in SPLITS[variant]
     }
-    desk = TauBenchDesk(next(iter(envs.values())), hashable)
+    backend = TauBenchBackend(next(iter(envs.values())), hashable)
     cases = {
-        split: [_case(f"{split}/{index}", task, desk.closing) for index, task in enumerate(env.tasks)]
+        split: [_case(f"{split}/{index}", task, backend.closing_tools) for index, task in enumerate(env.tasks)]
         for split, env in envs.items()
     }
-    return ConversationDomain(f"tau_bench:{variant}", f"{_version()} data {desk.digest}", desk, cases)
+    return ConversationDomain(f"tau_bench:{variant}", f"{_version()} data {backend.digest}", backend, cases)
 
 
 def _imported() -> tuple[Any, Any]:
     """`get_env` and `to_hashable`. Raises JobFailure."""
     if importlib.util.find_spec("tau_bench") is None:
-        raise JobFailure(f"the environment tau_bench needs the package tau_bench: {INSTALL}")
+        raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
     # Only its user simulators, which are not used here, need litellm; litellm fetches a price list when it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     stub = "litellm" not in sys.modules and importlib.util.find_spec("litellm") is None
@@ -59,7 +61,7 @@ def _imported() -> tuple[Any, Any]:
     try:
         return import_module("tau_bench.envs").get_env, import_module("tau_bench.envs.base").to_hashable
     except ImportError as e:
-        raise JobFailure(f"the environment tau_bench cannot import tau_bench ({e}): {INSTALL}") from e
+        raise JobFailure(f"the environment tau_bench cannot import tau_bench ({e}): {install_line('tau-bench')}") from e
     finally:
         if stub:
             sys.modules.pop("litellm", None)
@@ -75,7 +77,7 @@ def _litellm() -> ModuleType:
 
 
 def _version() -> str:
-    """The package with the commit it was installed from, if that is known; its version has never changed."""
+    """The package, with the commit it was installed from if that is known: the version alone has never changed."""
     try:
         installed = metadata.distribution("tau_bench")
     except metadata.PackageNotFoundError:
@@ -85,20 +87,35 @@ def _version() -> str:
     return f"tau_bench {installed.version}" + (f" commit {commit}" if commit else "")
 
 
-class TauBenchDesk:
-    """Implements conversation.Desk."""
+class TauBenchBackend:
+    """Implements customer_service.Backend."""
 
-    markers: Sequence[str] = (STOP_MARKER,)
+    stop_markers: Sequence[str] = (STOP_MARKER,)
 
     def __init__(self, env: Any, hashable: Any) -> None:
         self.tools: Sequence[Json] = env.tools_info
         self.policy: str = env.wiki
-        self.closing = frozenset[str](env.terminate_tools)
-        self.database = Database(env.data, copy=_copy, canon=lambda record: str(hashable(record)))
+        self.closing_tools = frozenset[str](env.terminate_tools)
+        self.database = SharedDatabase(env.data, copy=copy_record, canon=lambda record: str(hashable(record)))
         self.digest = sha256(json.dumps(env.data).encode()).hexdigest()[:12]
         self._tools: Mapping[str, Any] = env.tools_map
 
-    def call(self, view: dict[str, Table], name: str, arguments: dict[str, Json]) -> str:
+    def call(self, view: View, action: Action) -> Observation:
+        text = guarded(lambda arguments: self._invoke(view, action.name, arguments), action.arguments)
+        return Observation(text, done=action.name in self.closing_tools)
+
+    def replay(self, view: View, calls: Sequence[Action]) -> None:
+        for call in calls:
+            if call.name not in self.closing_tools:
+                with suppress(*TOOL_ERRORS):  # as the package's Env does
+                    self._invoke(view, call.name, own_copy(call.arguments))
+
+    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+        # Each output within one message; commas are dropped from the messages only.
+        plain = [message.lower().replace(",", "") for message in messages]
+        return [output for output in outputs if not any(output.lower() in message for message in plain)]
+
+    def _invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
         if name not in self._tools:
             return f"Unknown action {name}"
         if name == "calculate" and _explodes(arguments.get("expression")):
@@ -108,25 +125,6 @@ class TauBenchDesk:
         if not isinstance(text, str):
             raise ValueError(f"{name} did nothing")  # send_certificate, the fourth time
         return text
-
-    def replay(self, view: dict[str, Table], actions: Sequence[Action]) -> None:
-        for action in actions:
-            if action.name not in self.closing:
-                try:
-                    self.call(view, action.name, own(action.arguments))
-                except TOOL_ERRORS:
-                    continue  # as the package's Env does
-
-    def untold(self, outputs: Sequence[str], told: Sequence[str]) -> list[str]:
-        # Each output within one message; commas are dropped from the messages only.
-        plain = [message.lower().replace(",", "") for message in told]
-        return [output for output in outputs if not any(output.lower() in message for message in plain)]
-
-
-def _copy(record: Record) -> Record:
-    if isinstance(record, dict):
-        return {key: _copy(value) for key, value in record.items()}
-    return [_copy(value) for value in record] if isinstance(record, list) else record
 
 
 def _explodes(expression: object) -> bool:
@@ -162,17 +160,13 @@ def _bits(node: ast.AST) -> int | None:
     return None
 
 
-def _case(name: str, task: Any, closing: frozenset[str]) -> Case:
-    calls = [Action(action.name, action.kwargs) for action in task.actions]
-    return Case(
-        task=Task(
-            id=name,
-            hash=sha256(json.dumps(task.model_dump(), sort_keys=True).encode()).hexdigest(),
-            instruction=task.instruction,
-            opening=first_person(task.instruction),
-            replies=REPLIES,
-            moves=script(calls, task.outputs, closing),
-            outputs=tuple(task.outputs),
-        ),
-        truth=calls,
+def _case(name: str, task: Any, closing_tools: frozenset[str]) -> Case:
+    return scripted_case(
+        name,
+        task.model_dump(),
+        instruction=task.instruction,
+        wishes=task.instruction,
+        calls=[Action(action.name, action.kwargs) for action in task.actions],
+        outputs=task.outputs,
+        closing_tools=closing_tools,
     )

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from rollq.commands.arguments import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
 from rollq.commands.connect import settings
-from rollq.commands.dead_letters import first_line
+from rollq.commands.dead_jobs import first_line
+from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
 from rollq.commands.job_flags import group_name
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError

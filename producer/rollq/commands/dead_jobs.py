@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client
-from rollq.commands.arguments import Commands, add_json, add_redis, name
 from rollq.commands.connect import client
+from rollq.commands.flags import Commands, add_json, add_redis, name
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
 from rollq.ledger.replies import DeadLetter
-from rollq.ledger.retry import patiently
+from rollq.ledger.retry import retry
 
 LONGEST = 100
 """Characters of a reason in the table."""
@@ -132,7 +132,7 @@ def _whole_run(args: argparse.Namespace, connected: Client) -> int:
             f"run {args.run_name} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
-    keys = patiently(connected.letters.forget_run)
+    keys = retry(connected.letters.forget_run)
     print(
         json.dumps({"run": args.run_name, "keys": keys}) if args.json else f"run {args.run_name}: {keys} keys deleted"
     )
@@ -162,7 +162,7 @@ def _each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], Non
     done, refused = 0, {}
     for job_id in ids:
         try:
-            patiently(lambda job_id=job_id: act(job_id))  # type: ignore[misc]
+            retry(lambda job_id=job_id: act(job_id))  # type: ignore[misc]
             done += 1
         except RollqError as e:  # also of a name that no job can have
             refused[job_id] = str(e)

@@ -14,7 +14,7 @@ from rollq_worker.tokens.selfcheck.check import Match, check, checked_renderer
 from rollq_worker.tokens.selfcheck.comparison import MOVED, ONCE
 from rollq_worker.tokens.selfcheck.conversations import Edge, Golden
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import think_tags
+from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.tokens.models import DEEPSEEK, Models
 from tests.rollq_worker.toolcalls.variations import REFUSED, VARIATIONS
 
@@ -107,7 +107,7 @@ def test_bridges_are_what_the_templates_write_at_the_end(models: Models):
     for name in models.names:
         tokenizer = models.real(name)
         found, renderer = check(tokenizer, TOOLS), checked_renderer(tokenizer, TOOLS)
-        golden = Golden(TOOLS, renderer.complaint_role(None), think_tags(found.parser))
+        golden = Golden(TOOLS, renderer.complaint_role(None), PARSERS[found.parser].think)
         for edge in Edge:
             if edge is Edge.OPEN or found.edges[edge].match is Match.UNSUPPORTED:
                 continue

@@ -1,6 +1,5 @@
 """Every format of calls: what is read, what is refused in words, and that no text is lost."""
 
-import ast
 import json
 from typing import Any
 
@@ -10,19 +9,19 @@ from hypothesis import strategies as st
 
 from rollq_worker.protocols import Action
 from rollq_worker.toolcalls import PARSERS
-from rollq_worker.toolcalls.arguments import typed
-from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, C, D, E, G, H, K, L, M, Turn, dsml
+from rollq_worker.toolcalls.pieces import Kind
+from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
+from tests.rollq_worker.toolcalls.turns.json_formats import HERMES_CALL, LLAMA_CALL
+from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_CALL, GLM_CALL, MINIMAX_CALL, dsml
+from tests.rollq_worker.toolcalls.turns.token_formats import DEEPSEEK_CALL, GEMMA_CALL, HARMONY_CALL, KIMI_CALL
 
 NAMES = sorted(PARSERS)
 
 
-def thinking(turn: Turn) -> bool | None:
-    return None if "</think>" in turn.text else False
-
-
 @pytest.mark.parametrize("turn", TURNS, ids=[turn.id for turn in TURNS])
-def test_turns(turn: Turn):
-    read = PARSERS[turn.format](turn.text, thinking(turn), TOOLS)
+def test_a_turn_is_read_as_listed(turn: Turn):
+    thinking = None if "</think>" in turn.text else False
+    read = PARSERS[turn.format](turn.text, thinking, TOOLS)
     assert list(read.calls) == turn.calls
     assert read.reasoning == turn.reasoning
     assert turn.error in " ".join(read.errors) and bool(turn.error) == bool(read.errors)
@@ -36,14 +35,14 @@ def test_turns(turn: Turn):
 
 
 def test_seed_has_tags_of_its_own():
-    text = "<seed:think>hm</seed:think>" + C.replace("tool_call", "seed:tool_call").replace(">\nhi\n<", ">hi<")
-    read = PARSERS["seed"](text, False, TOOLS)
+    call = CODER_CALL.replace("tool_call", "seed:tool_call").replace(">\nhi\n<", ">hi<")
+    read = PARSERS["seed"](f"<seed:think>hm</seed:think>{call}", False, TOOLS)
     assert (list(read.calls), read.reasoning, read.content) == ([Action("f", {"s": "hi"})], "hm", "")
-    assert PARSERS["seed"](C, False, TOOLS).errors  # the block's tags are another model's
+    assert PARSERS["seed"](CODER_CALL, False, TOOLS).errors  # the block's tags are another model's
 
 
-def test_spans_are_where_the_calls_are():
-    for name, call in {"hermes": '<tool_call>{"name": "f"}</tool_call>', "qwen3_coder": C, "glm45": G}.items():
+def test_spans_show_where_calls_and_errors_are():
+    for name, call in {"hermes": HERMES_CALL, "qwen3_coder": CODER_CALL, "glm45": GLM_CALL}.items():
         text = f"One. {call} Two. {call}{call[:-3]}"
         read = PARSERS[name](text, False, TOOLS)
         assert [text[start:end] for start, end in read.call_spans] == [call, call]
@@ -51,74 +50,42 @@ def test_spans_are_where_the_calls_are():
         assert text[start:end] == call[:-3]
 
 
-def test_ids_that_the_model_gave():
-    assert PARSERS["kimi_k2"](K, False, TOOLS).call_ids == ("functions.f:0",)
+def test_calls_keep_the_ids_that_the_model_gave():
+    assert PARSERS["kimi_k2"](KIMI_CALL, False, TOOLS).call_ids == ("functions.f:0",)
     text = '[TOOL_CALLS] [{"name": "f", "id": "abc123def"}, {"name": "g"}]'
     assert PARSERS["mistral"](text, False, TOOLS).call_ids == ("abc123def", "")
     assert PARSERS["mistral"]("[TOOL_CALLS]f[CALL_ID]x[ARGS]{}", False, TOOLS).call_ids == ("x",)
-    assert PARSERS["qwen3_coder"](C, False, TOOLS).call_ids == ()
+    assert PARSERS["qwen3_coder"](CODER_CALL, False, TOOLS).call_ids == ()
 
 
-PARTS = [
-    *[C, D, E, G, H, K, L, M, "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=s>", "f"],
-    *["</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<think>", "</think>", "<|call|>"],
-    *["<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>"],
-    *[
-        '<｜DSML｜parameter name="s" string="true">',
-        '<｜DSML｜parameter name="n" string="false">',
-        "</｜DSML｜parameter>",
-    ],
-    *["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="s">'],
-    *[
-        "<|python_tag|>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[CALL_ID]",
-        "[THINK]",
-        "[/THINK]",
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        ":",
-        ",",
-    ],
-    *[
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-    ],
-    *["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "functions.f:0"],
-    *[
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|start|>",
-        "<|end|>",
-        "final",
-    ],
-    *[
-        "analysis",
-        "to=functions.f",
-        "<|tool_call>",
-        "<tool_call|>",
-        "call:f{",
-        '<|"|>',
-        "<|channel>thought",
-        "<channel|>",
-    ],
-    *["\n", " ", "1", "1e999", "null", "\ufffd", "NaN", "<seed:tool_call>", "</seed:tool_call>", "```json", "`", "'"],
-]
+SAMPLE_CALLS = (CODER_CALL, DEEPSEEK_CALL, GEMMA_CALL, GLM_CALL, HARMONY_CALL, KIMI_CALL, LLAMA_CALL, MINIMAX_CALL)
+TAGS = """
+    <tool_call> </tool_call> <function=f> </function> <parameter=s> </parameter> <arg_key> </arg_key> <arg_value>
+    </arg_value> <think> </think> <seed:tool_call> </seed:tool_call> <minimax:tool_call> </minimax:tool_call> </invoke>
+    <｜DSML｜function_calls> </｜DSML｜function_calls> </｜DSML｜invoke> </｜DSML｜parameter>
+    <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] [THINK] [/THINK]
+    <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜>
+    <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|>
+    <|tool_call_end|> <|channel|> <|message|> <|start|> <|end|> <|call|> <|tool_call> <tool_call|> <|channel>thought
+    <channel|> <|"|>
+""".split()
+OPENING_TAGS = (
+    '<｜DSML｜invoke name="f">',
+    '<｜DSML｜parameter name="s" string="true">',
+    '<｜DSML｜parameter name="n" string="false">',
+    '<invoke name="f">',
+    '<parameter name="s">',
+)
+WORDS = """
+    f functions.f:0 final analysis to=functions.f call:f{ { } [ ] " : , 1 1e999 null \ufffd NaN ```json ` '
+""".split()
+PARTS = (*SAMPLE_CALLS, *TAGS, *OPENING_TAGS, *WORDS, "\n", " ")
 SOUP = st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=4)), max_size=20).map("".join)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=SOUP, inside=st.sampled_from([False, True, None]))
-def test_any_turn_is_read_and_no_text_is_lost(name: str, text: str, inside: bool | None):
+def test_no_turn_raises_and_no_text_is_lost(name: str, text: str, inside: bool | None):
     read = PARSERS[name](text, inside, TOOLS)
     assert len(read.call_spans) == len(read.calls) and len(read.error_spans) == len(read.errors)
     for start, end in (*read.call_spans, *read.error_spans):
@@ -126,10 +93,23 @@ def test_any_turn_is_read_and_no_text_is_lost(name: str, text: str, inside: bool
     for call in read.calls:
         assert call.name
         json.dumps(dict(call.arguments), allow_nan=False).encode()
-    # Whatever is in no call and no reasoning, and is no control token, is content.
+    # Whatever is neither a call, nor reasoning, nor a control token is content.
     kept = read.content + read.reasoning + "".join(text[start:end] for start, end in read.call_spans)
     for word in ("`", "'", "\ufffd"):
         assert kept.count(word) >= text.count(word)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=SOUP, inside=st.sampled_from([False, True, None]))
+def test_pieces_tile_the_turn(name: str, text: str, inside: bool | None):
+    pieces = PARSERS[name].pieces(text, inside, TOOLS)
+    assert "".join(text[piece.start : piece.end] for piece in pieces) == text
+    assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces)][: len(pieces)]
+    for piece in pieces:
+        assert bool(piece.calls) == (piece.kind is Kind.CALL)
+        assert bool(piece.errors) >= (piece.kind is Kind.BROKEN)
+    spoken = [text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN)]
+    assert PARSERS[name](text, inside, TOOLS).content == "".join(spoken).strip()
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="<>|[]{}\"'\\\r\n\t "), min_size=1, max_size=12)
@@ -144,17 +124,6 @@ VALUES = st.fixed_dictionaries(
         "l": st.lists(st.one_of(TEXTS, st.booleans()), max_size=3),
     },
 )
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
-    max_leaves=8,
-).filter(lambda value: isinstance(value, list | dict))
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
@@ -177,24 +146,24 @@ def written(name: str, arguments: dict[str, Any]) -> str:
             *(f'<DSML:parameter name="{key}" string="{kinds[key]}">{texts[key]}</DSML:parameter>' for key in texts)
         )
     if name == "gemma4":
-        return f"<|tool_call>call:f{gemma(arguments)}<tool_call|>"
+        return f"<|tool_call>call:f{gemma_value(arguments)}<tool_call|>"
     return {
         "hermes": f'<tool_call>\n{{"name": "f", "arguments": {as_json}}}\n</tool_call>',
         "llama3": f'{{"name": "f", "parameters": {as_json}}}',
         "mistral": f"[TOOL_CALLS]f[ARGS]{as_json}",
-        "deepseek_v31": D.replace('{"s": "hi"}', as_json),
-        "kimi_k2": K.replace('{"s": "hi"}', as_json),
-        "gpt_oss": H.replace('{"s": "hi"}', as_json),
+        "deepseek_v31": DEEPSEEK_CALL.replace('{"s": "hi"}', as_json),
+        "kimi_k2": KIMI_CALL.replace('{"s": "hi"}', as_json),
+        "gpt_oss": HARMONY_CALL.replace('{"s": "hi"}', as_json),
     }[name]
 
 
-def gemma(value: Any) -> str:
+def gemma_value(value: Any) -> str:
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, dict):
-        return "{" + ",".join(f'<|"|>{key}<|"|>:{gemma(item)}' for key, item in value.items()) + "}"
+        return "{" + ",".join(f'<|"|>{key}<|"|>:{gemma_value(item)}' for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(gemma, value)) + "]"
+        return "[" + ",".join(map(gemma_value, value)) + "]"
     return json.dumps(value)
 
 
@@ -212,73 +181,3 @@ def test_a_call_cut_anywhere_is_never_another_call(name: str, arguments: dict[st
     whole = written(name, arguments)
     read = PARSERS[name](whole[: at % len(whole)], False, TOOLS)
     assert list(read.calls) in ([], [Action("f", arguments)])
-
-
-@pytest.mark.parametrize(
-    ("text", "schema", "value"),
-    [
-        ("5", {"type": "integer"}, 5),
-        ("5", {"type": "string"}, "5"),
-        ("5", None, "5"),
-        ("5", {}, "5"),
-        ("5", {"type": ["integer", "null"]}, 5),
-        ("null", {"type": ["integer", "null"]}, None),
-        ("5.0", {"type": "integer"}, "5.0"),
-        ("5", {"type": "number"}, 5),
-        ("1e3", {"type": "number"}, 1000.0),
-        ("1e999", {"type": "number"}, "1e999"),
-        ("9" * 30, {"type": "integer"}, "9" * 30),
-        ("9" * 30, {"type": "number"}, "9" * 30),
-        ("True", {"type": "boolean"}, True),
-        ("1", {"type": "boolean"}, "1"),
-        ("true", {"type": "integer"}, "true"),
-        ("[1, 2]", {"type": "array"}, [1, 2]),
-        ("[1, 2]", {"type": "object"}, "[1, 2]"),
-        ("(1, 2)", {"type": "array"}, [1, 2]),
-        ("{'a': {1, 2}}", {"type": "object"}, "{'a': {1, 2}}"),
-        ('{"a": NaN}', {"type": "object"}, '{"a": NaN}'),
-        ("[" * 200, {"type": "array"}, "[" * 200),
-        ("['it\\'s', \"it's\"]", {"type": "array"}, ["it's", "it's"]),
-        (r"['\x41\u00e9\U0001f642\n\\']", {"type": "array"}, ["Aé🙂\n\\"]),
-        (r"['\ud83d\ude42']", {"type": "array"}, r"['\ud83d\ude42']"),
-        ("[(1,), (), ((), 2)]", {"type": "array"}, [[1], [], [[], 2]]),
-        ("[(1), 'a']", {"type": "array"}, "[(1), 'a']"),
-        ("(1, 2]", {"type": "array"}, "(1, 2]"),
-        ("('a',,)", {"type": "array"}, "('a',,)"),
-        ("(,)", {"type": "array"}, "(,)"),
-        ("['a' 'b']", {"type": "array"}, "['a' 'b']"),
-        ("['a', true]", {"type": "array"}, "['a', true]"),
-        ("{1: 'a'}", {"type": "object"}, "{1: 'a'}"),
-        ("{'a': 1, 'a': 2}", {"type": "object"}, "{'a': 1, 'a': 2}"),
-        ("{'a': inf}", {"type": "object"}, "{'a': inf}"),
-        ("{'a': 'b}", {"type": "object"}, "{'a': 'b}"),
-        (f"{['-'] * 9000}", {"type": "array"}, ["-"] * 9000),
-        ("x", {"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x"),
-        ("3", {"oneOf": [{"type": "integer"}, {"type": "boolean"}]}, 3),
-        ("2", {"enum": [1, 2, 3]}, 2),
-        ("a", {"enum": ["a", "b"]}, "a"),
-        ("{}", {"properties": {}}, {}),
-        ("[]", {"items": {}}, []),
-        (" 7 ", {"type": "integer"}, 7),
-    ],
-)
-def test_types_of_values(text: str, schema: Any, value: Any):
-    found = typed(text, schema)
-    assert found == value and type(found) is type(value)
-
-
-@given(JSON)
-def test_what_python_prints_is_read(value: Any):
-    assert typed(repr(value), {"type": ["array", "object"]}) == value
-
-
-@given(
-    st.lists(st.sampled_from([*"()[]{},:'\"\\ 1-.e", "True", "None", "'a'", "\\x41", "#", "x"]), max_size=12).map(
-        "".join
-    )
-)
-def test_what_is_read_as_python_says_just_that(word: str):
-    value = typed(word, {"type": ["array", "object"]})
-    if value != word and json.dumps(value) != word:
-        said = ast.literal_eval(word)
-        assert json.loads(json.dumps(said)) == value

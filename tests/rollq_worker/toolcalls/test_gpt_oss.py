@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (turns, as they were sampled)
-"""Our reader of gpt-oss' turns against OpenAI's own, openai-harmony: the same, or a difference that is meant.
+"""Our reader of gpt-oss' turns against OpenAI's own, openai-harmony: the same, or a listed difference.
 
 What that package reads was recorded with its version 0.0.8 (`parse_messages_from_completion_tokens`, the stop token put
 behind each turn): it needs the vocabulary o200k_base, which it fetches from the network unless the folder in
@@ -124,14 +124,14 @@ TURNS: list[tuple[str, Read | None, str]] = [
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}'
 
 
-def test_the_record_has_both():
+def test_the_record_has_turns_of_every_difference():
     assert sum(not differs for *_, differs in TURNS) >= 15 and {differs for *_, differs in TURNS} == {
         *("", BAD_JSON, ROLE, CHANNEL, RECIPIENT, ENDED, HEADER)
     }
 
 
 @pytest.mark.parametrize(("text", "theirs", "differs"), TURNS, ids=range(len(TURNS)))
-def test_every_difference_is_meant(text: str, theirs: Read | None, differs: str):
+def test_harmony_reads_the_same_or_differs_as_listed(text: str, theirs: Read | None, differs: str):
     read = PARSERS["gpt_oss"](text, False, TOOLS)
     ours = ([(call.name, dict(call.arguments)) for call in read.calls], read.content, read.reasoning)
     same = theirs is not None and not read.errors and ours == (decoded(theirs[0]), *theirs[1:])
@@ -170,7 +170,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_headers(header: str):
+def test_a_well_formed_header_is_taken_off(header: str):
     read = PARSERS["gpt_oss"](f"{header}<|message|>{{}}", False, TOOLS)
     assert not read.errors and bool(read.calls) == ("to=" in header) != (read.content == "{}")
 

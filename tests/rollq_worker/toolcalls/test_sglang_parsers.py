@@ -47,7 +47,7 @@ def theirs(shared: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("turn", TURNS, ids=[turn.id for turn in TURNS])
-def test_every_difference_is_meant(turn: Turn, theirs: dict[str, Any]):
+def test_sglang_reads_the_same_or_differs_as_listed(turn: Turn, theirs: dict[str, Any]):
     read = PARSERS[turn.format](turn.text, None if "</think>" in turn.text else False, TOOLS)
     ours = {"text": read.content, "calls": [[call.name, dict(call.arguments)] for call in read.calls]}
     answer = dict(theirs[turn.id])

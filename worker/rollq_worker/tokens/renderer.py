@@ -21,7 +21,7 @@ from rollq_worker.tokens.injection_guard import Controls, Guard
 from rollq_worker.tokens.model_family import Family, family_of, probe_call, shows_tools
 from rollq_worker.tokens.template_messages import call_id, for_template, stand_in, with_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS, think_tags
+from rollq_worker.toolcalls import PARSERS
 
 _PROBE_ID = "zqxjkvbwp"
 """Nine characters, which some templates insist on, that nothing else spells."""
@@ -90,7 +90,7 @@ class ChatRenderer:
         after_call = self._after_call()
         self._needs_calls = not self._answers_alike()
         self._ids_shown = _PROBE_ID in after_call or bool(self.family.call_id)
-        opens = think_tags(self.family.parser)[0]
+        opens = PARSERS[self.family.parser].think[0]
         inside = {text.rstrip().endswith(opens) for text in (header, after_call) if text}
         self._thinking = inside.pop() if len(inside) == 1 else None
         """Turns start inside reasoning, because the assistant header opens it; None: after some replies only."""

@@ -1,47 +1,34 @@
 """Reads tool calls and reasoning out of a sampled turn; one module a format.
 
-No text is lost: what is neither a readable call nor reasoning stays in the content, a broken call with its tags
-included. Readers never raise, never mend a call, and do not know which tools exist; schemas only give types to values
-that a format writes without any.
+No text is lost: whatever is neither a readable call nor reasoning stays in the content, a broken call with its tags
+included. Readers never raise, never repair a call, and do not know which tools exist; schemas only give types to values
+that a format writes without quotes.
 """
 
 from collections.abc import Mapping
 
-from rollq_worker.toolcalls.arguments import MAX_DEPTH
-from rollq_worker.toolcalls.deepseek_v31 import read_deepseek_v31
-from rollq_worker.toolcalls.gemma4 import THINK as GEMMA_THINK
-from rollq_worker.toolcalls.gemma4 import read_gemma4
-from rollq_worker.toolcalls.glm45 import read_glm45
-from rollq_worker.toolcalls.gpt_oss import read_gpt_oss
-from rollq_worker.toolcalls.hermes import FORM, hermes_pieces, read_hermes
-from rollq_worker.toolcalls.kimi_k2 import read_kimi_k2
-from rollq_worker.toolcalls.llama3 import read_llama3
-from rollq_worker.toolcalls.markup import CODER, DEEPSEEK, MINIMAX, SEED
-from rollq_worker.toolcalls.mistral import THINK as MISTRAL_THINK
-from rollq_worker.toolcalls.mistral import read_mistral
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader
+from rollq_worker.toolcalls.gemma4 import GEMMA4
+from rollq_worker.toolcalls.glm45 import GLM45
+from rollq_worker.toolcalls.gpt_oss import GPT_OSS
+from rollq_worker.toolcalls.hermes import HERMES
+from rollq_worker.toolcalls.llama3 import LLAMA3
+from rollq_worker.toolcalls.markup import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED
+from rollq_worker.toolcalls.mistral import MISTRAL
+from rollq_worker.toolcalls.pieces import Reader
+from rollq_worker.toolcalls.sections import DEEPSEEK_V31, KIMI_K2
 
 PARSERS: Mapping[str, Reader] = {
-    "hermes": read_hermes,
-    "qwen3_coder": CODER.read,
-    "seed": SEED.read,
-    "llama3": read_llama3,
-    "mistral": read_mistral,
-    "glm45": read_glm45,
-    "deepseek_v31": read_deepseek_v31,
-    "deepseek_v32": DEEPSEEK.read,
-    "kimi_k2": read_kimi_k2,
-    "minimax_m2": MINIMAX.read,
-    "gpt_oss": read_gpt_oss,
-    "gemma4": read_gemma4,
+    "hermes": HERMES,
+    "qwen3_coder": QWEN3_CODER,
+    "seed": SEED,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "glm45": GLM45,
+    "deepseek_v31": DEEPSEEK_V31,
+    "deepseek_v32": DEEPSEEK_V32,
+    "kimi_k2": KIMI_K2,
+    "minimax_m2": MINIMAX_M2,
+    "gpt_oss": GPT_OSS,
+    "gemma4": GEMMA4,
 }
-"""Readers by the name that a family's record gives."""
-_THINKS = {"seed": SEED.think, "mistral": MISTRAL_THINK, "gemma4": GEMMA_THINK}
-
-
-def think_tags(parser: str) -> tuple[str, str]:
-    """What opens and closes reasoning in the text of a turn that this reader reads."""
-    return _THINKS.get(parser, THINK)
-
-
-__all__ = ["FORM", "MAX_DEPTH", "PARSERS", "Kind", "Piece", "Reader", "hermes_pieces", "read_hermes", "think_tags"]
+"""The readers, by the names in the records of model families."""

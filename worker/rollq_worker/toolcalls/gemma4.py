@@ -5,57 +5,40 @@
 Reasoning is `<|channel>thought ... <channel|>`.
 """
 
-import math
 import re
 from collections.abc import Sequence
 
 from rollq.job import Json
-from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.arguments import MAX_DEPTH
-from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, skip
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, skip
+from rollq_worker.toolcalls.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number
 
-THINK = ("<|channel>thought", "<channel|>")
-_OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_TAGS, _QUOTE = ("<|tool_call>", "<tool_call|>"), '<|"|>'
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
 _KEY = re.compile(r"\s*([^\s{}\[\]:,<>]+)\s*:")
 _WORD = re.compile(r"[^\s{}\[\]:,<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
-_WORDS = {"true": True, "false": False, "True": True, "False": False, "null": None, "None": None}
 _FORM = 'Write call:name{key:<|"|>text<|"|>,other:1} between the tool_call tokens.'
 
 
 class _Wrong(ValueError):
-    """What is wrong with a call, and where."""
-
-    def __init__(self, says: str, at: int) -> None:
-        super().__init__(says)
-        self.at = at
+    """What is wrong with a call."""
 
 
-def read_gemma4(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-    """Read `<|tool_call>call:name{...}<tool_call|>` and `<|channel>thought...<channel|>`."""
-    return assemble(text, gemma_pieces(text, thinking))
-
-
-def gemma_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
-    """The turn cut into pieces that tile it."""
-    return cut(text, {_OPEN: lambda text, start: [_call(text, start)]}, thinking, THINK)
-
-
-def _call(text: str, start: int) -> Piece:
-    inside = start + len(_OPEN)
+def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    inside = start + len(_TAGS[0])
     try:
         match = _CALL.match(text, inside)
         if match is None:
-            raise _Wrong(f"The tool call has no function name. {_FORM}", inside)
+            raise _Wrong(f"The tool call has no function name. {_FORM}")
         arguments, end = _object(text, match.end(), 1)
         end = skip(text, end)
-        if not text.startswith(_CLOSE, end):
+        if not text.startswith(_TAGS[1], end):
             tail = "was not closed with its end token." if end == len(text) else "has text behind its arguments."
-            raise _Wrong(f"The call of {match[1]!r} {tail}", end)
+            raise _Wrong(f"The call of {match[1]!r} {tail}")
     except _Wrong as e:
-        return broken(text, start, inside, str(e), _CLOSE, _OPEN)
-    return Piece(Kind.CALL, start, end + len(_CLOSE), calls=(Action(match[1], arguments),))
+        return [broken(text, start, inside, _TAGS, str(e))]
+    return [Piece(Kind.CALL, start, end + len(_TAGS[1]), calls=(Action(match[1], arguments),))]
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Json], int]:
@@ -65,7 +48,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Json], int]:
     while not text.startswith("}", at):
         key, at = _key(text, at)
         if key in fields:
-            raise _Wrong(f"The tool call names the key {key!r} twice.", at)
+            raise _Wrong(f"The tool call names the key {key!r} twice.")
         fields[key], at = _value(text, skip(text, at), depth)
         at = _next(text, at, "}")
     return fields, at + 1
@@ -90,7 +73,7 @@ def _next(text: str, at: int, end: str) -> int:
             return at
     if text.startswith(end, at):
         return at
-    raise _Wrong(_unread(text, at), at)
+    raise _unread(text, at)
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
@@ -101,12 +84,12 @@ def _key(text: str, at: int) -> tuple[str, int]:
             return key, at + 1
     elif match := _KEY.match(text, at):
         return match[1], match.end()
-    raise _Wrong(_unread(text, at), at)
+    raise _unread(text, at)
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Json, int]:
     if depth > MAX_DEPTH:
-        raise _Wrong(f"The tool call is nested deeper than {MAX_DEPTH} levels.", at)
+        raise _Wrong(TOO_DEEP)
     if text.startswith(_QUOTE, at):
         return _string(text, at)
     if text.startswith("{", at):
@@ -114,32 +97,28 @@ def _value(text: str, at: int, depth: int) -> tuple[Json, int]:
     if text.startswith("[", at):
         return _list(text, at + 1, depth + 1)
     match = _WORD.match(text, at)
-    if match and match[0] in _WORDS:
-        return _WORDS[match[0]], match.end()
+    if match and match[0] in CONSTANTS:
+        return CONSTANTS[match[0]], match.end()
     if match and _NUMBER.fullmatch(match[0]):
-        return _number(match[0], at), match.end()
-    raise _Wrong(_unread(text, at), at)
+        number, problem = read_number(match[0])
+        if problem:
+            raise _Wrong(problem)
+        return number, match.end()
+    raise _unread(text, at)
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
     inside = at + len(_QUOTE)
     end = text.find(_QUOTE, inside)
     if end < 0:
-        raise _Wrong("The tool call is cut off in a string.", at)
+        raise _Wrong("The tool call is cut off in a string.")
     return text[inside:end], end + len(_QUOTE)
 
 
-def _number(word: str, at: int) -> int | float:
-    if re.fullmatch(r"-?\d+", word):
-        if len(word) <= 20 and -(2**63) <= (whole := int(word)) < 2**63:
-            return whole
-        raise _Wrong("The tool call holds an integer of more than 64 bits.", at)
-    if math.isfinite(value := float(word)):
-        return value
-    raise _Wrong("The tool call holds a number that is too large.", at)
-
-
-def _unread(text: str, at: int) -> str:
+def _unread(text: str, at: int) -> _Wrong:
     if at >= len(text):
-        return f"The tool call is cut off. {_FORM}"
-    return f"The arguments of the tool call cannot be read at {text[at : at + 12]!r}. {_FORM}"
+        return _Wrong(f"The tool call is cut off. {_FORM}")
+    return _Wrong(f"The arguments of the tool call cannot be read at {text[at : at + 12]!r}. {_FORM}")
+
+
+GEMMA4 = block_reader({_TAGS[0]: _block}, think=("<|channel>thought", "<channel|>"))

@@ -11,30 +11,20 @@ A value is taken as it stands; its type is what the tool's schema says.
 from collections.abc import Sequence
 
 from rollq.job import Json
-from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.arguments import parameters, typed
-from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, broken, cut, first, skip
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, first, skip
+from rollq_worker.toolcalls.schema_types import parameters, typed
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TAGS = ("<tool_call>", "</tool_call>")
 _KEY, _UNKEY, _VALUE, _UNVALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _FORM = "Write the name, then <arg_key>key</arg_key><arg_value>value</arg_value>, between the tool_call tags."
 
 
-def read_glm45(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-    """Read `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>` and `<think>...</think>`."""
-    return assemble(text, glm_pieces(text, thinking, tools))
-
-
-def glm_pieces(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> list[Piece]:
-    """The turn cut into pieces that tile it."""
-
-    def block(text: str, start: int) -> Sequence[Piece]:
-        call, error, end = _call(text, start + len(_OPEN), tools)
-        if call is None:
-            return [broken(text, start, end, error, _CLOSE, _OPEN)]
-        return [Piece(Kind.CALL, start, end, calls=(call,))]
-
-    return cut(text, {_OPEN: block}, thinking)
+def _block(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    call, error, end = _call(text, start + len(_TAGS[0]), tools)
+    if call is None:
+        return [broken(text, start, end, _TAGS, error)]
+    return [Piece(Kind.CALL, start, end, calls=(call,))]
 
 
 def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
@@ -60,8 +50,11 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str
             return None, f"The tool call names the argument {key!r} twice.", unvalue.start()
         arguments[key] = typed(text[at + len(_VALUE) : unvalue.start()], schemas.get(key))
         at = skip(text, unvalue.end())
-    if text.startswith(_CLOSE, at):
-        return Action(name, arguments), "", at + len(_CLOSE)
+    if text.startswith(_TAGS[1], at):
+        return Action(name, arguments), "", at + len(_TAGS[1])
     if at == len(text):
         return None, "The tool call was not closed with its end tag.", at
     return None, f"The call of {name!r} holds more than arguments. {_FORM}", at
+
+
+GLM45 = block_reader({_TAGS[0]: _block})

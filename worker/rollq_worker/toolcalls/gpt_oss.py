@@ -6,17 +6,17 @@
 `analysis` is reasoning; a message to `functions.name` is a call; everything else is said to the user. The turn begins
 behind the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
 
-A header is a role, a recipient, a channel and the type of what follows; `json` and `code` may stand there without
-`<|constrain|>`. It is taken off the text, so one that holds anything else is an error.
+A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there without
+`<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an error.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
 from rollq.job import Json
-from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.arguments import json_object
-from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, first, skip
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.call_object import read_arguments
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first, skip
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")
@@ -35,13 +35,7 @@ _CHANNEL = re.compile(rf"<\|channel\|>\s*+(?:{'|'.join(_CHANNELS)})\b")
 _FORM = "Write <|channel|>name, if need be to=functions.name and <|constrain|>json, then <|message|>."
 
 
-def read_gpt_oss(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-    """Read the messages of a turn in the harmony format."""
-    return assemble(text, harmony_pieces(text))
-
-
-def harmony_pieces(text: str) -> list[Piece]:
-    """The turn cut into pieces that tile it."""
+def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
     pieces: list[Piece] = []
     for start, body, end, after in _messages(text):
         pieces += _message(text, start, body, end)
@@ -98,9 +92,12 @@ def _call(text: str, start: int, body: int, end: int, to: str) -> Piece:
         error = f"There is no recipient {to[:80]!r}; tools are called as functions.name."
         return Piece(Kind.BROKEN, start, end, errors=(error,))
     written = text[body:end]
-    arguments, error, done = json_object(written, 0, name)
+    arguments, error, done = read_arguments(written, 0, name)
     if not error and skip(written, done) < len(written):
         error = f"There is text behind the arguments of the call of {name!r}."
     if error:
         return Piece(Kind.BROKEN, start, end, errors=(error,))
     return Piece(Kind.CALL, start, end, calls=(Action(name, arguments),))
+
+
+GPT_OSS = Reader(_pieces)

@@ -10,24 +10,18 @@ Several calls are separated by ";" or ",". JSON behind other text is text.
 from collections.abc import Sequence
 
 from rollq.job import Json
-from rollq_worker.protocols import Action, ReadTurn
-from rollq_worker.toolcalls.arguments import MAX_DEPTH, NotJson, not_json, strict_json
-from rollq_worker.toolcalls.hermes import action
-from rollq_worker.toolcalls.pieces import Kind, Piece, assemble, cut, skip
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.call_object import call_of
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut, skip
+from rollq_worker.toolcalls.strict_json import NotJson, strict_json
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
 
 
-def read_llama3(text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-    """Read `{"name": ..., "parameters": {...}}` at the start of a turn, or behind the python tag."""
-    return assemble(text, llama_pieces(text, thinking))
-
-
-def llama_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
-    """The turn cut into pieces that tile it."""
+def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
     pieces = cut(text, dict.fromkeys(_TAGS, _calls), thinking)
-    first = next((n for n, piece in enumerate(pieces) if _spoken(text, piece)), None)
+    first = next((n for n, piece in enumerate(pieces) if _is_spoken(text, piece)), None)
     if first is None or pieces[first].kind is not Kind.TEXT:
         return pieces
     start = skip(text, pieces[first].start)
@@ -37,12 +31,12 @@ def llama_pieces(text: str, thinking: bool | None = False) -> list[Piece]:
     return [*pieces[:first], *before, *_calls(text, start)]
 
 
-def _spoken(text: str, piece: Piece) -> bool:
+def _is_spoken(text: str, piece: Piece) -> bool:
     return piece.kind is not Kind.REASONING and bool(text[piece.start : piece.end].strip())
 
 
-def _calls(text: str, start: int) -> Sequence[Piece]:
-    """The calls from `start` to the end of the turn: one piece each, or one broken piece."""
+def _calls(text: str, start: int, tools: Sequence[Json] = ()) -> Sequence[Piece]:
+    """The calls from `start` to the end of the turn: one piece each; the first broken one takes the rest."""
     pieces: list[Piece] = []
     at = start + len(next((tag for tag in _TAGS if text.startswith(tag, start)), ""))
     while True:
@@ -59,14 +53,16 @@ def _calls(text: str, start: int) -> Sequence[Piece]:
 
 
 def _call(text: str, at: int) -> tuple[Action | str, int]:
+    """The call at `at`, or what is wrong with it; and where it ends."""
     try:
-        value, problems, end = strict_json(text, at)
-    except RecursionError:
-        return f"The tool call is nested deeper than {MAX_DEPTH} levels.", at
+        value, problem, end = strict_json(text, at)
     except NotJson as e:
-        return f"The tool call is {not_json(text, at, e)} {_FORM}", at
-    if problems:
-        return problems[0], end
+        return f"The tool call is {e} {_FORM}", at
+    if problem:
+        return problem, end
     if isinstance(value, dict) and "parameters" not in value and "arguments" in value:
-        return action(value, form=_FORM), end
-    return action(value, "parameters", "arguments", _FORM), end
+        return call_of(value, _FORM), end
+    return call_of(value, _FORM, "parameters", "arguments"), end
+
+
+LLAMA3 = Reader(_pieces)

@@ -19,7 +19,7 @@ from rollq.errors import JobFailure
 from rollq.trajectory import Message
 from rollq_worker.tokens.renderer import ChatRenderer, Extension
 from rollq_worker.tokens.selfcheck.conversations import EPISODES, THOUGHT, Edge, Golden, Play
-from rollq_worker.toolcalls import think_tags
+from rollq_worker.toolcalls import PARSERS
 
 
 class Match(StrEnum):
@@ -59,7 +59,7 @@ class Probe:
     def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
         self.tokenizer = renderer.tokenizer
-        think = think_tags(renderer.family.parser)
+        think = PARSERS[renderer.family.parser].think
         self.golden = Golden(renderer.tools, renderer.complaint_role(None), think)
         self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
         """What was rendered, by the messages' identities, and the messages, so that these stay theirs."""

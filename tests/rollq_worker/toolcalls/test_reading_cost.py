@@ -1,16 +1,11 @@
-"""What reading costs: work in proportion to the length of a pieces, whatever a policy repeats in it."""
+"""Reading costs work in proportion to the length of a turn, whatever a policy repeats in it."""
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rollq_worker.toolcalls import PARSERS, arguments, pieces
-from rollq_worker.toolcalls.arguments import NotJson, strict_json
+from rollq_worker.toolcalls import PARSERS, pieces
 from tests.rollq_worker.toolcalls.turns import TOOLS
 
 CODER = ["<tool_call>", "<function=f>", "<tool_call><function=f>", "<tool_call><function=f><parameter=s>"]
@@ -95,7 +90,7 @@ def work(format: str, text: str) -> int:
     return Text.looked
 
 
-def test_every_format_is_repeated():
+def test_every_format_has_something_to_repeat():
     assert set(UNITS) == set(PARSERS)
 
 
@@ -109,43 +104,15 @@ def test_twice_the_text_is_twice_the_work(format: str, unit: str):
 
 
 @pytest.mark.parametrize("format", sorted(set(PARSERS) - {"llama3"}))  # whose broken call ends the turn
-def test_of_many_errors_the_first_are_told(format: str):
+def test_the_first_of_many_errors_are_reported_one_by_one(format: str):
     unit = UNITS[format][0]
     read = PARSERS[format](unit * 500, False, TOOLS)
     assert read.content == unit * 500
     assert len(read.errors) == len(read.error_spans) == pieces.MAX_ERRORS + 1
-    assert read.errors[-1] == f"There are {500 - pieces.MAX_ERRORS} more errors in the pieces."
+    assert read.errors[-1] == f"There are {500 - pieces.MAX_ERRORS} more errors in the turn."
     assert read.error_spans[-1] == (len(unit) * pieces.MAX_ERRORS, len(unit) * 500)
 
 
 def test_a_call_behind_thousands_of_broken_ones_is_read():
     read = PARSERS["hermes"]('<tool_call>{"name": "g"' * 3000 + '<tool_call>{"name": "f"}</tool_call>')
     assert [call.name for call in read.calls] == ["f"] and len(read.errors) == pieces.MAX_ERRORS + 1
-
-
-def junk() -> Iterator[str]:
-    yield from ('"', "\\", "{", "}", "[", "]", ",", ":", " ", "1", "-", "e", ".", "NaN", "-Infinity", "nul", "\n")
-    yield from ("\\u12", "\\ud83d\\ude42", "\\ud83d", '"a": ', "123456789012345678901234", "1.5e3", " " * 20)
-
-
-WRITTEN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-).map(json.dumps)
-TEXTS = st.lists(WRITTEN | st.sampled_from(list(junk())), max_size=6).map("".join)
-
-
-def outcome(text: str, window: int) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "_WINDOW", window)
-        try:
-            return repr(strict_json(text, 3))
-        except NotJson as e:
-            return e.msg, e.pos
-
-
-@given(TEXTS, st.integers(1, 60), st.integers(0, 200))
-def test_json_is_the_same_through_any_window(text: str, window: int, cut: int):
-    for behind in (text, text[:-cut]):
-        assert outcome(f"abc{behind}", window) == outcome(f"abc{behind}", 1_000_000)

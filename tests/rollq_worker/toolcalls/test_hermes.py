@@ -1,4 +1,4 @@
-"""Every way a policy can spoil a tool call, and that no text is ever lost."""
+"""Every way in which a policy can spoil a tool call in Hermes' format."""
 
 import json
 from typing import Any
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq_worker.protocols import Action
-from rollq_worker.toolcalls import MAX_DEPTH, PARSERS, Kind, hermes_pieces, read_hermes
+from rollq_worker.toolcalls.hermes import HERMES
+from rollq_worker.toolcalls.strict_json import MAX_DEPTH
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Action("f", {"a": 1})
@@ -20,17 +21,11 @@ def block(inside: str) -> str:
 
 READ: list[tuple[str, str, str, list[Action], str]] = [
     # name, turn, content, calls, reasoning
-    ("no call", "Hello.", "Hello.", [], ""),
     ("nothing", "", "", [], ""),
-    ("one call", GOOD, "", [F], ""),
     ("spaces are free", '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', "", [F], ""),
-    ("text before", f"Let me see.\n{GOOD}", "Let me see.", [F], ""),
-    ("text after", f"{GOOD}\nDone?", "Done?", [F], ""),
     ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
-    ("two calls", f"{GOOD}\n{GOOD}", "", [F, F], ""),
     ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
     ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
-    ("no arguments", block('{"name": "f"}'), "", [Action("f", {})], ""),
     ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),
     ("arguments as a string", block(r'{"name": "f", "arguments": "{\"a\": 1}"}'), "", [F], ""),
     (
@@ -66,7 +61,6 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
     ("U+FFFD", block('{"name": "f", "arguments": {"s": "\ufffd"}}'), "", [Action("f", {"s": "\ufffd"})], ""),
     ("escaped emoji", block(r'{"name": "f", "arguments": {"s": "\ud83d\ude42"}}'), "", [Action("f", {"s": "🙂"})], ""),
     ("reasoning", "<think>\nwell\n</think>\n\nHi", "Hi", [], "well"),
-    ("reasoning, call", f"<think>\nwell\n</think>\n\n{GOOD}", "", [F], "well"),
     ("a call only thought of", f"<think>{GOOD}</think>Hi", "Hi", [], GOOD),
     ("empty reasoning", "<think>\n\n</think>\n\nHi", "Hi", [], ""),
     ("reasoning twice", "<think>a</think>x<think>b</think>y", "xy", [], "a\n\nb"),
@@ -129,14 +123,14 @@ BROKEN: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(
     ("turn", "content", "calls", "reasoning"), [row[1:] for row in READ], ids=[row[0] for row in READ]
 )
-def test_what_can_be_read(turn: str, content: str, calls: list[Action], reasoning: str):
-    read = read_hermes(turn)
+def test_a_turn_is_read(turn: str, content: str, calls: list[Action], reasoning: str):
+    read = HERMES(turn)
     assert (read.content, list(read.calls), read.reasoning, list(read.errors)) == (content, calls, reasoning, [])
 
 
 @pytest.mark.parametrize(("turn", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_what_cannot_be_read_is_said_and_kept(turn: str, says: str):
-    read = read_hermes(turn)
+def test_a_broken_call_is_reported_and_its_text_is_kept(turn: str, says: str):
+    read = HERMES(turn)
     assert read.calls == () and len(read.errors) == 1
     assert says in read.errors[0]
     assert len(read.errors[0]) < 240 and read.errors[0].endswith(".")
@@ -147,49 +141,15 @@ def test_what_cannot_be_read_is_said_and_kept(turn: str, says: str):
     "bad", [row[1] for row in BROKEN if row[0] in ("bad JSON", "no name", "NaN", "a scalar", "half a call")]
 )
 def test_a_broken_call_does_not_spoil_its_neighbours(bad: str):
-    read = read_hermes(f"{GOOD} {bad} {GOOD}")
+    read = HERMES(f"{GOOD} {bad} {GOOD}")
     assert list(read.calls) == [F, F] and len(read.errors) == 1
     assert read.content == bad.strip()
 
 
 def test_a_turn_that_starts_inside_reasoning():
-    read = read_hermes(f"well\n</think>\n\n{GOOD}", thinking=True)
+    read = HERMES(f"well\n</think>\n\n{GOOD}", thinking=True)
     assert (read.reasoning, list(read.calls), read.content) == ("well", [F], "")
-    assert read_hermes("well", thinking=True).errors
-
-
-def test_the_table_names_the_reader():
-    assert PARSERS["hermes"] is read_hermes
-
-
-TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "`", GOOD]
-MARKS = ["\n", '"', "{", "}", "[", "]", ":", ",", "\\", "1e999", "NaN", "\\ud800", "\ufffd", "-", "text "]
-KEYS = ['"name"', '"arguments"', '{"name": "f", "arguments": {}}']
-PARTS = st.sampled_from([*TAGS, *MARKS, *KEYS])
-TURNS = st.one_of(st.text(), st.lists(st.one_of(PARTS, st.text(max_size=5)), max_size=25).map("".join))
-
-
-@given(TURNS, st.booleans())
-def test_pieces_tile_the_turn(turn: str, thinking: bool):
-    pieces = hermes_pieces(turn, thinking)
-    assert "".join(turn[piece.start : piece.end] for piece in pieces) == turn
-    assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces)][: len(pieces)]
-    for piece in pieces:
-        assert bool(piece.calls) == (piece.kind is Kind.CALL)
-        assert bool(piece.errors) >= (piece.kind is Kind.BROKEN)
-
-
-@given(TURNS, st.booleans())
-def test_no_text_is_lost(turn: str, thinking: bool):
-    read = read_hermes(turn, thinking)
-    kept = "".join(
-        turn[piece.start : piece.end]
-        for piece in hermes_pieces(turn, thinking)
-        if piece.kind in (Kind.TEXT, Kind.BROKEN)
-    )
-    assert read.content == kept.strip()
-    for call in read.calls:
-        json.dumps(dict(call.arguments), allow_nan=False).encode()
+    assert HERMES("well", thinking=True).errors
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -210,9 +170,9 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([None, 2]),
     st.sampled_from(["", "\n", " \n\t"]),
 )
-def test_every_well_formed_call_is_read_as_it_is(
+def test_every_spelling_of_a_call_is_read(
     name: str, arguments: dict[str, Any], ascii: bool, indent: int | None, space: str
 ):
     inside = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii, indent=indent)
-    read = read_hermes(f"<tool_call>{space}{inside}{space}</tool_call>")
+    read = HERMES(f"<tool_call>{space}{inside}{space}</tool_call>")
     assert list(read.calls) == [Action(name, arguments)] and not read.errors and not read.content

@@ -1,0 +1,21 @@
+"""Turns in every format of calls: good ones, broken ones, and ones about which readers may differ."""
+
+from tests.rollq_worker.toolcalls.turns.json_formats import HERMES_TURNS, LLAMA_TURNS, MISTRAL_TURNS
+from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_TURNS, GLM_TURNS, MINIMAX_TURNS, V32_TURNS
+from tests.rollq_worker.toolcalls.turns.token_formats import DEEPSEEK_TURNS, GEMMA_TURNS, HARMONY_TURNS, KIMI_TURNS
+from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
+
+TURNS = [
+    *HERMES_TURNS,
+    *CODER_TURNS,
+    *GLM_TURNS,
+    *MINIMAX_TURNS,
+    *V32_TURNS,
+    *LLAMA_TURNS,
+    *MISTRAL_TURNS,
+    *DEEPSEEK_TURNS,
+    *KIMI_TURNS,
+    *HARMONY_TURNS,
+    *GEMMA_TURNS,
+]
+__all__ = ["TOOLS", "TURNS", "Turn"]

@@ -1,0 +1,203 @@
+"""Turns in the formats that write calls in markup."""
+
+from rollq_worker.protocols import Action
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FULL,
+    LENIENT,
+    LOST,
+    REASONING,
+    TAIL,
+    TEXT,
+    TYPES,
+    UNKNOWN,
+    f,
+    turns_of,
+)
+
+
+def xml(tag: str, *params: tuple[str, str], name: str = "f", line: str = "\n") -> str:
+    inside = "".join(f"<parameter={key}>{line}{value}{line}</parameter>\n" for key, value in params)
+    return f"<{tag}>\n<function={name}>\n{inside}</function>\n</{tag}>"
+
+
+coder = turns_of("qwen3_coder")
+CODER_CALL = xml("tool_call", ("s", "hi"))
+CODER_TURNS = [
+    coder("one call", CODER_CALL, calls=[f(s="hi")]),
+    coder("no call", "Hello.", content="Hello."),
+    coder("text before", f"Well.\n{CODER_CALL}", calls=[f(s="hi")], content="Well."),
+    coder("text behind", f"{CODER_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
+    coder(
+        "two calls", f"{CODER_CALL}\n{xml('tool_call', ('n', '3'), name='g')}", calls=[f(s="hi"), Action("g", {"n": 3})]
+    ),
+    coder("no arguments", xml("tool_call"), calls=[f()]),
+    coder(
+        "all types",
+        xml(
+            "tool_call",
+            ("s", 'a "b"\nc'),
+            ("n", "2"),
+            ("x", "1.5"),
+            ("b", "true"),
+            ("o", '{"k": [1, null]}'),
+            ("l", '["a", 2]'),
+        ),
+        calls=[Action("f", FULL)],
+    ),
+    coder(
+        "values as Python prints them",
+        xml("tool_call", ("b", "True"), ("o", "{'k': [1, None]}"), ("l", "['a', 2]")),
+        calls=[f(b=True, o={"k": [1, None]}, l=["a", 2])],
+    ),
+    coder("blank lines in a value", xml("tool_call", ("s", "\n\na\n\n")), calls=[f(s="\n\na\n\n")]),
+    coder("no line breaks", xml("tool_call", ("s", "hi"), line=""), calls=[f(s="hi")]),
+    coder("a string that is a number", xml("tool_call", ("s", "007")), calls=[f(s="007")]),
+    coder("a string that says null", xml("tool_call", ("s", "null")), calls=[f(s="null")], sglang=TYPES),
+    coder("null where it may be", xml("tool_call", ("e", "null")), calls=[f(e=None)]),
+    coder("words for a number", xml("tool_call", ("n", "two")), calls=[f(n="two")]),
+    coder("words for a boolean", xml("tool_call", ("b", "yes")), calls=[f(b="yes")], sglang=TYPES),
+    coder("an unknown parameter", xml("tool_call", ("zz", "1")), calls=[f(zz="1")]),
+    coder("an unknown tool", xml("tool_call", ("n", "1"), name="h"), calls=[Action("h", {"n": "1"})]),
+    coder(
+        "tags in a value", xml("tool_call", ("s", "<tool_call> </tool_call")), calls=[f(s="<tool_call> </tool_call")]
+    ),
+    coder("half a call", "<tool_call>\n<function=f>\n<parameter=s>\nhi", error="was not closed", sglang=LENIENT),
+    coder(
+        "an open parameter",
+        "<tool_call>\n<function=f>\n<parameter=s>\nhi\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+        error="'s' of the call of 'f' was not closed",
+        sglang=LENIENT,
+    ),
+    coder("an open function", "<tool_call>\n<function=f>\n</tool_call>", error="more than parameters", sglang=LENIENT),
+    coder(
+        "an open block", CODER_CALL.removesuffix("</tool_call>"), error="not closed with its end tag", sglang=LENIENT
+    ),
+    coder("no function", "<tool_call>\nf(1)\n</tool_call>", error="holds no function", sglang=LOST),
+    coder("JSON", '<tool_call>\n{"name": "f"}\n</tool_call>', error="holds no function", sglang=LOST),
+    coder("a parameter twice", xml("tool_call", ("s", "a"), ("s", "b")), error="'s' twice", sglang=LENIENT),
+    coder("no block", "<function=f>\n</function>", error="does not stand between", sglang=TEXT),
+    coder("no name", "<tool_call>\n<function=>\n</function>\n</tool_call>", error="no function name", sglang=LENIENT),
+    coder(
+        "reasoning",
+        f"<think>\nhm\n</think>\n\n{CODER_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+
+glm = turns_of("glm45")
+
+
+def pairs(*params: tuple[str, str], name: str = "f", line: str = "\n") -> str:
+    inside = "".join(f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}" for key, value in params)
+    return f"<tool_call>{name}{line}{inside}</tool_call>"
+
+
+GLM_CALL = pairs(("s", "hi"))
+GLM_TURNS = [
+    glm("one call", GLM_CALL, calls=[f(s="hi")]),
+    glm("no white space", pairs(("s", "hi"), line=""), calls=[f(s="hi")], sglang="GLM-4.5's parser wants a line break"),
+    glm("text around", f"a {GLM_CALL} b", calls=[f(s="hi")], content="a  b", sglang=TAIL),
+    glm("two calls", f"{GLM_CALL}\n{pairs(('n', '3'), name='g')}", calls=[f(s="hi"), Action("g", {"n": 3})]),
+    glm("no arguments", pairs(), calls=[f()]),
+    glm(
+        "all types",
+        pairs(("s", "a b"), ("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'), ("l", '["a", 2]')),
+        calls=[Action("f", FULL | {"s": "a b"})],
+    ),
+    glm("a string that is a number", pairs(("s", "007")), calls=[f(s="007")]),
+    glm("a string that says 12", pairs(("s", "12")), calls=[f(s="12")]),
+    glm("words for a number", pairs(("n", "two")), calls=[f(n="two")]),
+    glm("an unknown tool", pairs(("s", "a"), name="h"), calls=[Action("h", {"s": "a"})], sglang=UNKNOWN),
+    glm("half a call", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>hi", error="not a key and a value", sglang=LOST),
+    glm("half a name", "<tool_call>f", error="cut off", sglang=LOST),
+    glm("an open block", GLM_CALL.removesuffix("</tool_call>"), error="not closed", sglang=LOST),
+    glm("no value", "<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", error="not a key and a value", sglang=LENIENT),
+    glm("JSON", '<tool_call>{"a": 1}\n</tool_call>', error="no function name", sglang=LOST),
+    glm("an argument twice", pairs(("s", "a"), ("s", "b")), error="'s' twice", sglang=LENIENT),
+    glm("no name", pairs(("s", "a"), name=""), error="no function name", sglang=LOST),
+    glm("reasoning", f"<think>hm</think>\n{GLM_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+]
+
+
+minimax = turns_of("minimax_m2")
+
+
+def invoke(*params: tuple[str, str], name: str = "f") -> str:
+    inside = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in params)
+    return f'<invoke name="{name}">\n{inside}</invoke>\n'
+
+
+def block(*invokes: str) -> str:
+    return f"<minimax:tool_call>\n{''.join(invokes)}</minimax:tool_call>"
+
+
+MINIMAX_CALL = block(invoke(("s", "hi")))
+MINIMAX_TURNS = [
+    minimax("one call", MINIMAX_CALL, calls=[f(s="hi")]),
+    minimax("text around", f"a {MINIMAX_CALL} b", calls=[f(s="hi")], content="a  b"),
+    minimax(
+        "two calls", block(invoke(("s", "hi")), invoke(("n", "3"), name="g")), calls=[f(s="hi"), Action("g", {"n": 3})]
+    ),
+    minimax("no arguments", block(invoke()), calls=[f()]),
+    minimax(
+        "all types",
+        block(
+            invoke(("s", "a b"), ("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'), ("l", '["a", 2]'))
+        ),
+        calls=[Action("f", FULL | {"s": "a b"})],
+    ),
+    minimax("a string that is a number", block(invoke(("s", "007"))), calls=[f(s="007")]),
+    minimax("blank lines in a value", block(invoke(("s", "\na\n"))), calls=[f(s="\na\n")], sglang=TYPES),
+    minimax("words for a number", block(invoke(("n", "two"))), calls=[f(n="two")]),
+    minimax("words for a boolean", block(invoke(("b", "yes"))), calls=[f(b="yes")], sglang=TYPES),
+    minimax("null where it may be", block(invoke(("e", "null"))), calls=[f(e=None)]),
+    minimax("a string or null", block(invoke(("e", "word"))), calls=[f(e="word")], sglang=TYPES),
+    minimax("an unknown tool", block(invoke(name="h")), calls=[Action("h", {})], sglang=UNKNOWN),
+    minimax("half a call", MINIMAX_CALL[:-30], error="not closed", sglang=TEXT),
+    minimax("an open block", MINIMAX_CALL.removesuffix("</minimax:tool_call>"), error="not closed", sglang=TEXT),
+    minimax("no function", block("f(1)\n"), error="holds no function", sglang=LOST),
+    minimax("a parameter twice", block(invoke(("s", "a"), ("s", "b"))), error="'s' twice", sglang=LENIENT),
+    minimax("reasoning", f"hm\n</think>\n\n{MINIMAX_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+]
+
+
+def dsml(*parameters: str, name: str = "f", block: str = "function_calls") -> str:
+    """A block of DeepSeek-V3.2's, whose `DSML:` stands for the token in every tag."""
+    inside = "".join(f"{parameter}\n" for parameter in parameters)
+    text = f'<DSML:{block}>\n<DSML:invoke name="{name}">\n{inside}</DSML:invoke>\n</DSML:{block}>'
+    return text.replace("DSML:", "｜DSML｜")
+
+
+def param(key: str, value: str, text: bool = False) -> str:
+    return f'<DSML:parameter name="{key}" string="{"true" if text else "false"}">{value}</DSML:parameter>'
+
+
+v32 = turns_of("deepseek_v32")
+V32_CALL = dsml(param("s", "hi", text=True))
+V32_TURNS = [
+    v32("one call", V32_CALL, calls=[f(s="hi")]),
+    v32("no call", "Hello.", content="Hello."),
+    v32("text before", f"Well.\n\n{V32_CALL}", calls=[f(s="hi")], content="Well."),
+    v32("text behind", f"{V32_CALL}\nDone?", calls=[f(s="hi")], content="Done?", sglang=TAIL),
+    v32("V4's block", dsml(param("n", "2"), block="tool_calls"), calls=[f(n=2)]),
+    v32("no arguments", dsml(), calls=[f()]),
+    v32(
+        "all types",
+        dsml(
+            *(param(key, value) for key, value in (("n", "2"), ("x", "1.5"), ("b", "true"), ("o", '{"k": [1, null]}'))),
+            *(param("l", '["a", 2]'), param("s", 'a "b"\nc', text=True)),
+        ),
+        calls=[Action("f", FULL)],
+    ),
+    v32("text that is a number", dsml(param("n", "2", text=True)), calls=[f(n="2")]),
+    v32("bad JSON", dsml(param("n", "two")), error="not valid JSON", sglang=LENIENT),
+    v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),
+    v32("a key twice", dsml(param("o", '{"k": 1, "k": 2}')), error="'k' twice", sglang=LENIENT),
+    v32("an unknown tool", dsml(name="h"), calls=[Action("h", {})], sglang=UNKNOWN),
+    v32("half a call", V32_CALL[:-40], error="not closed", sglang=TEXT),
+    v32("no block", V32_CALL.partition("\n")[2].rpartition("\n")[0], error="does not stand between", sglang=TEXT),
+    v32("reasoning", f"hm</think>\n\n{V32_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+]

@@ -1,0 +1,200 @@
+"""Turns in the formats that write calls between control tokens."""
+
+from rollq_worker.protocols import Action
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FRAMED,
+    FULL,
+    LENIENT,
+    LOST,
+    REASONING,
+    TAIL,
+    TEXT,
+    UNKNOWN,
+    f,
+    turns_of,
+)
+
+deepseek = turns_of("deepseek_v31")
+
+
+def deepseek_call(arguments: str, name: str = "f") -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+
+
+def deepseek_section(*calls: str) -> str:
+    return f"<｜tool▁calls▁begin｜>{''.join(calls)}<｜tool▁calls▁end｜>"
+
+
+DEEPSEEK_CALL = deepseek_call('{"s": "hi"}')
+FENCE = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"s": "hi"}\n```<｜tool▁call▁end｜>'
+ALL = "one bad call makes text of all of them"
+DEEPSEEK_TURNS = [
+    deepseek("one call", deepseek_section(DEEPSEEK_CALL), calls=[f(s="hi")]),
+    deepseek(
+        "two calls",
+        deepseek_section(DEEPSEEK_CALL, deepseek_call('{"n": 3}', "g")),
+        calls=[f(s="hi"), Action("g", {"n": 3})],
+    ),
+    deepseek("text before", f"Well. {deepseek_section(DEEPSEEK_CALL)}", calls=[f(s="hi")], content="Well."),
+    deepseek("V3's fence", deepseek_section(FENCE), calls=[f(s="hi")], sglang="V3.1's parser does not know it"),
+    deepseek("no call", "Hello.", content="Hello."),
+    deepseek("an unknown tool", deepseek_section(deepseek_call("{}", "h")), calls=[Action("h", {})], sglang=UNKNOWN),
+    deepseek("no section", DEEPSEEK_CALL, calls=[f(s="hi")], sglang=TEXT),
+    deepseek(
+        "a good and a bad call",
+        deepseek_section(DEEPSEEK_CALL, deepseek_call("{s}")),
+        calls=[f(s="hi")],
+        content=deepseek_call("{s}"),
+        error="not valid JSON",
+        sglang=ALL,
+    ),
+    deepseek(
+        "an open section",
+        f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL}",
+        calls=[f(s="hi")],
+        error="not closed",
+        sglang=LENIENT,
+    ),
+    deepseek("half a call", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL[:-20]}", error="not valid JSON", sglang=LOST),
+    deepseek("an empty section", deepseek_section(), error="no tool call", sglang=LOST),
+    deepseek("bad JSON", deepseek_section(deepseek_call("{'s': 1}")), error="not valid JSON", sglang=TEXT),
+    deepseek("a list for arguments", deepseek_section(deepseek_call("[1]")), error="not a JSON object", sglang=LENIENT),
+    deepseek("no name", deepseek_section(deepseek_call("{}", "")), error="no function name", sglang=LOST),
+    deepseek(
+        "reasoning",
+        f"hm</think>{deepseek_section(DEEPSEEK_CALL)}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+
+kimi = turns_of("kimi_k2")
+
+
+def kimi_call(arguments: str, id: str = "functions.f:0") -> str:
+    return f"<|tool_call_begin|>{id}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+def kimi_section(*calls: str) -> str:
+    return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+
+
+KIMI_CALL = kimi_call('{"s": "hi"}')
+KIMI_TURNS = [
+    kimi("one call", kimi_section(KIMI_CALL), calls=[f(s="hi")]),
+    kimi(
+        "two calls",
+        kimi_section(KIMI_CALL, kimi_call('{"n": 3}', "functions.g:1")),
+        calls=[f(s="hi"), Action("g", {"n": 3})],
+    ),
+    kimi("text before", f"Well. {kimi_section(KIMI_CALL)}", calls=[f(s="hi")], content="Well."),
+    kimi("no prefix in the id", kimi_section(kimi_call("{}", "f:0")), calls=[f()]),
+    kimi("no call", "Hello.", content="Hello."),
+    kimi("an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]),
+    kimi("a bare number", kimi_section(kimi_call("{}", "0")), error="id of the tool call", sglang="guesses the tool"),
+    kimi("bad JSON", kimi_section(kimi_call("{'s': 1}")), error="not valid JSON", sglang=LENIENT),
+    kimi("half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST),
+    kimi("an empty section", kimi_section(), error="no tool call", sglang=LOST),
+    kimi(
+        "reasoning",
+        f"<think>hm</think>{kimi_section(KIMI_CALL)}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+
+harmony = turns_of("gpt_oss")
+HARMONY_CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}'
+ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+HARMONY_TURNS = [
+    harmony("one call", HARMONY_CALL, calls=[f(s="hi")]),
+    harmony("a call behind reasoning", ANALYSIS + HARMONY_CALL, calls=[f(s="hi")], reasoning="hm"),
+    harmony(
+        "the recipient first",
+        ' to=functions.f<|channel|>commentary json<|message|>{"s": "hi"}',
+        calls=[f(s="hi")],
+        sglang="the recipient must follow the channel",
+    ),
+    harmony("a reply", "<|channel|>final<|message|>Hello.", content="Hello.", sglang=FRAMED),
+    harmony(
+        "a reply behind reasoning",
+        f"{ANALYSIS}<|channel|>final<|message|>Hello.",
+        content="Hello.",
+        reasoning="hm",
+        sglang=FRAMED,
+    ),
+    harmony(
+        "words and a call",
+        f"<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant{HARMONY_CALL}",
+        calls=[f(s="hi")],
+        content="Let me see.",
+    ),
+    harmony("an unknown tool", HARMONY_CALL.replace(".f ", ".h "), calls=[Action("h", {"s": "hi"})], sglang=UNKNOWN),
+    harmony("bad JSON", HARMONY_CALL.replace('"hi"', "hi"), error="not valid JSON", sglang=LOST),
+    harmony("half a call", HARMONY_CALL[:-3], error="not valid JSON", sglang=LOST),
+    harmony("half a header", "<|channel|>comm", error="outside of any channel", sglang=FRAMED),
+    harmony("no channel", "<|message|>Hello.", error="no channel", sglang=FRAMED),
+    harmony("only text", "Hello.", error="outside of any channel", sglang=TEXT),
+    harmony(
+        "another recipient", HARMONY_CALL.replace("functions.f", "python"), error="no recipient 'python'", sglang=LOST
+    ),
+    harmony(
+        "a user's words",
+        f"{ANALYSIS}<|channel|>final<|message|>a<|end|><|start|>user<|message|>b",
+        content="a<|start|>user<|message|>b",
+        error="another role",
+        reasoning="hm",
+        sglang=FRAMED,
+    ),
+]
+
+
+gemma = turns_of("gemma4")
+
+
+def gemma_call(arguments: str, name: str = "f") -> str:
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
+QUOTE = '<|"|>'
+GEMMA_CALL = gemma_call(f"s:{QUOTE}hi{QUOTE}")
+GEMMA_TURNS = [
+    gemma("one call", GEMMA_CALL, calls=[f(s="hi")]),
+    gemma("two calls", GEMMA_CALL + gemma_call("n:3", "g"), calls=[f(s="hi"), Action("g", {"n": 3})]),
+    gemma("no arguments", gemma_call(""), calls=[f()]),
+    gemma(
+        "all types",
+        gemma_call(f'b:true,l:[{QUOTE}a{QUOTE},2],n:2,o:{{k:[1,{QUOTE}y{QUOTE}]}},s:{QUOTE}a "b"\nc{QUOTE},x:1.5'),
+        calls=[Action("f", FULL | {"o": {"k": [1, "y"]}})],
+    ),
+    gemma(
+        "quoted keys",
+        gemma_call(f"o:{{{QUOTE}a b{QUOTE}:1}}"),
+        calls=[f(o={"a b": 1})],
+        sglang="the quotes stay in the key",
+    ),
+    gemma("null", gemma_call("e:null"), calls=[f(e=None)], sglang="null is a string"),
+    gemma("braces in a string", gemma_call(f"s:{QUOTE}}}{{,:{QUOTE}"), calls=[f(s="}{,:")]),
+    gemma("text before", f"Well. {GEMMA_CALL}", calls=[f(s="hi")], content="Well."),
+    gemma("text behind", f"{GEMMA_CALL} ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
+    gemma("no call", "Hello.", content="Hello."),
+    gemma("an unknown tool", gemma_call("", "h"), calls=[Action("h", {})]),
+    gemma("a bare word", gemma_call("s:hi"), error="cannot be read at 'hi", sglang=LENIENT),
+    gemma("JSON", gemma_call('"s":"hi"'), error="cannot be read", sglang=LENIENT),
+    gemma("half a call", GEMMA_CALL[:-14], error="cut off", sglang=TEXT),
+    gemma("an open call", GEMMA_CALL.removesuffix("<tool_call|>"), error="not closed", sglang=TEXT),
+    gemma("no call: in front", "<|tool_call>f{}<tool_call|>", error="no function name", sglang=TEXT),
+    gemma("a key twice", gemma_call("n:1,n:2"), error="'n' twice", sglang=LENIENT),
+    gemma("deep", gemma_call("l:" + "[" * 80 + "]" * 80), error="nested deeper", sglang=LENIENT),
+    gemma(
+        "reasoning",
+        f"<|channel>thought\nhm\n<channel|>{GEMMA_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]

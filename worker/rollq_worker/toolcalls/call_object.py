@@ -1,0 +1,83 @@
+"""Calls written as JSON: whole calls as objects with a name and arguments, and arguments alone.
+
+Hermes, Llama and Mistral write whole calls, other formats the arguments. It does not know tags.
+"""
+
+from typing import NamedTuple
+
+from rollq.job import Json
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.pieces import skip
+from rollq_worker.toolcalls.strict_json import NotJson, strict_json
+
+
+class JsonCalls(NamedTuple):
+    """Calls, or what is wrong with them; and where their JSON ends."""
+
+    end: int
+    calls: tuple[Action, ...] = ()
+    ids: tuple[str, ...] = ()
+    """One a call; "" where it has no id."""
+    errors: tuple[str, ...] = ()
+
+
+def read_calls(text: str, at: int, form: str) -> JsonCalls:
+    """The calls at `at`: an object, or a list of objects. One broken call breaks the list, so that no text is lost.
+
+    `form` tells the policy how a call is written.
+    """
+    try:
+        value, problem, end = strict_json(text, at)
+    except NotJson as e:
+        return JsonCalls(at, errors=(f"The tool call is {e} {form}",))
+    if problem:
+        return JsonCalls(end, errors=(problem,))
+    items = value if isinstance(value, list) else [value]
+    read = [call_of(item, form) for item in items]
+    errors = tuple(item for item in read if isinstance(item, str))
+    if not read:
+        errors = (f"The tool call is an empty list. {form}",)
+    if errors:
+        return JsonCalls(end, errors=errors)
+    calls = tuple(item for item in read if isinstance(item, Action))
+    return JsonCalls(end, calls, tuple(str(item.get("id", "")) for item in items))
+
+
+def call_of(value: Json, form: str, key: str = "arguments", other: str = "parameters") -> Action | str:
+    """The call that is a JSON object with its arguments under `key`, or what is wrong with it."""
+    if not isinstance(value, dict):
+        return f"The tool call is not a JSON object. {form}"
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return f'The tool call has no "name". {form}'
+    if key not in value and other in value:
+        return f'The tool call has "{other}" where "{key}" belongs. {form}'
+    arguments = value.get(key, {})
+    if isinstance(arguments, str):
+        return _from_string(name, arguments, key)
+    if not isinstance(arguments, dict):
+        return f'The "{key}" of the call of {name!r} are not a JSON object.'
+    return Action(name, arguments)
+
+
+def _from_string(name: str, arguments: str, key: str) -> Action | str:
+    """The call whose arguments are a string that holds a JSON object, as in OpenAI's API."""
+    error = f'The "{key}" of the call of {name!r} are a string that holds no JSON object.'
+    try:
+        value, problem, end = strict_json(arguments)
+    except NotJson:
+        return error
+    if not isinstance(value, dict) or skip(arguments, end) != len(arguments):
+        return error
+    return problem or Action(name, value)
+
+
+def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Json], str, int]:
+    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where they end."""
+    try:
+        value, problem, end = strict_json(text, at)
+    except NotJson as e:
+        return {}, f"The arguments of the call of {name!r} are {e}", at
+    if not problem and not isinstance(value, dict):
+        problem = f"The arguments of the call of {name!r} are not a JSON object."
+    return ({}, problem, end) if problem else (value, "", end)

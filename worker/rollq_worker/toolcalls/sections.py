@@ -1,0 +1,90 @@
+"""Formats that write calls between control tokens in a section of their own: DeepSeek's and Kimi K2's.
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>
+    <|tool_calls_section_end|>
+
+DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block of JSON instead.
+Kimi's id, `functions.f:0`, holds the tool's name and the number of the call in the conversation.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollq.job import Json
+from rollq_worker.protocols import Action
+from rollq_worker.toolcalls.call_object import read_arguments
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionFormat:
+    """The control tokens of one format."""
+
+    section: tuple[str, str]
+    call: tuple[str, str]
+    heads: tuple[re.Pattern[str], ...]
+    """What may stand between a call's first token and its arguments. Groups: `name`; `id` where calls have one; `fence`
+    where the arguments are fenced."""
+    no_head: str
+    """What the policy is told when no head fits."""
+
+    def reader(self) -> Reader:
+        """Calls are read outside of a section too."""
+        return block_reader({self.section[0]: self._section, self.call[0]: lambda *place: [self._call(*place)]})
+
+    def _section(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        """The calls of the section that opens at `start`, with the control tokens around them as frame."""
+        begin, end = self.section
+        at = skip(text, start + len(begin))
+        pieces = [Piece(Kind.FRAME, start, at)]
+        while text.startswith(self.call[0], at):
+            pieces.append(self._call(text, at, tools))
+            at = skip(text, pieces[-1].end)
+            if at > pieces[-1].end:
+                pieces.append(Piece(Kind.FRAME, pieces[-1].end, at))
+        if len(pieces) == 1:
+            return [broken(text, start, at, self.section, "There is no tool call in the section of tool calls.")]
+        if text.startswith(end, at):
+            pieces.append(Piece(Kind.FRAME, at, at + len(end)))
+        elif not any(piece.errors for piece in pieces):
+            error = "The section of tool calls was not closed with its end token."
+            pieces[0] = replace(pieces[0], errors=(error,))
+        return pieces
+
+    def _call(self, text: str, start: int, tools: Sequence[Json]) -> Piece:
+        inside = start + len(self.call[0])
+        head = next(filter(None, (pattern.match(text, inside) for pattern in self.heads)), None)
+        if head is None:
+            return broken(text, start, inside, self.call, self.no_head)
+        name, groups = head["name"], head.groupdict()
+        arguments, error, end = read_arguments(text, head.end(), name)
+        if error:
+            return broken(text, start, inside, self.call, error)
+        end = skip(text, end)
+        if groups.get("fence") and text.startswith(groups["fence"], end):
+            end = skip(text, end + len(groups["fence"]))
+        if not text.startswith(self.call[1], end):
+            tail = "was not closed with its end token." if end == len(text) else "has text behind its arguments."
+            return broken(text, start, end, self.call, f"The call of {name!r} {tail}")
+        ids = (groups["id"],) if "id" in groups else ()
+        return Piece(Kind.CALL, start, end + len(self.call[1]), calls=(Action(name, arguments),), ids=ids)
+
+
+DEEPSEEK_V31 = SectionFormat(
+    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    call=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    heads=(
+        re.compile(r"\s*function<｜tool▁sep｜>\s*(?P<name>[^\s<]+)\s*(?P<fence>```)json\s*"),
+        re.compile(r"\s*(?P<name>[^\s<]+)\s*<｜tool▁sep｜>"),
+    ),
+    no_head="The tool call has no function name.",
+).reader()
+KIMI_K2 = SectionFormat(
+    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    call=("<|tool_call_begin|>", "<|tool_call_end|>"),
+    heads=(re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+):\d+)\s*<\|tool_call_argument_begin\|>"),),
+    no_head="The id of the tool call cannot be read. Write functions.name:number between the tokens.",
+).reader()

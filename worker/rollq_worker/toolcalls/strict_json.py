@@ -1,0 +1,127 @@
+"""Strict JSON inside a sampled turn.
+
+What is read can be written as JSON anywhere: no NaN, no key twice, no half characters, no number beyond 64 bits, and
+bounded nesting. It does not know calls.
+"""
+
+import json
+import math
+import re
+import threading
+from collections import Counter
+
+from rollq.job import Json
+from rollq_worker.toolcalls.pieces import skip
+
+MAX_DEPTH = 64
+"""Levels of nesting in a call: far less than recursive code can take."""
+CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+"""As JSON writes them, and as Python does: some templates print Python values."""
+TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
+_BLANK = re.compile(r"\s*+")
+_STARTS = frozenset('{["-0123456789tfnNI')
+_WINDOW, _GROWTH, _MARGIN = 1024, 8, 16
+"""Characters that are decoded first, the factor for each next try, and more characters than the part of a number or
+word that the end of a window may have cut off."""
+
+
+class NotJson(ValueError):
+    """Text that is not JSON, in words; `pos` is where reading stopped."""
+
+    def __init__(self, wrong: str, text: str, start: int, pos: int) -> None:
+        cut_off = "Unterminated" in wrong or _BLANK.fullmatch(text, pos)
+        super().__init__(f"not valid JSON: {wrong} at character {pos - start}.{' It is cut off.' if cut_off else ''}")
+        self.pos = pos
+
+
+class _Decoder(threading.local):
+    """Python's decoder; collects what it accepts and JSON forbids. One a thread, because making one is expensive."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.decode = json.JSONDecoder(
+            object_pairs_hook=self._unique,
+            parse_constant=self._constant,
+            parse_int=self._number,
+            parse_float=self._number,
+            strict=True,
+        ).raw_decode
+
+    def _unique(self, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            self.problems.append(f"The tool call names the key {twice!r} twice.")
+        return fields
+
+    def _constant(self, name: str) -> None:
+        self.problems.append(f"The tool call holds {name}, which is not JSON.")
+
+    def _number(self, word: str) -> int | float:
+        value, problem = read_number(word)
+        if problem:
+            self.problems.append(problem)
+        return value
+
+
+_DECODER = _Decoder()
+
+
+def read_number(word: str) -> tuple[int | float, str]:
+    """The number that `word` writes, and what is wrong with it ("": nothing)."""
+    if re.fullmatch(r"[+-]?\d+", word):
+        if len(word) <= 20 and -(2**63) <= (whole := int(word)) < 2**63:
+            return whole, ""
+        return 0, "The tool call holds an integer of more than 64 bits."
+    value = float(word)
+    return value, "" if math.isfinite(value) else "The tool call holds a number that is too large."
+
+
+def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
+    """The JSON value at `at`, what is wrong with it though it parses ("": nothing), and where it ends.
+
+    Raises NotJson. The cost depends on the value alone: Python's decoder counts the lines of all its text for each
+    error, so it only gets windows of the text.
+    """
+    start, width = skip(text, at), _WINDOW
+    if text[start : start + 1] not in _STARTS:
+        raise NotJson("Expecting value", text, at, start)
+    while True:
+        _DECODER.problems.clear()
+        window, wrong, value = text[start : start + width], "", None
+        try:
+            value, end = _DECODER.decode(window)
+            reached = end
+        except json.JSONDecodeError as e:
+            wrong, end = e.msg, e.pos
+            reached = len(window) if "Unterminated" in wrong else end
+        except RecursionError:
+            return None, TOO_DEEP, at
+        if reached <= len(window) - _MARGIN or start + width >= len(text):
+            break
+        width *= _GROWTH
+    end += start
+    if wrong:
+        raise NotJson(wrong, text, at, end)
+    problems = [*_shape_problems(value), *_DECODER.problems]
+    return value, problems[0] if problems else "", end
+
+
+def _shape_problems(value: Json) -> list[str]:
+    """What is wrong with a value as a whole."""
+    if (depth := _depth(value)) > MAX_DEPTH:
+        return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return ["The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character."]
+    return []
+
+
+def _depth(value: Json) -> int:
+    """Levels of nesting; a scalar has none."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [item for node in level for item in (node.values() if isinstance(node, dict) else node)]
+    return depth

@@ -1,7 +1,7 @@
-"""An environment for the fault suite: the shop, but a task may break its worker.
+"""An environment for the fault suite: the shop, where a step may break its worker.
 
-Mischief is ordered by files in the folder CHAOS_MISCHIEF, named KIND.TASK.N: each is done once, in the third step of
-whichever episode of that task comes first, which moves the file to the folder CHAOS_DONE and writes its process there.
+A file KIND.TASK.N in the folder CHAOS_FAULTS_ORDERED orders one fault. It happens once, in the third step of the first
+episode of that task to get there, which moves the file to CHAOS_FAULTS_DONE and writes its pid into it.
 """
 
 import ctypes
@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollq.job import Json
-from rollq_worker.environments.shop import ShopDomain
+from rollq_worker.environments.shop import load as load_shop
 from rollq_worker.protocols import Action, Environment, Grade, Observation, Task, User
 
-AT = 3
-"""The step in which it happens."""
+FAULTY_STEP = 3
 HOLD_S = 22
 """Seconds; longer than a lease."""
 
@@ -30,7 +29,7 @@ class ChaosDomain:
     version = "chaos 1"
 
     def __init__(self) -> None:
-        self._shop = ShopDomain()
+        self._shop = load_shop(None)
 
     def splits(self) -> Mapping[str, int]:
         return self._shop.splits()
@@ -61,18 +60,18 @@ class ChaosEnvironment:
 
     def step(self, action: Action) -> Observation:
         self._steps += 1
-        if self._steps == AT:
-            misbehave(self._task)
+        if self._steps == FAULTY_STEP:
+            inject_faults(self._task)
         return self._environment.step(action)
 
     def grade(self) -> Grade:
         return self._environment.grade()
 
 
-def misbehave(task: int) -> None:
-    """Whatever is ordered for this task."""
-    for order in sorted(Path(os.environ["CHAOS_MISCHIEF"]).glob(f"*.{task}.*")):
-        done = Path(os.environ["CHAOS_DONE"], order.name)
+def inject_faults(task: int) -> None:
+    """Do what is ordered for this task."""
+    for order in sorted(Path(os.environ["CHAOS_FAULTS_ORDERED"]).glob(f"*.{task}.*")):
+        done = Path(os.environ["CHAOS_FAULTS_DONE"], order.name)
         try:
             order.rename(done)
         except FileNotFoundError:
@@ -86,8 +85,8 @@ def misbehave(task: int) -> None:
             case "hang":
                 time.sleep(60)
             case "hold":
-                ctypes.PyDLL(None).sleep(HOLD_S)  # and nobody else has the interpreter meanwhile
+                ctypes.PyDLL(None).sleep(HOLD_S)  # keeps the interpreter's lock meanwhile
             case "spin":
                 9**9**9  # holds the interpreter for ever
             case "die":
-                os._exit(137)  # what the kernel's OOM killer makes of it
+                os._exit(137)  # as after the kernel's OOM killer

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.environments.copy_on_write import Database, Table
+from rollq_worker.environments.copy_on_write import SharedDatabase, Table
 
-PRISTINE = {"a": {"n": 1, "list": [1]}, "b": {"n": 2, "list": []}, "c": {"n": 3, "list": [3]}}
+SHARED = {"a": {"n": 1, "list": [1]}, "b": {"n": 2, "list": []}, "c": {"n": 3, "list": [3]}}
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
 OPERATIONS = st.lists(
     st.one_of(
@@ -26,7 +26,7 @@ OPERATIONS = st.lists(
 
 
 def database(tables=None):
-    return Database(tables or {"t": PRISTINE}, copy=copy.deepcopy, canon=lambda r: json.dumps(r, sort_keys=True))
+    return SharedDatabase(tables or {"t": SHARED}, copy=copy.deepcopy, canon=lambda r: json.dumps(r, sort_keys=True))
 
 
 def apply(table, operation, key):
@@ -53,15 +53,15 @@ def outcome(table, operation, key):
 
 
 @given(OPERATIONS)
-def test_a_table_behaves_as_a_dict_and_leaves_the_pristine_one_alone(operations):
-    pristine = copy.deepcopy(PRISTINE)
-    db = database({"t": pristine})
-    view, plain = db.view(), copy.deepcopy(PRISTINE)
+def test_a_table_behaves_as_a_dict_and_leaves_the_shared_one_alone(operations):
+    shared = copy.deepcopy(SHARED)
+    db = database({"t": shared})
+    view, plain = db.view(), copy.deepcopy(SHARED)
     for operation, key in operations:
         assert outcome(view["t"], operation, key) == outcome(plain, operation, key)
     assert list(view["t"].items()) == list(plain.items())
-    assert pristine == PRISTINE
-    expected = {("t", k) for k in plain.keys() | PRISTINE if plain.get(k) != PRISTINE.get(k)}
+    assert shared == SHARED
+    expected = {f"t/{k}" for k in plain.keys() | SHARED if plain.get(k) != SHARED.get(k)}
     assert db.changes(view).keys() == expected
 
 
@@ -106,31 +106,46 @@ def test_the_canonical_text_decides_what_a_change_is(value):
     db = database()
     view = db.view()
     view["t"]["a"]["n"] = value
-    assert db.changes(view).keys() == {("t", "a")}
+    assert db.changes(view).keys() == {"t/a"}
     view["t"]["a"]["n"] = 1
     assert db.changes(view) == {}
 
 
+def test_a_change_is_named_as_the_caller_says():
+    db = SharedDatabase({"t": SHARED}, copy=copy.deepcopy, canon=str, name=lambda table, key: key.upper())
+    view = db.view()
+    view["t"]["a"]["n"] = 7
+    assert db.changes(view).keys() == {"A"}
+
+
+def test_a_record_that_was_only_read_is_not_written_out():
+    """Frozen records need no copy, so the shared one comes back."""
+    db = SharedDatabase({"t": {"a": (1, 2)}}, copy=lambda record: record, canon=lambda record: 1 / 0)
+    view = db.view()
+    assert view["t"]["a"] == (1, 2)
+    assert db.changes(view) == {}
+
+
 def test_half_a_surrogate_pair_is_a_change_like_any_other():
-    db = Database({"t": PRISTINE}, copy=copy.deepcopy, canon=str)
+    db = SharedDatabase({"t": SHARED}, copy=copy.deepcopy, canon=str)
     view = db.view()
     view["t"]["a"]["n"] = "\ud800"
-    assert db.changes(view).keys() == {("t", "a")}
+    assert db.changes(view).keys() == {"t/a"}
 
 
 def test_a_gone_record_is_a_change_and_a_replaced_one_moves_to_the_end():
     db = database()
     view = db.view()
     del view["t"]["a"]
-    assert db.changes(view) == {("t", "a"): None}
+    assert db.changes(view) == {"t/a": None}
     with pytest.raises(KeyError):
         view["t"]["a"]
-    view["t"]["a"] = copy.deepcopy(PRISTINE["a"])
+    view["t"]["a"] = copy.deepcopy(SHARED["a"])
     assert (list(view["t"]), db.changes(view)) == (["b", "c", "a"], {})
 
 
 def test_unhashable_keys_fail_as_in_a_dict():
-    table = Table(PRISTINE, copy.deepcopy)
+    table = Table(SHARED, copy.deepcopy)
     with pytest.raises(TypeError, match="unhashable type: 'list'"):
         table[["a"]]
     with pytest.raises(TypeError, match="unhashable type: 'list'"):

@@ -13,7 +13,7 @@ from rollq_worker import environments
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.users import ScriptedUser
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(autouse=True)

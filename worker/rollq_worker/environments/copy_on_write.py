@@ -1,9 +1,9 @@
-"""Copy-on-write views of a database: one pristine copy a process, shared by all its episodes.
+"""Copy-on-write views of a database: one shared copy in each process, one view for each episode.
 
-A record is copied when it is fetched by its key, and counts as touched from then on; scans over `values()` and
-`items()` see the untouched records uncopied. The invariant: the pristine records are never written to, so whoever scans
-must only read. Two views are equal exactly when their changes are, which only looks at what was touched. What a record
-is, and when two are the same, is the business of whoever makes the database.
+A view copies a record when it is fetched by its key. Scans over `values()` and `items()` give untouched records without
+a copy, so code that scans must only read. The invariant: shared records are never written to. Two views hold the same
+data exactly when their changes are equal, and only touched records are compared. What a record is, and when two are
+equal, is up to the caller.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
@@ -11,17 +11,17 @@ from hashlib import sha256
 from typing import Any
 
 Record = Any
-Changes = Mapping[tuple[str, str], bytes | None]
-"""Digest by (table, key) of every record that is not what it was in the pristine database; None: it is gone."""
+Changes = Mapping[str, bytes | None]
+"""The digest of every record that differs from the shared database, by the record's name; None: it was deleted."""
 
 
 class Table(MutableMapping[str, Record]):
-    """One table as one episode sees it; behaves as a dict of records, in a dict's order."""
+    """One table as one episode sees it: a dict of records, in a dict's order."""
 
-    __slots__ = ("_copy", "_gone", "_own", "_pristine")
+    __slots__ = ("_copy", "_gone", "_own", "_shared")
 
-    def __init__(self, pristine: Mapping[str, Record], copy: Callable[[Record], Record]) -> None:
-        self._pristine = pristine
+    def __init__(self, shared: Mapping[str, Record], copy: Callable[[Record], Record]) -> None:
+        self._shared = shared
         self._copy = copy
         self._own: dict[str, Record] = {}
         self._gone: set[str] = set()
@@ -31,7 +31,7 @@ class Table(MutableMapping[str, Record]):
             return self._own[key]
         if key in self._gone:
             raise KeyError(key)
-        record = self._own[key] = self._copy(self._pristine[key])
+        record = self._own[key] = self._copy(self._shared[key])
         return record
 
     def __setitem__(self, key: str, record: Record) -> None:
@@ -41,18 +41,18 @@ class Table(MutableMapping[str, Record]):
         if key not in self:
             raise KeyError(key)
         self._own.pop(key, None)
-        if key in self._pristine:
+        if key in self._shared:
             self._gone.add(key)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._own or (key in self._pristine and key not in self._gone)
+        return key in self._own or (key in self._shared and key not in self._gone)
 
     def __iter__(self) -> Iterator[str]:
-        for key in self._pristine:
+        for key in self._shared:
             if key not in self._gone:
                 yield key
         for key in self._own:
-            if key not in self._pristine or key in self._gone:
+            if key not in self._shared or key in self._gone:
                 yield key
 
     def __len__(self) -> int:
@@ -65,10 +65,11 @@ class Table(MutableMapping[str, Record]):
         return _Items(self)
 
     def peek(self, key: str) -> Record:
-        """The record without a copy, to be read only."""
-        return self._own[key] if key in self._own else self._pristine[key]
+        """The record without a copy, to be read only. `key` is in the table."""
+        return self._own[key] if key in self._own else self._shared[key]
 
     def touched(self) -> set[str]:
+        """Keys that were fetched, set or deleted."""
         return self._gone | self._own.keys()
 
 
@@ -86,11 +87,16 @@ class _Items(ItemsView[str, Record]):
         return ((key, self._mapping.peek(key)) for key in self._mapping)
 
 
-class Database:
-    """A pristine database and what its records are.
+View = Mapping[str, Table]
+"""All tables of a database as one episode sees them."""
 
-    `copy` makes an independent record; `canon` writes a record as a text, the same for two records exactly when the
-    benchmark takes them for the same (so it tells 1 from 1.0 if the benchmark does).
+
+class SharedDatabase:
+    """The records that all episodes start from, by table and key.
+
+    `copy` makes an independent record. `canon` writes a record as a text, the same for two records exactly when the
+    benchmark takes them for equal (so it tells 1 from 1.0 if the benchmark does). `name` is how a change is reported:
+    unique in the database.
     """
 
     def __init__(
@@ -99,32 +105,38 @@ class Database:
         *,
         copy: Callable[[Record], Record],
         canon: Callable[[Record], str],
+        name: Callable[[str, str], str] = "{}/{}".format,
     ) -> None:
         self.tables = tables
         self._copy = copy
         self._canon = canon
-        self._digests: dict[tuple[str, str], bytes] = {}
+        self._name = name
+        self._digests: dict[tuple[str, str], bytes] = {}  # of shared records, as they are needed
 
-    def view(self) -> dict[str, Table]:
-        """A fresh view: costs some hundred bytes, whatever the size of the database."""
-        return {name: Table(records, self._copy) for name, records in self.tables.items()}
+    def view(self) -> View:
+        """A fresh view: some hundred bytes, whatever the size of the database."""
+        return {table: Table(records, self._copy) for table, records in self.tables.items()}
 
-    def changes(self, view: Mapping[str, Table]) -> Changes:
-        """How `view` differs from the pristine database."""
-        changed: dict[tuple[str, str], bytes | None] = {}
-        for name, table in view.items():
-            for key in table.touched():
-                now = self._digest(table.peek(key)) if key in table else None
-                if now != self._before(name, key):
-                    changed[name, key] = now
+    def changes(self, view: View) -> Changes:
+        """How `view` differs from the shared database."""
+        changed: dict[str, bytes | None] = {}
+        for table, records in view.items():
+            shared = self.tables[table]
+            for key in records.touched():
+                now = records.peek(key) if key in records else None
+                if now is shared.get(key):
+                    continue  # a frozen record that was only read
+                digest = None if now is None else self._digest(now)
+                if digest != self._shared_digest(table, key):
+                    changed[self._name(table, key)] = digest
         return changed
 
-    def _before(self, name: str, key: str) -> bytes | None:
-        if key not in self.tables[name]:
+    def _shared_digest(self, table: str, key: str) -> bytes | None:
+        if key not in self.tables[table]:
             return None
-        if (name, key) not in self._digests:
-            self._digests[name, key] = self._digest(self.tables[name][key])
-        return self._digests[name, key]
+        if (table, key) not in self._digests:
+            self._digests[table, key] = self._digest(self.tables[table][key])
+        return self._digests[table, key]
 
     def _digest(self, record: Record) -> bytes:
         # A policy may write half a surrogate pair into a record; that must not stop the grading.

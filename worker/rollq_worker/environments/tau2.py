@@ -70,12 +70,10 @@ def _import(module: str) -> Any:
             raise JobFailure(f"the environment tau2 cannot import {module} ({e}): {install_line('tau2')}") from e
 
 
-class Tau2Desk:
-    """Implements conversation.Desk."""
+class Tau2Backend:
+    """Implements customer_service.Backend. A transfer does not end an episode: the user's ###TRANSFER### does."""
 
-    markers: Sequence[str] = MARKERS
-    closing: frozenset[str] = frozenset()
-    """None: after a transfer the conversation goes on until the user says ###TRANSFER###."""
+    stop_markers: Sequence[str] = STOP_MARKERS
 
     def __init__(self, variant: str, tables: bytes, policy: str) -> None:
         title = variant.capitalize()
@@ -84,12 +82,12 @@ class Tau2Desk:
         models = _import(f"inspect_evals.tau2.{variant}.data_model")
         define = _import("inspect_ai.tool").ToolDef
         validator = _import("jsonschema").Draft7Validator
-        self._error: type[Exception] = toolkit.ToolError
-        self._opener: str = _import("inspect_evals.tau2.common.dataset").USER_MESSAGE.text
+        self._tool_error: type[Exception] = toolkit.ToolError
+        self._first_message: str = _import("inspect_evals.tau2.common.dataset").USER_MESSAGE.text
         # The toolkit reads and writes through a store of the package's run time; its methods only need `self.db`.
         methods = vars(getattr(toolkit, f"{title}AgentTools"))
         self._toolkit = type("Toolkit", (), {k: v for k, v in methods.items() if inspect.isfunction(v)})
-        self._free = {}
+        self._functions = {}  # tools that do not touch the database
         self._validators = {}
         tools = []
         for wrapper in getattr(wrappers, f"all_{variant}_tools"):
@@ -99,48 +97,53 @@ class Tau2Desk:
             tools.append({"type": "function", "function": function})
             self._validators[tool.name] = validator(parameters)
             if tool.name not in methods:
-                self._free[tool.name] = tool.tool
+                self._functions[tool.name] = tool.tool
         self.tools: Sequence[Json] = tools
         self.policy = policy
         db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(json.loads(tables))
-        self.database = Database({name: getattr(db, name) for name in type(db).model_fields}, copy=_copy, canon=_canon)
+        records = {name: getattr(db, name) for name in type(db).model_fields}
+        self.database = SharedDatabase(records, copy=copy_record, canon=_canon)
 
-    def call(self, view: dict[str, Table], name: str, arguments: dict[str, Json]) -> str:
+    def call(self, view: View, action: Action) -> Observation:
+        return Observation(guarded(lambda arguments: self._invoke(view, action.name, arguments), action.arguments))
+
+    def replay(self, view: View, calls: Sequence[Action]) -> None:
+        for call in calls:
+            if call.name not in NOT_REPLAYED:
+                with suppress(self._tool_error):  # as the scorer does
+                    self._run(view, call.name, deepcopy(dict(call.arguments)))
+
+    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+        # The scorer joins the agent's messages, after the one that starts the user simulator.
+        text = "\n".join([self._first_message, *messages]).lower().replace(",", "")
+        return [output for output in outputs if output.lower() not in text]
+
+    def _invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
+        """The checks of the package's solver, then the tool."""
         if name not in self._validators:
             raise LookupError(f"Tool {name} not found")
-        if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MOST_ERRORS)]:
+        if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)]:
             raise ValueError(f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}")
-        arguments = {key: int(value) if self._whole(name, key) else value for key, value in arguments.items()}
+        arguments = {key: int(value) if self._is_integer(name, key) else value for key, value in arguments.items()}
         try:
-            if name in self._free:
-                return _at_once(self._free[name](**arguments))
+            if name in self._functions:
+                return _result_of(self._functions[name](**arguments))
             result = self._run(view, name, arguments)
-        except self._error as e:
+        except self._tool_error as e:
             raise ValueError(str(e)) from e
         return result if isinstance(result, str) else json.dumps(result, sort_keys=True)
 
-    def replay(self, view: dict[str, Table], actions: Sequence[Action]) -> None:
-        for action in actions:
-            if action.name not in UNREPLAYED:
-                with suppress(self._error):  # as the scorer does
-                    self._run(view, action.name, deepcopy(dict(action.arguments)))
-
-    def untold(self, outputs: Sequence[str], told: Sequence[str]) -> list[str]:
-        # The scorer joins the agent's messages, behind the one that starts the user simulator.
-        text = "\n".join([self._opener, *told]).lower().replace(",", "")
-        return [output for output in outputs if output.lower() not in text]
-
-    def _run(self, view: dict[str, Table], name: str, arguments: dict[str, Json]) -> Any:
+    def _run(self, view: View, name: str, arguments: dict[str, Json]) -> Any:
         toolkit = self._toolkit()
         toolkit.db = SimpleNamespace(**view)
         return getattr(toolkit, name)(**arguments)
 
-    def _whole(self, name: str, key: str) -> bool:
+    def _is_integer(self, name: str, key: str) -> bool:
         """JSON's integers include 2.0, a tool's do not."""
         return bool(self._validators[name].schema["properties"][key].get("type") == "integer")
 
 
-def _at_once(coroutine: Any) -> str:
+def _result_of(coroutine: Any) -> str:
     """The result of a coroutine that awaits nothing."""
     try:
         coroutine.send(None)
@@ -150,26 +153,7 @@ def _at_once(coroutine: Any) -> str:
     raise TypeError("the tool waits for something")
 
 
-_LEAVES = (str, float, int, type(None))
-
-
-def _copy(record: Record) -> Record:
-    """A deep copy of a tree of pydantic models; `model_copy(deep=True)` takes several times as long."""
-    if isinstance(record, dict):
-        return {key: _copy(value) for key, value in record.items()}
-    if isinstance(record, list):
-        return [_copy(value) for value in record]
-    if hasattr(record, "model_copy"):
-        copied = record.model_copy()
-        fields = vars(copied)
-        for key, value in fields.items():
-            if not isinstance(value, _LEAVES):
-                fields[key] = _copy(value)
-        return copied
-    return record
-
-
-def _canon(record: Record) -> str:
+def _canon(record: Any) -> str:
     """As the package's `get_pydantic_hash` writes the whole database."""
     return json.dumps(record.model_dump(warnings=False), sort_keys=True, default=str)
 
@@ -184,24 +168,18 @@ def _cases(variant: str, data: Path) -> Mapping[str, Sequence[Case]]:
 
 
 def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
-    where = f"tau2:{variant} task {task.id}"
-    criteria, told = task.evaluation_criteria, task.user_scenario.instructions
+    criteria, scenario = task.evaluation_criteria, task.user_scenario.instructions
     if task.initial_state is not None:
-        raise JobFailure(f"{where} changes the database before it starts, which is not supported")
+        raise JobFailure(f"tau2:{variant} task {task.id} changes the database before it starts: not supported")
     if any(action.requestor != "assistant" for action in criteria.actions):
-        raise JobFailure(f"{where} has tools for the user, which is not supported")
-    calls = [Action(action.name, action.arguments) for action in criteria.actions]
-    outputs = tuple(criteria.communicate_info or ())
-    said = (told.known_info, told.reason_for_call, told.unknown_info, told.task_instructions)
-    return Case(
-        task=Task(
-            id=task.id,
-            hash=sha256(json.dumps(record, sort_keys=True).encode()).hexdigest(),
-            instruction=str(task.user_scenario),
-            opening=first_person("\n".join(" ".join(part.split()) for part in said if part and part.strip(" ."))),
-            replies=REPLIES,
-            moves=script(calls, outputs, Tau2Desk.closing),
-            outputs=outputs,
-        ),
-        truth=calls,
+        raise JobFailure(f"tau2:{variant} task {task.id} has tools for the user: not supported")
+    parts = (scenario.known_info, scenario.reason_for_call, scenario.unknown_info, scenario.task_instructions)
+    return scripted_case(
+        task.id,
+        record,
+        instruction=str(task.user_scenario),
+        wishes="\n".join(" ".join(part.split()) for part in parts if part and part.strip(" .")),
+        calls=[Action(action.name, action.arguments) for action in criteria.actions],
+        outputs=criteria.communicate_info or (),
+        closing_tools=frozenset(),
     )

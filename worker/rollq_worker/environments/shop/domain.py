@@ -1,65 +1,76 @@
-"""The shop as a Domain: its splits, its tasks, a fresh episode of any of them."""
+"""The shop as a Domain: a backend for customer-service conversations, and its tasks.
 
-from collections.abc import Mapping
+Graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves it and every output was told to the user,
+else 0.0. Tasks are made when they are first asked for.
+"""
+
+from collections.abc import Sequence
 from functools import cache
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.environments.copy_on_write import View
+from rollq_worker.environments.customer_service import Case, ConversationDomain
 from rollq_worker.environments.shop import tools
-from rollq_worker.environments.shop.database import Database
-from rollq_worker.environments.shop.environment import ShopEnvironment
+from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import SPLITS
+from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
-from rollq_worker.protocols import RESPOND, Environment, Task
+from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Observation
 
 VERSION = "1"
-"""Of rules, data and tasks: rewards are only comparable within one. A test pins what it stands for."""
+"""Of rules, data and tasks: rewards are only comparable within one version. A test pins what it stands for."""
 
 
-def load(variant: str | None) -> "ShopDomain":
+def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure: there is only one shop."""
     if variant is not None:
         raise JobFailure(f"environment 'shop' has no variant {variant!r}")
-    return ShopDomain()
+    cases = {split: _Cases(split) for split in SPLITS}
+    return ConversationDomain("shop", f"shop {VERSION}", ShopBackend(), cases)
 
 
-class ShopDomain:
-    """Implements protocols.Domain; stateless but for a cache."""
+class ShopBackend:
+    """Implements customer_service.Backend."""
 
-    name = "shop"
-    version = f"shop {VERSION}"
+    policy = SYSTEM_PROMPT
 
-    def splits(self) -> Mapping[str, int]:
-        return SPLITS
+    def __init__(self) -> None:
+        self.tools: Sequence[Json] = tools.SCHEMAS
+        self.stop_markers: Sequence[str] = (STOP_MARKER,)
+        self.database = shared_database()
 
-    def task(self, split: str, index: int) -> Task:
-        _check(split, index)
-        return _task(split, index)
+    def call(self, view: View, action: Action) -> Observation:
+        data = ShopData(view)
+        return Observation(tools.call(data, action.name, action.arguments), done=data.handed_over)
 
-    def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
-        _check(split, index)
-        if args:
-            raise JobFailure(f"environment 'shop' takes no env_args, not {', '.join(sorted(map(str, args)))}")
-        return ShopEnvironment(_task(split, index), lambda: _truth(split, index))
+    def replay(self, view: View, calls: Sequence[Action]) -> None:
+        for call in calls:
+            self.call(view, call)
+
+    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+        plain = [_plain(message) for message in messages]
+        return [output for output in outputs if not any(_plain(output) in message for message in plain)]
 
 
-def _check(split: str, index: int) -> None:
-    if split not in SPLITS:
-        raise JobFailure(f"environment 'shop' has no split {split!r}; it has {', '.join(SPLITS)}")
-    if type(index) is not int or not 0 <= index < SPLITS[split]:
-        raise JobFailure(f"environment 'shop': split {split!r} has tasks 0 to {SPLITS[split] - 1}, not {index!r}")
+class _Cases(Sequence[Case]):
+    """The tasks of a split."""
+
+    def __init__(self, split: str) -> None:
+        self._split = split
+
+    def __len__(self) -> int:
+        return SPLITS[self._split]
+
+    def __getitem__(self, index: int) -> Case:  # type: ignore[override]
+        return _case(self._split, index)
 
 
 @cache
-def _task(split: str, index: int) -> Task:
-    return make_task(split, index)
+def _case(split: str, index: int) -> Case:
+    task = make_task(split, index)
+    return Case(task=task, calls=[move for move in task.moves if move.name != RESPOND])
 
 
-@cache
-def _truth(split: str, index: int) -> Database:
-    """The data after the ground truth; only ever read."""
-    database = Database()
-    for move in _task(split, index).moves:
-        if move.name != RESPOND:
-            tools.call(database, move.name, move.arguments)
-    return database
+def _plain(text: str) -> str:
+    return text.lower().replace(",", "")

@@ -1,7 +1,6 @@
-"""What a customer may want: one function a kind, each giving both sides of the talk and the calls that fulfil it.
+"""What a customer may want: one function for each kind, giving both sides of the talk and the calls to make.
 
-A wish concerns one order at most, in the world as it is before the episode, so wishes about different orders combine
-freely.
+An intent concerns at most one order, as it is before the episode, so intents about different orders combine freely.
 """
 
 from collections.abc import Callable
@@ -9,31 +8,31 @@ from dataclasses import dataclass
 from random import Random
 
 from rollq_worker.environments.shop.catalogue import Variant, catalogue, money
-from rollq_worker.environments.shop.records import RETURN_DAYS, Customer, Order, new_address, world
+from rollq_worker.environments.shop.records import RETURN_DAYS, Customer, Order, all_records, new_address
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, TRANSFER, WRAP_FEE
 from rollq_worker.protocols import Action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """One request: carried out (`writes`), answered (no writes), refused (`plea`) or handed over (writes TRANSFER)."""
+class Intent:
+    """One request. It is carried out (`writes`), answered (no writes), refused (`plea`) or handed over (TRANSFER)."""
 
     want: str
-    """Goes after "I would like to"."""
+    """Follows "I would like to"."""
     question: str
     """What the agent asks next."""
     details: str
     """What the customer answers."""
     instruction: str
-    """The whole of it, to a simulated customer."""
+    """For a simulated customer."""
     reads: tuple[Action, ...] = ()
     proposal: str = ""
-    """What the agent is about to do; it ends before "Shall I go ahead?"."""
+    """What the agent is about to do; "Shall I go ahead?" follows."""
     writes: tuple[Action, ...] = ()
     result: str = ""
-    """What the agent says in the end; it holds the outputs."""
+    """What the agent says at the end; it contains the outputs."""
     plea: str = ""
-    """The customer's word to a refusal."""
+    """The customer's answer to a refusal."""
     outputs: tuple[str, ...] = ()
 
 
@@ -41,12 +40,12 @@ PLEAD = "If the agent refuses, you ask once for an exception, then you give in."
 PLEA = "Can you not make an exception, just this once?"
 
 
-def cancel(random: Random, customer: Customer, order: Order) -> Wish:
+def cancel(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
     place = random.randrange(len(CANCEL_REASONS))
     reason, why = CANCEL_REASONS[place], ("I no longer need it", "I ordered it by mistake")[place]
     refund = money(order.total)
-    return Wish(
+    return Intent(
         want="cancel an order",
         question="Which order should be cancelled, and for what reason?",
         details=f"It is {which}, and {why}. Please tell me how much I get back.",
@@ -59,14 +58,14 @@ def cancel(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def change_address(random: Random, customer: Customer, order: Order) -> Wish:
+def change_address(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
     new = new_address(random)
     while new == order.address:
         new = new_address(random)
     text = f"{new.street}, {new.city}, {new.state} {new.zip}"
     arguments = {"street": new.street, "city": new.city, "state": new.state, "zip": new.zip}
-    return Wish(
+    return Intent(
         want="have an order sent to another address",
         question="Which order is it, and what is the new address?",
         details=f"It is {which}. Please send it to {text}.",
@@ -78,12 +77,12 @@ def change_address(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def gift_wrap(random: Random, customer: Customer, order: Order) -> Wish:
+def gift_wrap(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
     fee = 0 if customer.gold else WRAP_FEE
     total = money(order.total + fee)
     cost = "free for you as a gold member" if customer.gold else f"${money(fee)}"
-    return Wish(
+    return Intent(
         want="have an order gift-wrapped",
         question="Which order should be gift-wrapped?",
         details=f"{which[0].upper()}{which[1:]}. What does the order come to with it?",
@@ -96,15 +95,15 @@ def gift_wrap(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def change_item(random: Random, customer: Customer, order: Order) -> Wish:
+def change_item(random: Random, customer: Customer, order: Order) -> Intent:
     return _swap(random, customer, order, "change_item", "change an item of an order")
 
 
-def exchange_item(random: Random, customer: Customer, order: Order) -> Wish:
+def exchange_item(random: Random, customer: Customer, order: Order) -> Intent:
     return _swap(random, customer, order, "exchange_item", "exchange something I have received")
 
 
-def return_items(random: Random, customer: Customer, order: Order) -> Wish:
+def return_items(random: Random, customer: Customer, order: Order) -> Intent:
     allowed = _returnable(order)
     items = random.sample(allowed, random.randint(1, len(allowed)))
     which, reads = _mention(random, customer, order, *items)
@@ -118,7 +117,7 @@ def return_items(random: Random, customer: Customer, order: Order) -> Wish:
         "item_ids": [item.item_id for item in items],
         "payment_method_id": payment.payment_id,
     }
-    return Wish(
+    return Intent(
         want="return something",
         question="Which items of which order should go back, and where should the refund go?",
         details=f"The {names} of {which}. I want the money on my {payment.label}. How much will it be?",
@@ -132,9 +131,9 @@ def return_items(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def ask_tracking(random: Random, customer: Customer, order: Order) -> Wish:
+def ask_tracking(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
-    return Wish(
+    return Intent(
         want="know the tracking number of an order",
         question="Which order is it?",
         details=f"I mean {which}.",
@@ -145,10 +144,10 @@ def ask_tracking(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def ask_price(random: Random, customer: Customer, order: Order) -> Wish:
+def ask_price(random: Random, customer: Customer, order: Order) -> Intent:
     product = random.choice(catalogue())
     cheapest = min((item for item in product.variants if item.in_stock), key=lambda item: item.price)
-    return Wish(
+    return Intent(
         want="know a price before I buy something else",
         question="Which product are you interested in?",
         details=f"The {product.name}. What is the price of the cheapest one that is in stock?",
@@ -162,10 +161,10 @@ def ask_price(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def late_return(random: Random, customer: Customer, order: Order) -> Wish:
+def late_return(random: Random, customer: Customer, order: Order) -> Intent:
     item = random.choice(order.items)
     which, reads = _mention(random, customer, order, item)
-    return Wish(
+    return Intent(
         want="return something",
         question="Which items of which order should go back?",
         details=f"The {item.name} of {which}, please.",
@@ -177,10 +176,10 @@ def late_return(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def final_sale_return(random: Random, customer: Customer, order: Order) -> Wish:
+def final_sale_return(random: Random, customer: Customer, order: Order) -> Intent:
     item = next(item for item in order.items if item not in _returnable(order))
     which, reads = _mention(random, customer, order, item)
-    return Wish(
+    return Intent(
         want="return something",
         question="Which items of which order should go back?",
         details=f"The {item.name} of {which}. It is not what I expected.",
@@ -191,9 +190,9 @@ def final_sale_return(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def cheaper_elsewhere(random: Random, customer: Customer, order: Order) -> Wish:
+def cheaper_elsewhere(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
-    return Wish(
+    return Intent(
         want="cancel an order",
         question="Which order should be cancelled, and for what reason?",
         details=f"It is {which}. I have found it cheaper in another shop.",
@@ -205,10 +204,10 @@ def cheaper_elsewhere(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def somebody_elses(random: Random, customer: Customer, order: Order) -> Wish:
-    other = random.choice([other for other in world().customers.values() if other != customer])
+def somebody_elses(random: Random, customer: Customer, order: Order) -> Intent:
+    other = random.choice([other for other in all_records().customers.values() if other != customer])
     theirs = random.choice(other.order_ids)
-    return Wish(
+    return Intent(
         want="cancel an order for a friend",
         question="Which order is it, and why should it be cancelled?",
         details=f"It is order {theirs} of my friend {other.name}, who asked me to do it: it is no longer needed.",
@@ -219,7 +218,7 @@ def somebody_elses(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-def hand_over(random: Random, customer: Customer, order: Order) -> Wish:
+def hand_over(random: Random, customer: Customer, order: Order) -> Intent:
     which, reads = _mention(random, customer, order)
     # (want, question, details, summary); only what was delivered can have arrived broken.
     causes = [
@@ -228,7 +227,7 @@ def hand_over(random: Random, customer: Customer, order: Order) -> Wish:
         ("report something broken", "What has happened?", f"Something in {which} arrived broken.", "Damage"),
     ]
     want, question, details, summary = random.choice(causes if order.delivered else causes[:2])
-    return Wish(
+    return Intent(
         want=want,
         question=question,
         details=details,
@@ -238,20 +237,20 @@ def hand_over(random: Random, customer: Customer, order: Order) -> Wish:
     )
 
 
-Maker = Callable[[Random, Customer, Order], Wish]
+IntentMaker = Callable[[Random, Customer, Order], Intent]
 
 
-def _swap(random: Random, customer: Customer, order: Order, tool: str, want: str) -> Wish:
+def _swap(random: Random, customer: Customer, order: Order, tool: str, want: str) -> Intent:
     old = random.choice(_returnable(order))
     which, reads = _mention(random, customer, order, old)
-    variants = world().products[old.product_id].variants
+    variants = all_records().products[old.product_id].variants
     new = random.choice([item for item in variants if item.in_stock and item != old])
     payment = random.choice(customer.payments)
     difference = new.price - old.price
     amount, what = money(abs(difference)), "charge" if difference > 0 else "refund"
     wanted = ", ".join(f"{option} {value}" for option, value in new.options)
     arguments = {"item_id": old.item_id, "new_item_id": new.item_id, "payment_method_id": payment.payment_id}
-    return Wish(
+    return Intent(
         want=want,
         question="Which item of which order is it, what should come instead, and how do you settle the difference?",
         details=f"The {old.name} of {which}: I want {wanted}. Settle it with my {payment.label}. What is the amount?",
@@ -267,7 +266,7 @@ def _swap(random: Random, customer: Customer, order: Order, tool: str, want: str
 
 
 def _mention(random: Random, customer: Customer, order: Order, *beside: Variant) -> tuple[str, tuple[Action, ...]]:
-    """How the customer names the order, by its id or by an item other than those, and the calls that find it."""
+    """How the customer names the order, by its id or by an item not in `beside`, and the calls that find it."""
     get_order = Action("get_order", {"order_id": order.order_id})
     others = [item for item in order.items if item not in beside]
     if not others or random.random() < 0.6:
@@ -280,8 +279,8 @@ def _get_customer(customer: Customer) -> Action:
 
 
 def _returnable(order: Order) -> list[Variant]:
-    """What the policy would take back in time."""
-    return [item for item in order.items if not world().products[item.product_id].final_sale]
+    """The items that may go back: no final sale."""
+    return [item for item in order.items if not all_records().products[item.product_id].final_sale]
 
 
 def _list(items: tuple[Variant, ...] | list[Variant]) -> str:

@@ -1,7 +1,7 @@
 """The shop's customers and their orders, before any episode.
 
-One world serves all episodes; its records are frozen, so an episode replaces what it changes in a layer of its own. The
-customer of task i of a split is a pure function of (split, i) and belongs to that task alone.
+Records are frozen and shared by all episodes. The customer of task i of a split is a pure function of (split, i) and
+belongs to that task alone.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ RETURN_DAYS = 30
 
 
 class Status(StrEnum):
-    """Where an order stands."""
+    """The state of an order."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -72,7 +72,7 @@ class Order:
     delivered: date | None
     address: Address
     items: tuple[Variant, ...]
-    """Of different products."""
+    """Each of another product."""
     payment_id: str
     tracking: str
     wrapped: bool = False
@@ -83,7 +83,7 @@ class Order:
     sent_back: tuple[str, ...] = ()
     """Item ids that the customer returns or exchanges, sorted."""
     settled: tuple[tuple[str, int], ...] = ()
-    """(payment id, cents) charged since the order was placed; refunds are negative."""
+    """(payment id, cents) of each charge since the order was placed; refunds are negative."""
 
     @property
     def total(self) -> int:
@@ -92,8 +92,8 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Everything by id, and the task's customer by (split, index)."""
+class Records:
+    """Everything by id, and the customer of each task."""
 
     products: Mapping[str, Product]
     items: Mapping[str, Variant]
@@ -103,17 +103,17 @@ class World:
     names: Mapping[tuple[str, str], str]
     """Customer id by first and last name in lower case; no two customers share both."""
     orders: Mapping[str, Order]
-    cast: Mapping[tuple[str, int], str]
+    task_customers: Mapping[tuple[str, int], str]
     """Customer id by (split, index)."""
 
 
 @cache
-def world() -> World:
+def all_records() -> Records:
     """The same in every process; about 40 ms to build, then kept."""
     products = {product.product_id: product for product in catalogue()}
     customers: dict[str, Customer] = {}
     orders: dict[str, Order] = {}
-    cast: dict[tuple[str, int], str] = {}
+    task_customers: dict[tuple[str, int], str] = {}
     names = [(first, last) for first in _FIRST.split() for last in _LAST.split()]
     Random("shop names").shuffle(names)
     for split, size in SPLITS.items():
@@ -122,15 +122,15 @@ def world() -> World:
             customer = _customer(split, index, number, *names[number])
             customers[customer.customer_id] = customer
             orders.update((order.order_id, order) for order in _orders(split, index, customer))
-            cast[split, index] = customer.customer_id
-    return World(
+            task_customers[split, index] = customer.customer_id
+    return Records(
         products=products,
         items={item.item_id: item for product in products.values() for item in product.variants},
         customers=customers,
         emails={customer.email: customer.customer_id for customer in customers.values()},
         names={(one.first_name.lower(), one.last_name.lower()): one.customer_id for one in customers.values()},
         orders=orders,
-        cast=cast,
+        task_customers=task_customers,
     )
 
 
@@ -142,7 +142,7 @@ def new_address(random: Random) -> Address:
 
 
 def _scatter(number: int, size: int) -> int:
-    """A one-to-one map of 0..size-1 on itself without a visible pattern; `size` is not a multiple of 7919."""
+    """A permutation of 0..size-1 without a visible pattern; `size` is not a multiple of 7919."""
     return (number * 7919 + 4801) % size
 
 
@@ -166,9 +166,9 @@ def _customer(split: str, index: int, number: int, first: str, last: str) -> Cus
 
 
 def _orders(split: str, index: int, customer: Customer) -> list[Order]:
-    """Four orders in any sequence: two pending, one delivered lately, one delivered too long ago to go back.
+    """Four orders in random sequence: two pending, one delivered lately, one delivered too long ago to go back.
 
-    No product occurs twice among them, so that a customer may say "the order with the desk lamp".
+    No product occurs twice among them, so a customer may say "the order with the desk lamp".
     """
     random = Random(f"shop orders {split} {index}")
     regular = [product for product in catalogue() if not product.final_sale]

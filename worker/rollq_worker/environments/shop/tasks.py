@@ -11,8 +11,8 @@ from hashlib import sha256
 from random import Random
 
 from rollq_worker.environments.shop import intents
-from rollq_worker.environments.shop.intents import Maker, Wish
-from rollq_worker.environments.shop.records import TODAY, Customer, Order, Status, world
+from rollq_worker.environments.shop.intents import Intent, IntentMaker
+from rollq_worker.environments.shop.records import TODAY, Customer, Order, Status, all_records
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tools import TRANSFER
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
@@ -22,7 +22,7 @@ SHORTEST = 3
 
 CLOSING = f"Thank you, that is all. {STOP_MARKER}"
 
-_PENDING: tuple[tuple[Maker, int], ...] = (
+_PENDING: tuple[tuple[IntentMaker, int], ...] = (
     (intents.cancel, 5),
     (intents.change_address, 4),
     (intents.gift_wrap, 4),
@@ -30,9 +30,9 @@ _PENDING: tuple[tuple[Maker, int], ...] = (
     (intents.ask_tracking, 1),
     (intents.cheaper_elsewhere, 2),
 )
-_LATELY: tuple[tuple[Maker, int], ...] = ((intents.return_items, 5), (intents.exchange_item, 5))
-_OUTLET: tuple[tuple[Maker, int], ...] = ((intents.final_sale_return, 4),)
-_LONG_AGO: tuple[tuple[Maker, int], ...] = (
+_LATELY: tuple[tuple[IntentMaker, int], ...] = ((intents.return_items, 5), (intents.exchange_item, 5))
+_OUTLET: tuple[tuple[IntentMaker, int], ...] = ((intents.final_sale_return, 4),)
+_LONG_AGO: tuple[tuple[IntentMaker, int], ...] = (
     (intents.late_return, 2),
     (intents.ask_tracking, 2),
     (intents.ask_price, 2),
@@ -43,8 +43,8 @@ _LONG_AGO: tuple[tuple[Maker, int], ...] = (
 def make_task(split: str, index: int) -> Task:
     """The caller has checked split and index."""
     random = Random(f"shop task {split} {index}")
-    records = world()
-    customer = records.customers[records.cast[split, index]]
+    records = all_records()
+    customer = records.customers[records.task_customers[split, index]]
     orders = [records.orders[order_id] for order_id in customer.order_ids]
     chosen = _choose(random, customer, orders)
     opening, replies, moves = _script(random, customer, chosen)
@@ -52,11 +52,11 @@ def make_task(split: str, index: int) -> Task:
         [
             f"You are {customer.name}.",
             f"Your e-mail address is {customer.email} and your zip code is {customer.address.zip}.",
-            *(wish.instruction for wish in chosen),
+            *(intent.instruction for intent in chosen),
             "If the agent asks whether to go ahead with just that, you agree.",
         ]
     )
-    outputs = tuple(output for wish in chosen for output in wish.outputs)
+    outputs = tuple(output for intent in chosen for output in intent.outputs)
     content = [instruction, opening, replies, [[move.name, move.arguments] for move in moves], outputs, SYSTEM_PROMPT]
     facts = [asdict(customer), *map(asdict, orders)]
     return Task(
@@ -70,8 +70,8 @@ def make_task(split: str, index: int) -> Task:
     )
 
 
-def _choose(random: Random, customer: Customer, orders: Sequence[Order]) -> list[Wish]:
-    """One to three wishes about different orders; what is handed over comes last, since it ends the conversation."""
+def _choose(random: Random, customer: Customer, orders: Sequence[Order]) -> list[Intent]:
+    """One to three intents about different orders; what is handed over comes last, since it ends the conversation."""
     about = random.sample(orders, random.choices((1, 2, 3), weights=(5, 4, 2))[0])
     chosen = [_maker(random, order)(random, customer, order) for order in about]
     if random.random() < 0.08:
@@ -79,18 +79,18 @@ def _choose(random: Random, customer: Customer, orders: Sequence[Order]) -> list
     return chosen
 
 
-def _maker(random: Random, order: Order) -> Maker:
+def _maker(random: Random, order: Order) -> IntentMaker:
     if order.status is Status.PENDING:
         table = _PENDING
     elif order.delivered and (TODAY - order.delivered).days > 30:
         table = _LONG_AGO
     else:
-        outlet = any(world().products[item.product_id].final_sale for item in order.items)
+        outlet = any(all_records().products[item.product_id].final_sale for item in order.items)
         table = _LATELY + _OUTLET if outlet else _LATELY
     return random.choices([maker for maker, _ in table], weights=[weight for _, weight in table])[0]
 
 
-def _script(random: Random, customer: Customer, chosen: Sequence[Wish]) -> tuple[str, list[str], list[Action]]:
+def _script(random: Random, customer: Customer, chosen: Sequence[Intent]) -> tuple[str, list[str], list[Action]]:
     hello = random.choice(("Hello", "Hi", "Good morning", "Good afternoon"))
     agreement = random.choice(("Yes, please go ahead.", "Yes, please do that.", "Yes, that is right, go ahead."))
     who, look_up = _identify(random, customer)
@@ -101,18 +101,18 @@ def _script(random: Random, customer: Customer, chosen: Sequence[Wish]) -> tuple
         moves.append(Action(RESPOND, {"content": text}))
         replies.append(reply)
 
-    for place, wish in enumerate(chosen):
+    for place, intent in enumerate(chosen):
         if place == 0:
-            exchange(f"{say} {wish.question}", wish.details)
+            exchange(f"{say} {intent.question}", intent.details)
         else:
-            exchange(f"{say} Is there anything else?", f"Yes, I would also like to {wish.want}. {wish.details}")
-        moves.extend(read for read in wish.reads if read not in moves)
-        if wish.proposal:
-            exchange(f"{wish.proposal} Shall I go ahead?", agreement)
-        moves.extend(wish.writes)
-        say = wish.result
-        if wish.plea:
-            exchange(say, wish.plea)
+            exchange(f"{say} Is there anything else?", f"Yes, I would also like to {intent.want}. {intent.details}")
+        moves.extend(read for read in intent.reads if read not in moves)
+        if intent.proposal:
+            exchange(f"{intent.proposal} Shall I go ahead?", agreement)
+        moves.extend(intent.writes)
+        say = intent.result
+        if intent.plea:
+            exchange(say, intent.plea)
             say = "I am sorry, I cannot make an exception."
     if moves[-1].name == TRANSFER:
         # For an agent that goes on talking instead.

@@ -1,27 +1,18 @@
 """What the agent can do in the shop: schemas in OpenAI's form and the functions behind them.
 
-`call` never raises for what the policy did: unknown tools, wrong arguments and broken rules come back as "Error:
-...". The tools keep the data sound; who may ask for what is the policy's business, and most of the policy's rules are
-not enforced here.
+`call` never raises for what the policy did: unknown tools, wrong arguments and impossible changes come back as "Error:
+...". The tools keep the data sound. They do not enforce most rules of the policy, such as who may ask for what.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rollq.job import Json
 from rollq_worker.environments.shop import calculator
 from rollq_worker.environments.shop.catalogue import Variant, catalogue, money
-from rollq_worker.environments.shop.database import (
-    Database,
-    Refused,
-    require,
-    shorten,
-    show_address,
-    show_item,
-    show_order,
-)
-from rollq_worker.environments.shop.records import Address, Customer, Order, Status
+from rollq_worker.environments.shop.database import CallError, ShopData, shorten
+from rollq_worker.environments.shop.records import Address, Order, Status, all_records
+from rollq_worker.environments.shop.results import show_address, show_customer, show_item, show_order, show_product
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRAP_FEE = 450
@@ -29,10 +20,10 @@ WRAP_FEE = 450
 TRANSFER = "transfer_to_human"
 """Ends the episode."""
 
-Run = Callable[..., Any]
+Run = Callable[..., Json]
 
 
-def call(database: Database, name: str, arguments: Mapping[str, Json]) -> str:
+def call(data: ShopData, name: str, arguments: Mapping[str, Json]) -> str:
     """The tool's result as compact JSON, or "Error: ..."."""
     if (tool := _TOOLS.get(name)) is None:
         return f"Error: there is no tool {shorten(name)}"
@@ -40,8 +31,8 @@ def call(database: Database, name: str, arguments: Mapping[str, Json]) -> str:
     if problem := _problem(arguments, schema["function"]["parameters"]):
         return f"Error: {problem}"
     try:
-        return json.dumps(run(database, **arguments), separators=(",", ":"))
-    except Refused as error:
+        return json.dumps(run(data, **arguments), separators=(",", ":"))
+    except CallError as error:
         return f"Error: {error}"
 
 
@@ -76,39 +67,27 @@ def _expected(schema: Mapping[str, Json]) -> str:
     return f"one of {', '.join(map(repr, schema['enum']))}" if "enum" in schema else "a string"
 
 
-def _find_customer_by_email(database: Database, email: str) -> Json:
-    return {"customer_id": database.by_email(email).customer_id}
+def _find_customer_by_email(data: ShopData, email: str) -> Json:
+    return {"customer_id": data.customer_by_email(email).customer_id}
 
 
-def _find_customer_by_name(database: Database, first_name: str, last_name: str, zip: str) -> Json:
-    return {"customer_id": database.by_name(first_name, last_name, zip).customer_id}
+def _find_customer_by_name(data: ShopData, first_name: str, last_name: str, zip: str) -> Json:
+    return {"customer_id": data.customer_by_name(first_name, last_name, zip).customer_id}
 
 
-def _get_customer(database: Database, customer_id: str) -> Json:
-    customer: Customer = database.customer(customer_id)
-    orders = [database.order(order_id) for order_id in customer.order_ids]
-    return {
-        "customer_id": customer.customer_id,
-        "name": customer.name,
-        "email": customer.email,
-        "gold_member": customer.gold,
-        "address": show_address(customer.address),
-        "payment_methods": {payment.payment_id: payment.label for payment in customer.payments},
-        "orders": [
-            {"order_id": order.order_id, "status": order.status.value, "items": [item.name for item in order.items]}
-            for order in orders
-        ],
-    }
+def _get_customer(data: ShopData, customer_id: str) -> Json:
+    customer = data.customer(customer_id)
+    return show_customer(customer, [data.order(order_id) for order_id in customer.order_ids])
 
 
-def _get_order(database: Database, order_id: str) -> Json:
-    return show_order(database.order(order_id))
+def _get_order(data: ShopData, order_id: str) -> Json:
+    return show_order(data.order(order_id))
 
 
-def _search_products(database: Database, query: str) -> Json:
+def _search_products(data: ShopData, query: str) -> Json:
     words = query.lower().split()
     if not words:
-        raise Refused("the query is empty")
+        raise CallError("the query is empty")
     return [
         {"product_id": product.product_id, "name": product.name, "category": product.category}
         for product in catalogue()
@@ -116,112 +95,95 @@ def _search_products(database: Database, query: str) -> Json:
     ]
 
 
-def _get_product(database: Database, product_id: str) -> Json:
-    for product in catalogue():
-        if product.product_id == product_id:
-            return {
-                "product_id": product.product_id,
-                "name": product.name,
-                "category": product.category,
-                "final_sale": product.final_sale,
-                "items": [
-                    {"item_id": item.item_id, "options": dict(item.options)}
-                    | {"price": money(item.price), "in_stock": item.in_stock}
-                    for item in product.variants
-                ],
-            }
-    raise Refused(f"there is no product {shorten(product_id)}")
+def _get_product(data: ShopData, product_id: str) -> Json:
+    if (product := all_records().products.get(product_id)) is None:
+        raise CallError(f"there is no product {shorten(product_id)}")
+    return show_product(product)
 
 
-def _cancel_order(database: Database, order_id: str, reason: str) -> Json:
-    order = database.order(order_id)
-    require(order, Status.PENDING)
+def _cancel_order(data: ShopData, order_id: str, reason: str) -> Json:
+    order = data.order_in_state(order_id, Status.PENDING)
     settled = (*order.settled, (order.payment_id, -order.total))
-    database.change(order, status=Status.CANCELLED, reason=reason, settled=settled)
+    data.change(order, status=Status.CANCELLED, reason=reason, settled=settled)
     return {"order_id": order_id, "status": Status.CANCELLED.value, "refund": money(order.total)} | {
         "payment_method_id": order.payment_id
     }
 
 
-def _change_address(database: Database, order_id: str, street: str, city: str, state: str, zip: str) -> Json:
-    order = database.order(order_id)
-    require(order, Status.PENDING)
-    order = database.change(order, address=Address(street=street, city=city, state=state, zip=zip))
+def _change_address(data: ShopData, order_id: str, street: str, city: str, state: str, zip: str) -> Json:
+    order = data.order_in_state(order_id, Status.PENDING)
+    order = data.change(order, address=Address(street=street, city=city, state=state, zip=zip))
     return {"order_id": order_id, "address": show_address(order.address)}
 
 
-def _set_gift_wrap(database: Database, order_id: str, wrapped: bool) -> Json:
-    order = database.order(order_id)
-    require(order, Status.PENDING)
-    fee = WRAP_FEE if wrapped and not database.customer(order.customer_id).gold else 0
-    order = database.change(order, wrapped=wrapped, wrap_fee=fee)
+def _set_gift_wrap(data: ShopData, order_id: str, wrapped: bool) -> Json:
+    order = data.order_in_state(order_id, Status.PENDING)
+    fee = WRAP_FEE if wrapped and not data.customer(order.customer_id).gold else 0
+    order = data.change(order, wrapped=wrapped, wrap_fee=fee)
     return {"order_id": order_id, "gift_wrap": money(fee) if wrapped else None, "total": money(order.total)}
 
 
-def _swap(database: Database, order: Order, item_id: str, new_item_id: str) -> tuple[Variant, Variant]:
-    """The item of the order and the one to come instead of it. Raises Refused."""
+def _swap(data: ShopData, order: Order, item_id: str, new_item_id: str) -> tuple[Variant, Variant]:
+    """The item of the order and its replacement. Raises CallError."""
     old = next((item for item in order.items if item.item_id == item_id), None)
     if old is None:
-        raise Refused(f"order {order.order_id} holds no item {shorten(item_id)}")
-    new = database.item(new_item_id)
+        raise CallError(f"order {order.order_id} holds no item {shorten(item_id)}")
+    new = data.item(new_item_id)
     if new.product_id != old.product_id:
-        raise Refused(f"{new.item_id} is not a variant of the same product as {old.item_id}")
+        raise CallError(f"{new.item_id} is not a variant of the same product as {old.item_id}")
     if new == old or not new.in_stock:
-        raise Refused(f"{new.item_id} is {'the item in the order' if new == old else 'sold out'}")
+        raise CallError(f"{new.item_id} is {'the item in the order' if new == old else 'sold out'}")
     return old, new
 
 
-def _change_item(database: Database, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
-    order = database.order(order_id)
-    require(order, Status.PENDING)
-    old, new = _swap(database, order, item_id, new_item_id)
-    payment = database.owner_pays_with(order, payment_method_id)
+def _change_item(data: ShopData, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+    order = data.order_in_state(order_id, Status.PENDING)
+    old, new = _swap(data, order, item_id, new_item_id)
+    payment = data.payment_of_owner(order, payment_method_id)
     items = tuple(new if item == old else item for item in order.items)
-    database.change(order, items=items, settled=(*order.settled, (payment, new.price - old.price)))
+    data.change(order, items=items, settled=(*order.settled, (payment, new.price - old.price)))
     return {"order_id": order_id, "new_item": show_item(new), "price_difference": money(new.price - old.price)} | {
         "payment_method_id": payment
     }
 
 
-def _exchange_item(database: Database, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
-    order = database.order(order_id)
-    require(order, Status.DELIVERED)
-    old, new = _swap(database, order, item_id, new_item_id)
-    payment = database.owner_pays_with(order, payment_method_id)
+def _exchange_item(data: ShopData, order_id: str, item_id: str, new_item_id: str, payment_method_id: str) -> Json:
+    order = data.order_in_state(order_id, Status.DELIVERED)
+    old, new = _swap(data, order, item_id, new_item_id)
+    payment = data.payment_of_owner(order, payment_method_id)
     settled = (*order.settled, (payment, new.price - old.price))
     items = tuple(new if item == old else item for item in order.items)
-    database.change(order, status=Status.EXCHANGE, items=items, sent_back=(item_id,), settled=settled)
+    data.change(order, status=Status.EXCHANGE, items=items, sent_back=(item_id,), settled=settled)
     return {"order_id": order_id, "status": Status.EXCHANGE.value, "new_item": show_item(new)} | {
         "price_difference": money(new.price - old.price),
         "payment_method_id": payment,
     }
 
 
-def _return_items(database: Database, order_id: str, item_ids: list[str], payment_method_id: str) -> Json:
-    order = database.order(order_id)
-    require(order, Status.DELIVERED)
+def _return_items(data: ShopData, order_id: str, item_ids: list[str], payment_method_id: str) -> Json:
+    order = data.order_in_state(order_id, Status.DELIVERED)
     prices = {item.item_id: item.price for item in order.items}
     if unknown := [item_id for item_id in item_ids if item_id not in prices]:
-        raise Refused(f"order {order_id} holds no item {shorten(unknown[0])}")
+        raise CallError(f"order {order_id} holds no item {shorten(unknown[0])}")
     if len(set(item_ids)) != len(item_ids):
-        raise Refused("an item is named twice")
-    payment = database.owner_pays_with(order, payment_method_id)
+        raise CallError("an item is named twice")
+    payment = data.payment_of_owner(order, payment_method_id)
     refund = sum(prices[item_id] for item_id in item_ids)
     settled = (*order.settled, (payment, -refund))
-    # Sorted: the sequence in which the items were named must not decide the reward.
-    database.change(order, status=Status.RETURN, sent_back=tuple(sorted(item_ids)), settled=settled)
+    # Sorted: the order in which the items were named must not decide the reward.
+    data.change(order, status=Status.RETURN, sent_back=tuple(sorted(item_ids)), settled=settled)
     return {"order_id": order_id, "status": Status.RETURN.value, "refund": money(refund), "payment_method_id": payment}
 
 
-def _calculate(database: Database, expression: str) -> Json:
+def _calculate(data: ShopData, expression: str) -> Json:
     try:
         return calculator.calculate(expression)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise CallError(str(error)) from None
 
 
-def _transfer_to_human(database: Database, summary: str) -> Json:
-    database.handed_over = True
+def _transfer_to_human(data: ShopData, summary: str) -> Json:
+    data.hand_over()
     return "A human agent has taken over."
 
 
@@ -326,4 +288,4 @@ _TOOLS: Mapping[str, tuple[dict[str, Json], Run]] = {
 }
 
 SCHEMAS = tuple(schema for schema, _ in _TOOLS.values())
-"""Shared by all episodes; nobody changes them."""
+"""Shared by all episodes; never changed."""

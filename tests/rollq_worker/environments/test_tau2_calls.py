@@ -1,0 +1,118 @@
+"""Calls that a policy gets wrong in tau2, and how an episode ends."""
+
+import json
+
+import pytest
+
+from rollq_worker.environments import domain, tau2
+from rollq_worker.protocols import Action, Observation
+from tests.rollq_worker.environments.episodes import begin, respond
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
+
+
+@pytest.fixture
+def airline():
+    return begin(domain("tau2:airline"), 0, *["hello"] * 9)
+
+
+BOOKING = {
+    "user_id": "mia_li_3668",
+    "origin": "JFK",
+    "destination": "SEA",
+    "flight_type": "one_way",
+    "cabin": "economy",
+    "flights": [{"flight_number": "HAT083", "date": "2024-05-20"}],
+    "passengers": [{"first_name": "Mia", "last_name": "Li", "dob": "1990-04-05"}],
+    "payment_methods": [],
+    "total_baggages": 0,
+    "nonfree_baggages": 0,
+    "insurance": "no",
+}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, message",
+    [
+        ("fly", {}, "Tool fly not found"),
+        ("initialize", {}, "Tool initialize not found"),
+        ("_get_user", {"user_id": "mia_li_3668"}, "Tool _get_user not found"),
+        ("get_user_details", {}, "'user_id' is a required property"),
+        ("get_user_details", {"user_id": "mia_li_3668", "x": 1}, "'x' was unexpected"),
+        ("get_user_details", {"user_id": ["mia_li_3668"]}, "is not of type 'string'"),
+        ("get_user_details", {"user_id": "nobody"}, "User nobody not found"),
+        ("book_reservation", {**BOOKING, "cabin": "first"}, "'first' is not one of"),
+        ("book_reservation", {**BOOKING, "flights": "HAT083"}, "is not of type 'array'"),
+        ("book_reservation", {**BOOKING, "passengers": [{"name": "Mia"}]}, "first_name"),
+        ("book_reservation", {**BOOKING, "total_baggages": True}, "is not of type 'integer'"),
+        ("book_reservation", {**BOOKING, "total_baggages": 10**30}, "too large"),
+        ("book_reservation", {**BOOKING, "flights": [[[[[]]]] for _ in range(3)]}, "Error: "),
+        ("calculate", {"expression": "9**9**9"}, "too large"),
+        ("calculate", {"expression": "__import__('os')"}, "Invalid characters"),
+        ("calculate", {"expression": "1/0"}, "Cannot evaluate"),
+        ("calculate", {"expression": "(" * 400 + "1" + ")" * 400}, "Error: "),
+    ],
+)
+def test_a_wrong_call_is_an_observation(airline, name, arguments, message):
+    observation = airline.step(Action(name, arguments))
+    assert observation.text.startswith("Error: ")
+    assert message in observation.text
+    assert not observation.done
+    assert airline._backend.database.changes(airline._view) == {}
+
+
+def test_arguments_nested_without_end_are_an_observation(airline):
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    assert "nested too deeply" in airline.step(Action("get_user_details", {"user_id": deep})).text
+
+
+def test_errors_without_end_are_cut(airline):
+    text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
+    assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid")
+    assert len(text) < 1500
+
+
+def test_a_call_keeps_nothing_of_its_arguments(airline):
+    action = Action(
+        "book_reservation", {**BOOKING, "payment_methods": [{"payment_id": "credit_card_4421486", "amount": 0}]}
+    )
+    before = json.dumps(action.arguments)
+    price = airline.step(action).text.split("total price is ")[1].split(",")[0]
+    action.arguments["payment_methods"][0]["amount"] = int(price)
+    assert airline.step(action).text.startswith('{"reservation_id":"HATHAT"')
+    action.arguments["payment_methods"][0]["amount"] = 0
+    action.arguments["passengers"][0]["first_name"] = "Mia"
+    assert json.dumps(action.arguments) == before
+    assert f'"amount":{price}' in airline.step(Action("get_reservation_details", {"reservation_id": "HATHAT"})).text
+
+
+def test_whole_floats_are_integers(airline):
+    text = airline.step(Action("send_certificate", {"user_id": "mia_li_3668", "amount": 50.0})).text
+    assert text.endswith("with amount 50.")
+
+
+def test_a_transfer_leaves_the_last_word_to_the_user():
+    environment = begin(domain("tau2:airline"), 0, "ok ###TRANSFER### bye")
+    assert environment.step(Action("transfer_to_human_agents", {"summary": "x"})) == Observation("Transfer successful")
+    assert environment.step(respond("You are being transferred.")).done
+
+
+@pytest.mark.parametrize("marker", tau2.STOP_MARKERS)
+def test_the_user_s_markers_end_it(marker):
+    environment = begin(domain("tau2:retail"), 0, f"so {marker} then")
+    assert environment.step(respond("hi")) == Observation(f"so {marker} then", True)
+
+
+class TimeLimit(Exception):
+    """As task queues raise into a running task."""
+
+
+def test_only_errors_of_the_call_become_observations(airline, monkeypatch):
+    def stop(*_):
+        raise TimeLimit("soft limit")
+
+    monkeypatch.setattr(airline._backend, "_run", stop)
+    with pytest.raises(TimeLimit):
+        airline.step(Action("get_user_details", {"user_id": "mia_li_3668"}))

@@ -1,0 +1,71 @@
+"""Tools of a benchmark's package, called with what a model made up.
+
+The invariants: a wrong call becomes an observation; a tool gets arguments of its own, so nothing that it keeps or
+changes reaches the caller's; what is copied has bounded depth. It knows no benchmark and no database.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollq.job import Json
+
+MAX_DEPTH = 50
+"""Nesting of a call's arguments; copying, hashing and printing them recurses."""
+MAX_INTEGER = 2**63
+"""Largest absolute value of an integer in a call's arguments: arithmetic on Python's integers has no bound."""
+TOOL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a tool raises when it is called wrongly. Anything else gets through, above all the time limits that some task
+queues raise into running code."""
+
+
+def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json]) -> str:
+    """The result of a tool on a copy of the arguments, or `Error: ...`."""
+    try:
+        text = tool({name: own_copy(value) for name, value in arguments.items()})
+    except TOOL_ERRORS as e:
+        text = f"Error: {e}"
+    # Half a surrogate pair in an argument comes back in messages; no encoder takes it.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def own_copy(value: Json, depth: int = 0) -> Json:
+    """A deep copy of a call's argument. Raises ValueError, in words for the policy, past MAX_DEPTH or MAX_INTEGER."""
+    if depth > MAX_DEPTH:
+        raise ValueError("the arguments are nested too deeply")
+    if isinstance(value, Mapping):
+        return {key: own_copy(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [own_copy(item, depth + 1) for item in value]
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise ValueError("a number in the arguments is too large")
+    return value
+
+
+_LEAVES = (str, float, int, type(None))
+
+
+def copy_record(record: Any) -> Any:
+    """A deep copy of dicts, lists and pydantic models; `model_copy(deep=True)` takes several times as long."""
+    if isinstance(record, _LEAVES):
+        return record
+    if isinstance(record, dict):
+        return {key: copy_record(value) for key, value in record.items()}
+    if isinstance(record, list):
+        return [copy_record(value) for value in record]
+    if hasattr(record, "model_copy"):
+        copied = record.model_copy()
+        fields = vars(copied)
+        for key, value in fields.items():
+            if not isinstance(value, _LEAVES):
+                fields[key] = copy_record(value)
+        return copied
+    return record

@@ -1,7 +1,7 @@
-"""The fault suite: real processes on loopback, broken in every way there is a name for, and an account at the end.
+"""The fault suite: real processes on loopback, one kind of fault per row, and an account of every job at the end.
 
     python -m tests.chaos [--row NAME ...] [--seeds N] [--storm SECONDS] [--json]
 
-It stands outside: it uses the commands, the light client and its own recording of what the engine was asked. Every row
-of the matrix (rows/) has a Redis, an engine and workers of its own; account.py decides whether anything was lost.
+It uses the commands, the light client and its own recording of the engine's replies. Every row of the matrix (rows/)
+has its own Redis, engine and workers; result.py decides whether anything was lost.
 """

@@ -1,15 +1,15 @@
 """The fault matrix: a row is one kind of fault, injected into a run of its own.
 
-A row is a function of the scene that starts what it needs, breaks it, and says which faults it injected and how long
-the run took to recover. The scene settles the rest and the account is the same for all.
+A row is a function of the run. It starts what it needs, injects the fault, checks that the fault took effect, and
+records how long recovery took. What is checked at the end is the same for all rows (tests/chaos/result.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.chaos.scene import Scene
+from tests.chaos.fault_run import FaultRun
 
-Break = Callable[[Scene], None]
+Inject = Callable[[FaultRun], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +17,19 @@ class Row:
     """One row of the matrix."""
 
     name: str
-    inject: Break
+    inject: Inject
     deadline_s: float
-    """From the first process to the last; a run that is not whole by then counts as lost."""
-    scene: type[Scene] = Scene
+    """Seconds for the whole run; jobs that have not ended by then count as lost."""
+    fault_run: type[FaultRun] = FaultRun
 
 
 ROWS: dict[str, Row] = {}
 
 
-def row(name: str, *, deadline_s: float = 240.0) -> Callable[[Break], Break]:
-    """Enters a function as a row of that name."""
+def row(name: str, *, deadline_s: float = 240.0) -> Callable[[Inject], Inject]:
+    """Register a function as the row of that name."""
 
-    def enter(inject: Break) -> Break:
+    def enter(inject: Inject) -> Inject:
         ROWS[name] = Row(name=name, inject=inject, deadline_s=deadline_s)
         return inject
 
@@ -38,6 +38,6 @@ def row(name: str, *, deadline_s: float = 240.0) -> Callable[[Break], Break]:
 
 def load() -> dict[str, Row]:
     """All rows, in the order of the matrix."""
-    from tests.chaos.rows import workers, stores, engines, worlds, clients, junk  # noqa: F401, I001
+    from tests.chaos.rows import workers, redis_server, engines, environments, clients, damaged_data  # noqa: F401, I001
 
     return ROWS

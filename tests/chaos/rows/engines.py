@@ -1,125 +1,125 @@
-"""The engine killed, hung, overloaded, talking nonsense, or given new weights."""
+"""An engine that is killed, hangs, is full, answers garbage, or gets new weights."""
 
 import os
 import signal
 import time
 
 from rollq.processes.child import Child
-from tests.chaos.gateway import GARBAGE, GENERATE
+from tests.chaos.engine_proxy import GARBAGE, GENERATE
+from tests.chaos.fault_run import FaultRun
 from tests.chaos.rows import row
-from tests.chaos.scene import Scene
 
 
 @row("engine-kill")
-def kill(scene: Scene) -> None:
-    """kill -9 with requests in flight, and away for some seconds; twice."""
-    scene.open(latency=0.3, workers=(8, 4))
-    scene.submit(10)
+def kill(run: FaultRun) -> None:
+    """kill -9 with requests in flight, then away for some seconds; twice."""
+    run.start_processes(latency=0.3, workers=(8, 4))
+    run.submit(10)
     for _ in range(2):
-        scene.wait(scene.progress(), "a run that goes", 40)
-        scene.wait(lambda: scene.gateway.waiting > 3, "requests in flight", 20)
-        broken = scene.gateway.broken
-        scene.kill(scene.engine)
-        scene.gateway.down()
-        time.sleep(scene.rng.uniform(1.0, 5.0))
-        scene.check(scene.gateway.broken > broken, "the fault did not happen: no request was in flight")
-        scene.restart_engine()
-        scene.recover(scene.progress(), "turns after the engine's return", 40)
-    scene.cost_nothing()
+        run.wait_for_progress()
+        run.wait(lambda: run.engine_proxy.in_flight > 3, "requests in flight", 20)
+        interrupted = run.engine_proxy.interrupted
+        run.send_signal(run.engine)
+        run.engine_proxy.refuse()
+        time.sleep(run.rng.uniform(1.0, 5.0))
+        run.check(run.engine_proxy.interrupted > interrupted, "the fault did not happen: no request was in flight")
+        run.restart_engine()
+        run.measure_recovery(run.progress(), "turns after the engine's return", 40)
+    run.check_no_failures()
 
 
 @row("engine-hang")
-def hang(scene: Scene) -> None:
-    """Frozen with requests in flight until both workers have found out, then awake; frozen again, killed, replaced.
+def hang(run: FaultRun) -> None:
+    """Frozen with requests in flight until both workers notice, then continued; frozen again, killed and replaced.
 
-    The workers ask after 5 seconds instead of a minute, and take two for silence instead of ten.
+    The workers ask after 5 s instead of 60, and wait 2 s for an answer instead of 10, to keep the row short.
     """
-    hasty = "engine_watch.SLOW_S=5 engine_watch.LOOK_S=1 engine_control.PROBE_TIMEOUT_S=2"
-    settings = {"CHAOS_SETTINGS": " ".join(f"rollq_worker.{setting}" for setting in hasty.split())}
-    scene.open(latency=0.3, workers=())
-    workers = [scene.worker(slots, env=settings) for slots in (8, 4)]
-    scene.submit(10)
-    scene.wait(scene.progress(), "a run that goes", 40)
-    scene.wait(lambda: all(len(scene.held_by(worker)) >= 4 for worker in workers), "jobs of both workers", 40)
-    scene.kill(scene.engine, signal.SIGSTOP)
+    constants = "engine.hang_watch.SLOW_S=5 engine.hang_watch.INTERVAL_S=1 engine.control.QUESTION_TIMEOUT_S=2"
+    settings = {"CHAOS_SETTINGS": " ".join(f"rollq_worker.{constant}" for constant in constants.split())}
+    run.start_processes(latency=0.3, workers=())
+    workers = [run.start_worker(slots, env=settings) for slots in (8, 4)]
+    run.submit(10)
+    run.wait_for_progress()
+    run.wait(lambda: all(len(run.leases_of(worker)) >= 4 for worker in workers), "jobs of both workers", 40)
+    run.send_signal(run.engine, signal.SIGSTOP)
     for worker in workers:
-        scene.wait(lambda w=worker: _noticed(w), "a worker that finds out", 90)  # type: ignore[misc]
-    scene.wait(lambda: scene.gateway.waiting == 0, "the end of all requests to an engine that hangs", 20)
-    os.kill(scene.engine.pid, signal.SIGCONT)
-    scene.recover(scene.progress(), "turns after the engine woke up", 40)
-    scene.wait(lambda: scene.gateway.waiting > 3, "requests in flight", 20)
-    scene.kill(scene.engine, signal.SIGSTOP)
-    broken = scene.gateway.broken
-    scene.standstill("engines that hung", 3)
-    scene.kill(scene.engine)
-    scene.gateway.down()
-    scene.restart_engine()
-    scene.recover(scene.progress(), "turns after the engine was replaced", 40)
-    scene.check(scene.gateway.broken > broken, "the fault did not happen: no request was in flight")
-    scene.cost_nothing()
+        run.wait(lambda w=worker: _has_noticed(w), "a worker that notices", 90)  # type: ignore[misc]
+    run.wait(lambda: run.engine_proxy.in_flight == 0, "the end of all requests to an engine that hangs", 20)
+    os.kill(run.engine.pid, signal.SIGCONT)
+    run.measure_recovery(run.progress(), "turns after the engine woke up", 40)
+    run.wait(lambda: run.engine_proxy.in_flight > 3, "requests in flight", 20)
+    run.send_signal(run.engine, signal.SIGSTOP)
+    interrupted = run.engine_proxy.interrupted
+    run.count_standstill("engines that hung", 3)
+    run.send_signal(run.engine)
+    run.engine_proxy.refuse()
+    run.restart_engine()
+    run.measure_recovery(run.progress(), "turns after the engine was replaced", 40)
+    run.check(run.engine_proxy.interrupted > interrupted, "the fault did not happen: no request was in flight")
+    run.check_no_failures()
 
 
-def _noticed(worker: Child) -> bool:
-    """Whether it has given its requests up to an engine that hangs."""
+def _has_noticed(worker: Child) -> bool:
+    """Whether the worker has given up its requests to an engine that hangs."""
     return "the engine does not answer, time 2" in worker.log.read_text(errors="replace")
 
 
 @row("engine-503")
-def full(scene: Scene) -> None:
-    """A full queue: 503 for everybody for seconds, then for half of the requests."""
-    scene.open(latency=0.2, workers=(8, 4))
-    scene.submit(10)
-    scene.wait(scene.progress(), "a run that goes", 40)
-    scene.gateway.fault = lambda path: "full" if path == GENERATE else ""
-    time.sleep(scene.rng.uniform(3.0, 6.0))
-    scene.gateway.fault = lambda path: "full" if path == GENERATE and scene.rng.random() < 0.5 else ""
-    scene.recover(scene.progress(), "turns with half a queue", 40)
-    scene.cost_nothing()
-    scene.struck("requests that were refused", scene.gateway.spoiled["full"], 20)
+def full(run: FaultRun) -> None:
+    """A full queue: 503 for all requests for some seconds, then for half of them."""
+    run.start_processes(latency=0.2, workers=(8, 4))
+    run.submit(10)
+    run.wait_for_progress()
+    run.engine_proxy.fault = lambda path: "full" if path == GENERATE else ""
+    time.sleep(run.rng.uniform(3.0, 6.0))
+    run.engine_proxy.fault = lambda path: "full" if path == GENERATE and run.rng.random() < 0.5 else ""
+    run.measure_recovery(run.progress(), "turns with half of the requests refused", 40)
+    run.check_no_failures()
+    run.count_fault("requests that were refused", run.engine_proxy.damaged["full"], 20)
 
 
 @row("engine-garbage")
-def garbage(scene: Scene) -> None:
-    """One answer in eight is cut short, empty, HTML, binary, contradicts itself, or is a reset connection."""
-    scene.open(latency=0.2, workers=(8, 4))
+def garbage(run: FaultRun) -> None:
+    """One reply in eight is cut short, empty, HTML, binary, inconsistent, or a reset connection."""
+    run.start_processes(latency=0.2, workers=(8, 4))
     kinds = (*GARBAGE, "broken", "reset")
-    scene.gateway.fault = lambda path: scene.rng.choice(kinds) if path == GENERATE and scene.rng.random() < 0.12 else ""
-    scene.submit(10)
-    scene.recover(scene.progress(), "turns among garbage", 40)
-    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
-    scene.struck("kinds of garbage", len(scene.gateway.spoiled), 5)
-    scene.faults += scene.gateway.spoiled.total() - len(scene.gateway.spoiled)
+    run.engine_proxy.fault = lambda path: run.rng.choice(kinds) if path == GENERATE and run.rng.random() < 0.12 else ""
+    run.submit(10)
+    run.measure_recovery(run.progress(), "turns among garbage", 40)
+    run.wait_for_end()
+    run.count_fault("kinds of garbage", len(run.engine_proxy.damaged), 5)
+    run.faults += run.engine_proxy.damaged.total() - len(run.engine_proxy.damaged)
 
 
 @row("engine-update")
-def update(scene: Scene) -> None:
-    """New weights in mid-run: with everything aborted, in a pause, and into a server that was restarted."""
-    scene.open(latency=0.4, workers=(8, 4))
-    scene.submit(10)
-    scene.wait(scene.progress(), "a run that goes", 40)
-    scene.engine_post("/update_weight_version", new_version="1")
-    scene.recover(lambda: "1" in scene.gateway.versions, "turns after an update", 40)
-    scene.engine_post("/pause_generation", mode="in_place")
-    scene.engine_post("/update_weights_from_disk", model_path="2", weight_version="2")
-    scene.engine_post("/continue_generation")
-    scene.recover(lambda: "2" in scene.gateway.versions, "turns after an update in a pause", 40)
-    scene.kill_engine()
-    scene.restart_engine()
-    scene.engine_post("/update_weight_version", new_version="3")
-    scene.recover(lambda: "3" in scene.gateway.versions, "turns after a restart with other weights", 40)
-    scene.cost_nothing()
-    scene.struck("new weights that sampled something", len(scene.gateway.versions & {"1", "2", "3"}), 3)
+def update(run: FaultRun) -> None:
+    """New weights in mid-run: with all generations aborted, during a pause, and after a restart."""
+    run.start_processes(latency=0.4, workers=(8, 4))
+    run.submit(10)
+    run.wait_for_progress()
+    run.engine_post("/update_weight_version", new_version="1")
+    run.measure_recovery(lambda: "1" in run.engine_proxy.versions, "turns after an update", 40)
+    run.engine_post("/pause_generation", mode="in_place")
+    run.engine_post("/update_weights_from_disk", model_path="2", weight_version="2")
+    run.engine_post("/continue_generation")
+    run.measure_recovery(lambda: "2" in run.engine_proxy.versions, "turns after an update in a pause", 40)
+    run.kill_engine()
+    run.restart_engine()
+    run.engine_post("/update_weight_version", new_version="3")
+    run.measure_recovery(lambda: "3" in run.engine_proxy.versions, "turns after a restart with other weights", 40)
+    run.check_no_failures()
+    run.count_fault("new weights that sampled something", len(run.engine_proxy.versions & {"1", "2", "3"}), 3)
 
 
 @row("engine-pause")
-def pause(scene: Scene) -> None:
+def pause(run: FaultRun) -> None:
     """Paused for seconds in each of the three modes."""
-    scene.open(latency=0.4, workers=(8, 4))
-    scene.submit(10)
-    for mode in scene.rng.sample(["abort", "retract", "in_place"], 3):
-        scene.wait(scene.progress(), "a run that goes", 40)
-        scene.engine_post("/pause_generation", mode=mode)
-        scene.standstill("pauses", scene.rng.uniform(1.6, 2.8))
-        scene.engine_post("/continue_generation")
-        scene.recover(scene.progress(), f"turns after a pause ({mode})", 40)
-    scene.cost_nothing()
+    run.start_processes(latency=0.4, workers=(8, 4))
+    run.submit(10)
+    for mode in run.rng.sample(["abort", "retract", "in_place"], 3):
+        run.wait_for_progress()
+        run.engine_post("/pause_generation", mode=mode)
+        run.count_standstill("pauses", run.rng.uniform(1.6, 2.8))
+        run.engine_post("/continue_generation")
+        run.measure_recovery(run.progress(), f"turns after a pause ({mode})", 40)
+    run.check_no_failures()

@@ -5,157 +5,153 @@ import signal
 import time
 
 from rollq.processes.child import Child
+from tests.chaos.fault_run import EXIT_S, LEASE_S, SLACK_S, FaultRun
 from tests.chaos.rows import row
-from tests.chaos.scene import EXIT_S, LEASE_S, SLACK_S, Scene
 
 
 @row("worker-kill")
-def kill(scene: Scene) -> None:
-    """kill -9 with jobs in hand; their leases run out."""
-    victim, _ = scene.open(latency=0.5, workers=(8, 4))
-    scene.submit(10)
-    scene.await_some(victim)
-    time.sleep(scene.rng.uniform(0.0, 1.5))
-    held = scene.caught(victim, 4)
-    scene.kill(victim)
-    scene.regenerable = len(held)
+def kill(run: FaultRun) -> None:
+    """kill -9 while it plays jobs; their leases expire."""
+    victim, _ = run.start_processes(latency=0.5, workers=(8, 4))
+    run.submit(10)
+    run.wait_for_leases(victim)
+    time.sleep(run.rng.uniform(0.0, 1.5))
+    held = run.freeze_with_leases(victim, 4)
+    run.send_signal(victim)
+    run.max_regenerated = len(held)
     start = time.monotonic()
-    scene.worker(8)
-    scene.wait(lambda: scene.given_back(held), "the expiry of a dead worker's leases", LEASE_S + 10)
-    expired = time.monotonic() - start
-    scene.check(expired <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs came back only after {expired:.1f} s")
-    scene.wait(lambda: scene.taken_over(held), "others to play them", 30)
-    scene.recovered_s.append(time.monotonic() - start)
+    run.start_worker(8)
+    run.check_leases_expire(held, start)
+    run.wait(lambda: run.taken_over(held), "others to play them", 30)
+    run.recovered_s.append(time.monotonic() - start)
 
 
 @row("worker-sigterm")
-def sigterm(scene: Scene) -> None:
-    """Scaled in, three times, with jobs in hand: out in five seconds, and no sampled token is sampled again."""
-    *victims, _ = scene.open(latency=1.0, workers=(4, 4, 4, 8))
-    scene.submit(10)
-    scene.regenerable = 0
+def sigterm(run: FaultRun) -> None:
+    """Three workers are told to stop while they play: each exits within 5 s, and no token is sampled again."""
+    *victims, _ = run.start_processes(latency=1.0, workers=(4, 4, 4, 8))
+    run.submit(10)
+    run.max_regenerated = 0
     for victim, number in zip(victims, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
-        held = scene.await_some(victim, 2)
-        scene.kill(victim, number)
+        held = run.wait_for_leases(victim, 2)
+        run.send_signal(victim, number)
         start = time.monotonic()
-        leave(scene, victim)
-        scene.check(scene.given_back(held), "a worker left and still holds jobs")
-        scene.wait(lambda held=held: scene.taken_over(held), "others to play them", 30)  # type: ignore[misc]
-        scene.recovered_s.append(time.monotonic() - start)
+        check_exit(run, victim)
+        run.check(run.returned(held), "a worker exited and still holds jobs")
+        run.wait(lambda held=held: run.taken_over(held), "others to play them", 30)  # type: ignore[misc]
+        run.recovered_s.append(time.monotonic() - start)
 
 
-def leave(scene: Scene, worker: Child) -> None:
-    """Waits for its exit, which has a bound."""
+def check_exit(run: FaultRun, worker: Child) -> None:
+    """Wait until it exits, with code 0 and within 5 s."""
     start = time.monotonic()
-    scene.wait(lambda: worker.exit_code is not None, "a worker's exit", 20)
+    run.wait(lambda: worker.exit_code is not None, "a worker's exit", 20)
     took = time.monotonic() - start
-    scene.check(took <= EXIT_S + SLACK_S, f"a worker left {took:.1f} s after its signal")
-    scene.check(worker.exit_code == 0, f"a worker left with {worker.exit_code}")
+    run.check(took <= EXIT_S + SLACK_S, f"a worker exited {took:.1f} s after its signal")
+    run.check(worker.exit_code == 0, f"a worker exited with {worker.exit_code}")
 
 
 @row("worker-stop")
-def stop(scene: Scene) -> None:
-    """Frozen for longer than its lease, then awake: what it still writes is refused."""
-    victim, _ = scene.open(latency=0.5, workers=(8, 8))
-    scene.submit(10)
-    scene.await_some(victim)
-    scene.kill(victim, signal.SIGSTOP)
+def stop(run: FaultRun) -> None:
+    """Frozen for longer than its lease, then continued: what it still writes is refused."""
+    victim, _ = run.start_processes(latency=0.5, workers=(8, 8))
+    run.submit(10)
+    run.wait_for_leases(victim)
+    run.send_signal(victim, signal.SIGSTOP)
     start = time.monotonic()
-    held = scene.caught(victim, 4)
-    scene.wait(lambda: scene.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30)
-    scene.recovered_s.append(time.monotonic() - start)
+    held = run.freeze_with_leases(victim, 4)
+    run.wait(lambda: run.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30)
+    run.recovered_s.append(time.monotonic() - start)
     os.kill(victim.pid, signal.SIGCONT)
-    scene.wait(lambda: scene.stats()["fenced"] > 0, "a refused write of the worker that woke up", 30)
-    scene.regenerable = len(held)
+    run.wait(lambda: run.stats()["fenced"] > 0, "a refused write of the worker that woke up", 30)
+    run.max_regenerated = len(held)
 
 
 @row("worker-oom")
-def oom(scene: Scene) -> None:
-    """An environment exhausts the memory: three processes vanish in mid-step, a fourth step gets a MemoryError."""
-    tasks = scene.rng.sample(range(8), 4)
+def oom(run: FaultRun) -> None:
+    """An environment exhausts the memory: three workers are killed in mid-step, a fourth step gets a MemoryError."""
+    tasks = run.rng.sample(range(8), 4)
     for n, task in enumerate(tasks):
-        (scene.mischief / f"{'memory' if n == 3 else 'die'}.{task}.0").touch()
-    workers = scene.open(workers=(4, 4))
-    scene.submit(8, env="chaos")
-    vanished = 0
+        (run.faults_ordered / f"{'memory' if n == 3 else 'die'}.{task}.0").touch()
+    workers = run.start_processes(workers=(4, 4))
+    run.submit(8, env="chaos")
+    killed = 0
     start = time.monotonic()
-    while time.monotonic() - start < 60 and (any(scene.mischief.iterdir()) or scene.ended() < len(scene.expected)):
+    while time.monotonic() - start < 60 and (any(run.faults_ordered.iterdir()) or run.ended() < len(run.expected)):
         for n, worker in enumerate(workers):  # as an orchestrator does
             if worker.exit_code is not None:
-                vanished += worker.exit_code == 137
-                workers[n] = scene.worker(4, wait=False)
+                killed += worker.exit_code == 137
+                workers[n] = run.start_worker(4, wait=False)
         time.sleep(0.2)
-    scene.struck("workers that vanished", vanished, 3)
-    scene.struck("steps out of memory", scene.stats()["failures"].get("env", 0))
-    scene.recovered_s.append(time.monotonic() - start)
+    run.count_fault("workers that were killed", killed, 3)
+    run.count_fault("steps out of memory", run.stats()["failures"].get("env", 0))
+    run.recovered_s.append(time.monotonic() - start)
 
 
 @row("worker-clock")
-def clock(scene: Scene) -> None:
-    """One worker's own clock is a day off and jumps to the other side every two seconds; another is killed meanwhile.
+def clock(run: FaultRun) -> None:
+    """A worker's clock is a day ahead, then a day behind, every two seconds; another worker is killed meanwhile.
 
-    It stamps journals and logs; leases and deadlines go by other clocks.
+    That clock stamps journals and logs. Leases and deadlines use others.
     """
-    (victim,) = scene.open(latency=0.4, workers=(4,))
-    skewed = scene.worker(8, env={"CHAOS_SKEW_S": "86400"})
-    scene.submit(10)
-    scene.await_some(victim, 2)
-    time.sleep(scene.rng.uniform(0.5, 1.5))
-    held = scene.caught(victim)
-    scene.kill(victim)
+    (victim,) = run.start_processes(latency=0.4, workers=(4,))
+    skewed = run.start_worker(8, env={"CHAOS_SKEW_S": "86400"})
+    run.submit(10)
+    run.wait_for_leases(victim, 2)
+    time.sleep(run.rng.uniform(0.5, 1.5))
+    held = run.freeze_with_leases(victim)
+    run.send_signal(victim)
     start = time.monotonic()
-    scene.wait(lambda: scene.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30)
-    scene.recovered_s.append(time.monotonic() - start)
-    scene.wait(lambda: scene.ended() >= len(scene.expected), "the end of all jobs")
-    jumps = scene.skewed.read_text().splitlines() if scene.skewed.exists() else []
-    scene.struck("jumps of the worker's clock", sum(line.startswith(f"{skewed.pid} ") for line in jumps), 3)
+    run.wait(lambda: run.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30)
+    run.recovered_s.append(time.monotonic() - start)
+    run.wait_for_end()
+    jumps = run.clock_jumps.read_text().splitlines() if run.clock_jumps.exists() else []
+    run.count_fault("jumps of the worker's clock", sum(line.startswith(f"{skewed.pid} ") for line in jumps), 3)
 
 
 @row("worker-all")
-def every(scene: Scene) -> None:
-    """All workers at once: one is stopped, one killed, one told twice to leave."""
-    workers = scene.open(latency=0.5, workers=(4, 4, 4))
-    scene.submit(10)
+def every(run: FaultRun) -> None:
+    """All workers at once: one is frozen, one is killed, one is told twice to stop."""
+    workers = run.start_processes(latency=0.5, workers=(4, 4, 4))
+    run.submit(10)
     for worker in workers:
-        scene.await_some(worker, 2)
-    time.sleep(scene.rng.uniform(0.3, 1.2))
-    held = [scene.held_by(worker) for worker in workers]
-    scene.check(all(held), f"the fault did not happen: the workers had {[len(some) for some in held]} jobs")
-    scene.kill(workers[0])
-    scene.kill(workers[1], signal.SIGSTOP)
-    scene.kill(workers[2], signal.SIGTERM)
+        run.wait_for_leases(worker, 2)
+    time.sleep(run.rng.uniform(0.3, 1.2))
+    held = [run.leases_of(worker) for worker in workers]
+    run.check(all(held), f"the fault did not happen: the workers had {[len(some) for some in held]} jobs")
+    run.send_signal(workers[0])
+    run.send_signal(workers[1], signal.SIGSTOP)
+    run.send_signal(workers[2], signal.SIGTERM)
     time.sleep(0.2)
     if workers[2].exit_code is None:
-        os.kill(workers[2].pid, signal.SIGTERM)  # leaves at once; its leases expire
+        os.kill(workers[2].pid, signal.SIGTERM)  # exits at once; its leases expire
     start = time.monotonic()
-    scene.worker(12)
+    run.start_worker(12)
     everything = [one for some in held for one in some]
-    scene.wait(lambda: scene.taken_over(everything), "a new worker to take everything over", LEASE_S + 30)
-    scene.recovered_s.append(time.monotonic() - start)
+    run.wait(lambda: run.taken_over(everything), "a new worker to take everything over", LEASE_S + 30)
+    run.recovered_s.append(time.monotonic() - start)
     os.kill(workers[1].pid, signal.SIGCONT)
 
 
 @row("worker-big", deadline_s=360.0)
-def big(scene: Scene) -> None:
-    """128 jobs in one worker while a reply takes half a minute: told to leave, then its successor killed."""
-    (first,) = scene.open(latency=30.0, workers=(128,))
-    scene.submit(32, 4)
-    scene.wait(lambda: scene.stats()["leased"] == 128, "128 leases", 60)
+def big(run: FaultRun) -> None:
+    """A worker of 128 jobs, while a reply takes half a minute, is told to stop; then its successor is killed."""
+    (first,) = run.start_processes(latency=30.0, workers=(128,))
+    run.submit(32, 4)
+    run.wait(lambda: run.stats()["leased"] == 128, "128 leases", 60)
     time.sleep(2)
-    second = scene.worker(128)
-    held = scene.held_by(first)
-    scene.kill(first, signal.SIGTERM)
-    leave(scene, first)
-    scene.check(scene.given_back(held), "a worker left and still holds jobs")
-    scene.wait(lambda: len(scene.held_by(second)) >= 100, "another worker to play them", 30)
-    scene.worker(128)
-    held = scene.held_by(second)
-    scene.kill(second)
+    second = run.start_worker(128)
+    held = run.leases_of(first)
+    run.send_signal(first, signal.SIGTERM)
+    check_exit(run, first)
+    run.check(run.returned(held), "a worker exited and still holds jobs")
+    run.wait(lambda: len(run.leases_of(second)) >= 100, "another worker to play them", 30)
+    run.start_worker(128)
+    held = run.leases_of(second)
+    run.send_signal(second)
     start = time.monotonic()
-    scene.kill_engine()
-    scene.latency = 0.05
-    scene.restart_engine()
-    scene.wait(lambda: scene.given_back(held), "the expiry of a dead worker's leases", LEASE_S + 10)
-    expired = time.monotonic() - start
-    scene.check(expired <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs came back only after {expired:.1f} s")
-    scene.recover(lambda: scene.taken_over(held), "a third worker to play them", 30, start)
+    run.kill_engine()
+    run.latency = 0.05
+    run.restart_engine()
+    run.check_leases_expire(held, start)
+    run.measure_recovery(lambda: run.taken_over(held), "a third worker to play them", 30, start)

@@ -1,4 +1,4 @@
-"""A flood of messages that the broker should not hold, among some that it may well hold twice."""
+"""Messages that do not belong on the queue, and a second message for every job."""
 
 import json
 
@@ -6,8 +6,8 @@ import celery
 import redis
 
 from rollq.ledger.keys import QUEUE
-from tests.chaos.parts import RUN
-from tests.chaos.scene import Scene
+from tests.chaos.fault_run import FaultRun
+from tests.chaos.processes import RUN
 
 JUNK = (b"x", b"{", b"[]", b"null", b'{"body": "!!!"}', b"\xff\xfe", b"[" * 100_000, b"1", b'"rollq"')
 ENVELOPE = {
@@ -28,12 +28,12 @@ WRONG: tuple[list[object], ...] = (
 )
 
 
-def flood(scene: Scene) -> int:
-    """Puts every kind of junk on the queue, and every job of the run again. Returns how many messages."""
-    with redis.Redis.from_url(scene.redis_url) as connection:
+def send_junk_messages(run: FaultRun) -> int:
+    """Send every kind of junk, and every job's message again. Returns how many messages."""
+    with redis.Redis.from_url(run.redis_url) as connection:
         connection.rpush(QUEUE, *JUNK, json.dumps(ENVELOPE).encode())
-    jobs = [[job] for job in scene.rng.sample(sorted(scene.expected), len(scene.expected))]
-    with celery.Celery(broker=scene.redis_url, set_as_current=False) as app:
+    jobs = [[job] for job in run.rng.sample(sorted(run.expected), len(run.expected))]
+    with celery.Celery(broker=run.redis_url, set_as_current=False) as app:
         app.conf.broker_pool_limit = None
         for args in (*WRONG, *jobs):
             app.send_task("rollq.play", args=args, queue=QUEUE)

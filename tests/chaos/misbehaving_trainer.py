@@ -1,4 +1,4 @@
-"""A consumer process that does what a trainer should not: for the rows that need one."""
+"""A trainer that holds a batch for ever, acknowledges late, or acknowledges three times."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ def write(path: Path, batch: Batch) -> None:
             out.write(json.dumps(record(trajectory)) + "\n")
 
 
-def await_a_gap() -> None:
-    """Returns once this process was frozen and woke up."""
+def wait_to_be_thawed() -> None:
+    """Return once this process was frozen and continued."""
     before = time.monotonic()
     while (now := time.monotonic()) - before < 5:
         before = now
@@ -38,7 +38,7 @@ def main() -> None:
         if args.then == "hold":
             time.sleep(600)
         if args.then == "ack-late":
-            await_a_gap()
+            wait_to_be_thawed()
         try:
             batch.ack()
         except NotHeld as e:

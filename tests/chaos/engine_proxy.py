@@ -1,7 +1,7 @@
-"""What stands between the workers and the engine: it writes down what was asked for and answered, and can misbehave.
+"""An HTTP proxy between the workers and the engine: it records every generation, and can damage replies.
 
-The recording is the account's independent witness: which prompts were generated more than once, and whether every
-sampled token of a trajectory was sampled by the engine behind exactly the tokens before it.
+The recording is independent of rollq. It shows which prompts were generated more than once, and whether every sampled
+token of a trajectory was sampled by the engine behind exactly the tokens before it.
 """
 
 import asyncio
@@ -22,43 +22,43 @@ GENERATE = "/generate"
 CHAT = "/v1/chat/completions"
 FULL = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
 Fault = Callable[[str], str]
-"""From a path to how to answer it: one of the names in `Gateway._spoil`, or "" for as usual."""
+"""From a path to the damage: a name in `_damaged_reply`, "full", "broken", "stall", "reset", or "" for none."""
 
 
-def digest(ids: Sequence[int]) -> bytes:
+def prompt_digest(ids: Sequence[int]) -> bytes:
     return hashlib.sha1(array("I", ids).tobytes()).digest()
 
 
-class Gateway:
-    """An HTTP proxy in a thread of its own. Jobs are told apart by their routing key."""
+class EngineProxy:
+    """Runs in a thread of its own. Tells jobs apart by their routing key."""
 
     def __init__(self, port: int, upstream: str) -> None:
         self.port = port
         self.upstream = upstream
         self.fault: Fault = lambda path: ""
         self.answered = 0
-        """Generations that came back whole."""
-        self.spoiled: Counter[str] = Counter()
-        """How they were -> answers that were not the engine's, and requests that were left without one."""
-        self.broken = 0
-        """Requests that the engine began and died with."""
+        """Generations whose reply was passed on undamaged."""
+        self.damaged: Counter[str] = Counter()
+        """Kind of damage -> requests that got it."""
+        self.interrupted = 0
+        """Generations that ended with their engine."""
         self.versions: set[str] = set()
-        """Of the weights, as whole answers said."""
+        """Weight versions in undamaged replies."""
         self.replies: dict[str, dict[bytes, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
-        """job -> digest of the prompt -> sampled ids, an entry an answer."""
-        self.begun: Counter[tuple[str, bytes]] = Counter()
-        """(job, prompt) -> generations that were begun and not refused."""
-        self.open: Counter[str] = Counter()
-        """job -> generations that it waits for."""
-        self.asked: dict[str, float] = {}
-        """job -> when it last asked for one (monotonic)."""
-        self.left: dict[str, float] = {}
-        """job -> when whoever asked for it last hung up without an answer."""
+        """job -> digest of the prompt -> the sampled ids of each undamaged reply."""
+        self.started: Counter[tuple[str, bytes]] = Counter()
+        """(job, digest of the prompt) -> generations that were not refused."""
+        self.pending: Counter[str] = Counter()
+        """job -> generations in flight."""
+        self.last_asked: dict[str, float] = {}
+        """job -> when its last generation was asked for (monotonic)."""
+        self.last_abandoned: dict[str, float] = {}
+        """job -> when a worker last hung up before the reply (monotonic)."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-proxy")
         self._thread.start()
         self._do(self._open())
-        self.up()
+        self.listen()
 
     @property
     def url(self) -> str:
@@ -66,20 +66,19 @@ class Gateway:
 
     @property
     def regenerated(self) -> int:
-        """Generations that were begun again from the same prompt."""
-        return sum(times - 1 for times in self.begun.values() if times > 1)
+        """Generations from a prompt that was generated before."""
+        return sum(times - 1 for times in self.started.values() if times > 1)
 
     @property
-    def waiting(self) -> int:
-        """Generations that somebody waits for."""
-        return sum(count for job, count in list(self.open.items()) if job)
+    def in_flight(self) -> int:
+        """Generations that a worker waits for."""
+        return sum(count for job, count in list(self.pending.items()) if job)
 
-    def up(self) -> None:
-        """Listen."""
-        self._do(self._up())
+    def listen(self) -> None:
+        self._do(self._listen())
 
-    def down(self) -> None:
-        """As a dead engine's port: refuses."""
+    def refuse(self) -> None:
+        """Refuse connections, as the port of a dead engine does."""
         self._do(self._site.stop())
 
     def close(self) -> None:
@@ -93,7 +92,7 @@ class Gateway:
 
     async def _open(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
-        # A connection for each request: one that an engine closed while it was idle would look like a fault.
+        # A connection per request: an idle one that the engine closed would look like a fault.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         app = web.Application(client_max_size=64 << 20)
@@ -101,7 +100,7 @@ class Gateway:
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
 
-    async def _up(self) -> None:
+    async def _listen(self) -> None:
         self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await self._site.start()
 
@@ -111,50 +110,50 @@ class Gateway:
 
     async def _forward(self, request: web.Request) -> web.Response:
         body = await request.read()
-        spoil = self.fault(request.path)
-        if spoil == "full":
-            self.spoiled[spoil] += 1
+        damage = self.fault(request.path)
+        if damage == "full":
+            self.damaged[damage] += 1
             return web.json_response(FULL, status=503)
-        if spoil == "broken":
-            self.spoiled[spoil] += 1
+        if damage == "broken":
+            self.damaged[damage] += 1
             return web.Response(status=500, text="Internal Server Error")
-        if spoil == "stall":
+        if damage == "stall":
             try:
                 await asyncio.sleep(3600)
-            finally:  # it has hung up
-                self.spoiled[spoil] += 1
+            finally:  # the client has hung up
+                self.damaged[damage] += 1
         asked = _asked(request, body)
-        self.begun[asked] += asked[0] != ""
+        self.started[asked] += asked[0] != ""
         try:
-            with self._waiting(asked[0]):
+            with self._count_in_flight(asked[0]):
                 status, reply, kind = await self._ask(request, body)
         except aiohttp.ClientError as e:
             if isinstance(e, aiohttp.ClientConnectorError):
-                self.begun[asked] -= asked[0] != ""
+                self.started[asked] -= asked[0] != ""
             else:
-                self.broken += asked[0] != ""
+                self.interrupted += asked[0] != ""
             return _reset(request)
-        if asked[0] and not (status == 200 and self._record(asked, reply, spoil)):
-            self.begun[asked] -= 1
-        if spoil == "reset":
-            self.spoiled[spoil] += 1
+        if asked[0] and not (status == 200 and self._record(asked, reply, damage)):
+            self.started[asked] -= 1
+        if damage == "reset":
+            self.damaged[damage] += 1
             return _reset(request)
-        body = _spoil(reply, spoil)
+        body = _damaged_reply(reply, damage)
         if body != reply:
-            self.spoiled[spoil] += 1
+            self.damaged[damage] += 1
         return web.Response(status=status, body=body, content_type=kind)
 
     @contextmanager
-    def _waiting(self, job: str) -> Iterator[None]:
-        self.asked[job] = time.monotonic()
-        self.open[job] += 1
+    def _count_in_flight(self, job: str) -> Iterator[None]:
+        self.last_asked[job] = time.monotonic()
+        self.pending[job] += 1
         try:
             yield
         except asyncio.CancelledError:
-            self.left[job] = time.monotonic()
+            self.last_abandoned[job] = time.monotonic()
             raise
         finally:
-            self.open[job] -= 1
+            self.pending[job] -= 1
 
     async def _ask(self, request: web.Request, body: bytes) -> tuple[int, bytes, str]:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
@@ -162,11 +161,11 @@ class Gateway:
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
             return answer.status, await answer.read(), answer.content_type
 
-    def _record(self, asked: tuple[str, bytes], reply: bytes, spoil: str) -> bool:
-        """Whether anything was sampled."""
+    def _record(self, asked: tuple[str, bytes], reply: bytes, damage: str) -> bool:
+        """Keep an undamaged reply. Returns whether anything was sampled."""
         answer = json.loads(reply)
         ids = answer["output_ids"]
-        if not spoil:
+        if not damage:
             self.versions.add(str(answer["meta_info"].get("weight_version")))
             self.replies[asked[0]][asked[1]].append(ids)
             self.answered += 1
@@ -176,7 +175,7 @@ class Gateway:
 def _asked(request: web.Request, body: bytes) -> tuple[str, bytes]:
     if request.path != GENERATE:
         return "", b""
-    return request.headers.get("X-SMG-Routing-Key", "?"), digest(json.loads(body)["input_ids"])
+    return request.headers.get("X-SMG-Routing-Key", "?"), prompt_digest(json.loads(body)["input_ids"])
 
 
 def _reset(request: web.Request) -> web.Response:
@@ -185,8 +184,8 @@ def _reset(request: web.Request) -> web.Response:
     raise asyncio.CancelledError
 
 
-def _spoil(reply: bytes, how: str) -> bytes:
-    """The engine's answer, as it must not be believed."""
+def _damaged_reply(reply: bytes, how: str) -> bytes:
+    """The engine's reply with this damage; unchanged for any other name."""
     match how:
         case "half":
             return reply[: len(reply) // 2]
@@ -212,4 +211,4 @@ def _spoil(reply: bytes, how: str) -> bytes:
 
 
 GARBAGE = ("half", "empty", "html", "list", "binary", "short", "count", "nan")
-"""Bodies with status 200 that are no reply of /generate."""
+"""Damage with status 200."""

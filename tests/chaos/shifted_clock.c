@@ -1,4 +1,4 @@
-// Preloaded into a Redis: its clock is as many seconds ahead as the file CHAOS_CLOCK says, looked at every 20 ms.
+// Preloaded into Redis: its clock is ahead by the number of seconds in the file CHAOS_CLOCK, read every 20 ms.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

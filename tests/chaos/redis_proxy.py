@@ -1,4 +1,4 @@
-"""A cable between Redis and its clients that can be cut, slowed and frozen: a TCP proxy on loopback."""
+"""A TCP proxy between Redis and its clients that can reset, delay and freeze connections."""
 
 import asyncio
 import threading
@@ -7,26 +7,26 @@ from contextlib import suppress
 CHUNK = 1 << 16
 
 
-class Cable:
-    """Forwards bytes both ways, from a thread of its own."""
+class RedisProxy:
+    """Runs in a thread of its own."""
 
     def __init__(self, port: int, upstream: int) -> None:
         self.port = port
         self.upstream = upstream
         self.delay_s = 0.0
-        """Of every chunk, in each direction."""
-        self.plugged = 0
-        """Connections that were made."""
-        self.delayed = 0
-        """Chunks that were late for `delay_s`."""
-        self.held = 0
-        """Chunks that were late for a freeze."""
+        """For every chunk, in each direction."""
+        self.connections = 0
+        """Connections made so far."""
+        self.delayed_chunks = 0
+        """Chunks that waited for `delay_s`."""
+        self.held_chunks = 0
+        """Chunks that waited for the end of a freeze."""
         self._ends: set[asyncio.StreamWriter] = set()
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._copies: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cable")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="redis-proxy")
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
 
@@ -34,10 +34,10 @@ class Cable:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def cut(self) -> int:
-        """Resets every connection; new ones are taken. Returns how many ends there were, 0 if not all have gone."""
+    def reset_connections(self) -> int:
+        """Resets every connection and accepts new ones. Returns how many ends were reset, 0 when some remained."""
 
-        async def cut() -> int:
+        async def reset() -> int:
             ends = list(self._ends)
             for end in ends:
                 end.transport.abort()
@@ -47,10 +47,10 @@ class Cable:
                 await asyncio.sleep(0.01)
             return 0
 
-        return asyncio.run_coroutine_threadsafe(cut(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(reset(), self._loop).result(10)
 
     def freeze(self) -> None:
-        """Nothing moves, no connection ends. What was sent arrives after `thaw`, even if its sender has given up."""
+        """Holds all bytes and keeps all connections. After `thaw` all of it arrives, even if the sender gave up."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def thaw(self) -> None:
@@ -59,9 +59,9 @@ class Cable:
     def close(self) -> None:
         async def close() -> None:
             self._server.close()
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
+            for copy in self._copies:
+                copy.cancel()
+            await asyncio.gather(*self._copies, return_exceptions=True)
             for end in self._ends:
                 end.transport.abort()
             await asyncio.sleep(0)
@@ -72,30 +72,30 @@ class Cable:
         self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._plug, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
-    async def _plug(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
         except OSError:
             writer.transport.abort()
             return
-        self.plugged += 1
+        self.connections += 1
         self._ends |= {writer, far_writer}
         for source, sink in ((reader, far_writer), (far_reader, writer)):
-            pump = asyncio.create_task(self._pump(source, sink))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+            copy = asyncio.create_task(self._copy(source, sink))
+            self._copies.add(copy)
+            copy.add_done_callback(self._copies.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while chunk := await source.read(CHUNK):
                 if not self._flowing.is_set():
                     await self._flowing.wait()
-                    self.held += 1
+                    self.held_chunks += 1
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                    self.delayed += 1
+                    self.delayed_chunks += 1
                 sink.write(chunk)
                 await sink.drain()
         self._ends.discard(sink)

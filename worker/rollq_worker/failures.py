@@ -1,4 +1,4 @@
-"""Where foreign code is called: every stray exception becomes a typed failure of whoever it was called from."""
+"""Why an attempt stops, and a context manager that makes foreign code's exceptions typed failures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from rollq.errors import RolloutFailure, RollqError
 
 
 class DeadlineExceeded(RolloutFailure):
-    """The attempt used up its leased time; blamed on whatever it was waiting for."""
+    """The attempt used up its time. Charged to whatever it was waiting for."""
 
 
 class Drained(RollqError):
@@ -15,8 +15,8 @@ class Drained(RollqError):
 
 
 @contextmanager
-def boundary(failure: type[RolloutFailure], what: str) -> Iterator[None]:
-    """Typed errors pass, a deadline takes the class of the boundary, everything else becomes `failure`."""
+def errors_become(failure: type[RolloutFailure], what: str) -> Iterator[None]:
+    """Raise a missed deadline and every untyped exception as `failure`; `what` is the code that runs inside."""
     try:
         yield
     except DeadlineExceeded as e:

@@ -1,6 +1,6 @@
-"""Fakes of every seam, for tests of agent loops, environments and renderers: no network, no model, no Redis.
+"""Fakes of every protocol, for tests of agent loops, environments and renderers: no network, no model, no Redis.
 
-`FakeEngine` says a fixed list of texts; `FakeRenderer` spells texts as code points, so that ids read by eye.
+`FakeEngine` samples a fixed list of texts; `FakeRenderer` makes each character a token, so ids are easy to read.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -19,23 +19,23 @@ END = 0
 
 
 def spell(text: str) -> array[int]:
-    """One token a character."""
+    """One token for each character: its code point."""
     return array("I", map(ord, text))
 
 
 @dataclass
 class FakeEngine:
-    """Says `texts` in turn (the last one for ever), each ended by the stop token unless it is cut."""
+    """Samples `texts` in turn, the last one again and again; the stop token follows unless the text is cut."""
 
     texts: Sequence[str]
     version: str = "v0"
     context: int = 1 << 30
     interrupts: int = 0
-    """So many replies are aborted after their first token."""
+    """How many replies are aborted after their first token."""
     requests: list[array[int]] = field(default_factory=list)
     """The ids of every request, as sent."""
     replies: list[array[int]] = field(default_factory=list)
-    _said: int = 0
+    _sampled: int = 0
     _rest: array[int] | None = None
 
     def room(self, prompt: int) -> int:
@@ -53,8 +53,8 @@ class FakeEngine:
         check()
         self.requests.append(array("I", ids))
         if self._rest is None:
-            self._rest = spell(self.texts[min(self._said, len(self.texts) - 1)]) + array("I", [END])
-            self._said += 1
+            self._rest = spell(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
+            self._sampled += 1
         cut = max_new_tokens
         if self.interrupts:
             self.interrupts -= 1
@@ -73,7 +73,7 @@ class FakeEngine:
 
 
 class FakeRenderer:
-    """A JSON object with name and arguments (and id) is a call, a list several, other text in brackets malformed."""
+    """A JSON object with name and arguments (and id) is a call, a list of them is several; other JSON is malformed."""
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
@@ -103,7 +103,7 @@ class FakeRenderer:
     def call_id(self, id: str, name: str, n: int) -> str:
         return id or f"call_{n}"
 
-    def answers(self, stop: int) -> frozenset[str]:
+    def replying_roles(self, stop: int) -> frozenset[str]:
         return self.roles
 
     def complaint_role(self, stop: int | None) -> str:
@@ -112,7 +112,7 @@ class FakeRenderer:
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
         return spell("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
 
-    def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
+    def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
         return any(reply["role"] == "user" for reply in replies)
 
 
@@ -137,7 +137,7 @@ class FakeUser:
 
 @dataclass
 class FakeEnvironment:
-    """Echoes tool calls; grades 1.0 when `add` was ever called."""
+    """Echoes tool calls; the reward is 1.0 if `add` was called."""
 
     tools: Sequence[Json] = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
     system_prompt: str = "policy"
@@ -162,7 +162,7 @@ class FakeEnvironment:
 
 @dataclass
 class FakeJournal:
-    """Keeps the events; `limit` events and then `stop` is raised by check."""
+    """Keeps the events; `check` raises `stop` after `limit` events."""
 
     events: list[Event] = field(default_factory=list)
     stop: Exception | None = None

@@ -1,6 +1,7 @@
-"""The seams of the agent loop: what `episode.play` needs of engine, renderer, environment, user and journal.
+"""The protocols of the agent loop: what `play` needs of engine, renderer, environment, user and journal.
 
-Protocols of one to three methods and the values that cross them. `rollq_worker.fakes` implements each in a few lines.
+With the values that cross them. `rollq_worker.fakes` implements each in a few lines; docs/environments.md shows how to
+implement Environment and Domain.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -14,14 +15,14 @@ from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
 
 RESPOND = "respond"
-"""The action that says something to the user: `Action(RESPOND, {"content": text})`."""
+"""The action that writes to the user: `Action(RESPOND, {"content": text})`."""
 STOP_MARKER = "###STOP###"
-"""A user simulator ends the conversation with it (tau-bench's convention)."""
+"""A user's message that contains it ends the conversation (tau-bench's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the policy does in a turn: a tool call, or RESPOND."""
+    """One thing that the policy does: a tool call, or RESPOND."""
 
     name: str
     arguments: Mapping[str, Json] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an action led to: the tool's result or the user's reply."""
+    """The result of an action: what the tool returned, or the user's reply."""
 
     text: str
     done: bool = False
@@ -38,82 +39,87 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
+    """The outcome of a finished episode."""
+
     reward: float
+    """In [0, 1]."""
     info: Mapping[str, Json] = field(default_factory=dict)
+    """Anything worth recording, such as what was wrong. It must be JSON."""
 
 
 class User(Protocol):
-    """A user simulator for one episode. Raises UserFailure; a reply with STOP_MARKER in it ends the conversation."""
+    """A user simulator for one episode. Raises UserFailure. A reply that contains STOP_MARKER ends the conversation."""
 
     def open(self) -> str:
         """The user's first message. Called once."""
         ...
 
     def reply(self, message: str) -> str:
-        """Answer what the agent said."""
+        """The answer to the agent's message."""
         ...
 
     def recall(self, heard: str | None, said: str) -> None:
-        """Take over what was said in an earlier attempt as if it had been said just now (`heard` None: the opening)."""
+        """Restore one exchange of an earlier attempt, instead of `open` or `reply`: the user heard `heard` (None: it
+        opened the conversation) and said `said`."""
         ...
 
 
 class Environment(Protocol):
-    """One episode of one task; deterministic given the actions and the user's replies.
+    """One episode of one task, deterministic given the actions and the user's replies.
 
-    It may ask its user in any step. Raises RolloutFailure; anything else that escapes counts as EnvironmentFailure.
-    Errors that the policy made (unknown tool, wrong arguments) are observations.
+    It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are observations. Raises
+    RolloutFailure; any other exception counts as EnvironmentFailure.
     """
 
     @property
     def tools(self) -> Sequence[Json]:
-        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`; the same ones all the time."""
+        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`. They never change."""
         ...
 
     @property
     def system_prompt(self) -> str: ...
 
     def reset(self, user: User) -> str:
-        """Start the episode with this user and return the user's first message as it came. Called once."""
+        """Start the episode with this user and return the user's first message unchanged. Called once."""
         ...
 
     def step(self, action: Action) -> Observation:
-        """Carry out one action. Never called after `done`."""
+        """Carry out one action. Not called after an observation that is `done`."""
         ...
 
     def grade(self) -> Grade:
-        """The reward in [0, 1] of a finished episode. Called at most once, after the last step."""
+        """Grade the finished episode. Called at most once, after the step that was `done`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a domain knows of one task beside its environment."""
+    """One task of a domain: what simulated users and perfect agents need to know."""
 
     id: str
     hash: str
     """Changes whenever the task's content does."""
     instruction: str
-    """What a simulated user is told: who they are and what they want."""
+    """For a simulated user: who they are and what they want."""
     opening: str
     """The scripted user's first message; unique in the domain."""
     replies: Sequence[str]
-    """The scripted user's further messages, the last one with STOP_MARKER and repeated if need be."""
+    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated if need be."""
     moves: Sequence[Action]
-    """The ground truth as a perfect policy plays it against the scripted user: reward 1.0 in the end."""
+    """The actions of a perfect policy against the scripted user. They earn the full reward."""
     outputs: Sequence[str] = ()
-    """Texts the agent must have told the user."""
+    """Texts that the agent must tell the user."""
 
 
 class Domain(Protocol):
-    """Everything one environment name (`tau2:retail`) stands for; one object a process, shared by all episodes."""
+    """What one environment name (`tau2:retail`) stands for. One object in each process, shared by all threads."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def version(self) -> str:
-        """Package and version of code and data, for the trajectory's header."""
+        """Package and version of code and data, recorded in every trajectory. It changes when rewards do."""
         ...
 
     def splits(self) -> Mapping[str, int]:
@@ -121,17 +127,18 @@ class Domain(Protocol):
         ...
 
     def task(self, split: str, index: int) -> Task:
-        """Raises JobFailure for an unknown split or an index out of range."""
+        """Raises JobFailure for an unknown split and an index out of range."""
         ...
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
-        """A fresh environment for one episode. Raises JobFailure likewise, and for unknown args."""
+        """A new environment for one episode; `args` are the job's env_args. Raises JobFailure as `task` does, and for
+        unknown args."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One reply of the engine, validated: lengths agree, logprobs are finite, spans tile the ids."""
+    """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
 
     ids: array[int]
     logprobs: array[float]
@@ -145,7 +152,7 @@ class Engine(Protocol):
     """Token ids in, token ids out."""
 
     def room(self, prompt: int) -> int:
-        """How many tokens may be sampled after a prompt of that many tokens before the context is full (0: none)."""
+        """How many tokens the context has left after a prompt of that many tokens."""
         ...
 
     def generate(
@@ -159,41 +166,42 @@ class Engine(Protocol):
     ) -> Generated:
         """Sample a continuation of `ids`.
 
-        An engine that is refusing, overloaded or paused is waited for; `check` is called while waiting and raises when
-        the attempt must stop. `key` (the job id) keeps an episode on one server behind a router. finish ABORT carries
-        the partial tokens of an interrupted generation. Raises EngineFailure, or JobFailure if the request is to blame.
+        Waits for an engine that refuses connections, is overloaded or paused, and calls `check` meanwhile, which raises
+        when the attempt must stop. `key` (the job id) keeps an episode on one server behind a router. A reply that
+        finished with ABORT has the tokens sampled before the interruption. Raises EngineFailure, or JobFailure if the
+        request is to blame.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
-    """A sampled turn taken apart; no text is lost: what is not a call or reasoning is content."""
+    """A sampled turn, parsed. No text is lost: what is neither call nor reasoning is content."""
 
     content: str
     calls: Sequence[Action] = ()
     errors: Sequence[str] = ()
-    """What was wrong with calls that could not be read, in words for the policy."""
+    """What was wrong with unreadable calls, in words for the policy."""
     reasoning: str = ""
     call_spans: Sequence[tuple[int, int]] = ()
-    """One a call: its characters [start, end) in the decoded turn, without the stop token."""
+    """For each call its characters [start, end) in the decoded turn, without the stop token."""
     error_spans: Sequence[tuple[int, int]] = ()
-    """One an error, likewise."""
+    """The same for each error."""
     call_ids: Sequence[str] = ()
-    """One a call in formats whose calls have ids ("": it has none); empty in all others."""
+    """For each call its id ("": none), in formats whose calls have ids; else empty."""
 
 
 class Renderer(Protocol):
-    """The chat template of one model as token ids. After `open` only bridges are rendered; sampled ids stay."""
+    """The chat template of one model as token ids. After `open` only bridges are rendered, never sampled ids."""
 
     @property
     def stop_ids(self) -> Sequence[int]:
-        """The tokens that end an assistant turn; the first is the one that the template writes there."""
+        """The tokens that end an assistant turn; the template writes the first one."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Every id that is rendered is below it."""
+        """Rendered ids are below it."""
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
@@ -205,41 +213,42 @@ class Renderer(Protocol):
         ...
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header.
+        """The tokens after the stop token of the turn `message`, up to the end of the next assistant header.
 
-        `stop` is the token that ended the turn: in some families it is the header of who speaks next."""
+        `stop` is the token that ended the turn. In some model families it is also the header of the next message.
+        """
         ...
 
     def is_end(self, id: int) -> bool:
-        """Whether a turn that ends with this token needs no other one behind it."""
+        """Whether a turn that ends with this token needs no other end token."""
         ...
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token to put behind the turn `message`, which was cut, so that these replies may follow."""
+        """The token that closes the turn `message`, which has no end token, so that these replies may follow."""
         ...
 
     def call_id(self, id: str, name: str, n: int) -> str:
-        """What to call the n-th call of an episode, of the tool `name`: by the id that the model gave it, if it gave
-        one (else "") and the template takes that."""
+        """The id of an episode's n-th call, of the tool `name`: the model's own `id` if there is one (else "") and the
+        template takes it."""
         ...
 
-    def answers(self, stop: int) -> frozenset[str]:
-        """The roles that may answer a turn which ended with the token `stop`."""
+    def replying_roles(self, stop: int) -> frozenset[str]:
+        """The roles that may reply to a turn that ended with the token `stop`."""
         ...
 
     def complaint_role(self, stop: int | None) -> str:
-        """The role in which to tell the policy that its turn, which ended with `stop`, could not be acted on."""
+        """The role of the message that tells the policy what was wrong with a turn that ended with `stop`."""
         ...
 
-    def rewrites(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
-        """Whether the template writes the conversation so far, its last turn included, otherwise once replies follow.
+    def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
+        """Whether the template writes `messages`, which end with a turn, differently when these replies follow.
 
         Raises JobFailure when the template cannot do it."""
         ...
 
 
 class Journal(Protocol):
-    """Where an attempt's events go."""
+    """The record of an attempt's events."""
 
     def append(self, event: Event) -> None:
         """Make the event durable. Raises Fenced when the attempt has lost its lease."""

@@ -1,4 +1,7 @@
-"""The invariants of token fidelity: what holds passes, and each breach is caught and blamed on the right party."""
+"""Token checks: what holds passes, and each breach is found and blamed on the right party.
+
+Logprobs and version spans are checked where the engine's reply is read: tests/rollq_worker/engine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from rollq.job import Budget, History, Job
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
 from rollq_worker.episode import loop
 from rollq_worker.episode.loop import play
-from rollq_worker.episode.token_checks import Invariants
+from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 
 END, OTHER_END, TEMPLATE_END = 9, 8, 7
@@ -39,8 +42,8 @@ def job(**changes: Any) -> Job:
     return Job(run="r", group="g", env="fake", task=0, **changes)
 
 
-def invariants(**changes: Any) -> Invariants:
-    return Invariants(job(**changes), Ends())
+def checks_of(**changes: Any) -> TokenChecks:
+    return TokenChecks(job(**changes), Ends())
 
 
 def prompt(*ids: int) -> Prompt:
@@ -62,9 +65,9 @@ def observed(turn: int, *ids: int) -> Observed:
     return Observed(turn=turn, message={}, actions=[], replies=[], ids=array("I", ids))
 
 
-def follow(checks: Invariants, *events: Event) -> Invariants:
+def follow(checks: TokenChecks, *events: Event) -> TokenChecks:
     for event in events:
-        checks.follow(event)
+        checks.check_event(event)
     return checks
 
 
@@ -115,33 +118,19 @@ GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_what_holds_passes(name: str) -> None:
     changes, events = GOOD[name]
-    follow(invariants(**changes), *events)
+    follow(checks_of(**changes), *events)
 
 
 OPEN = [prompt()]
 ENDED = [prompt(), sampled(0, 5, END)]
 BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
-    "I2 a logprob is missing": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1])), EngineBreach),
-    "I2 nothing was sampled": (OPEN, sampled(0, finish=Finish.LENGTH), EngineBreach),
     "I3 no prompt": ([], sampled(0, 5, END), JobBreach),
     "I3 an empty prompt": ([], replace(prompt(), ids=array("I")), JobBreach),
     "I3 a prompt in mid-turn": (OPEN, prompt(), JobBreach),
     "I3 a prompt behind a bridge": ([*ENDED, observed(0, 4)], prompt(), JobBreach),
     "I3 sampled without a bridge": ([*ENDED, observed(0)], sampled(1, END), JobBreach),
     "I3 sampled on behind the end": (ENDED, sampled(0, END), JobBreach),
-    "I3 spans with a gap": (
-        OPEN,
-        sampled(0, 5, 6, END, versions=[VersionSpan("v", 0, 1), VersionSpan("v", 2, 3)]),
-        EngineBreach,
-    ),
-    "I3 spans that end early": (OPEN, sampled(0, 5, END, versions=[VersionSpan("v", 0, 1)]), EngineBreach),
-    "I3 an empty span": (
-        OPEN,
-        sampled(0, 5, END, versions=[VersionSpan("v", 0, 0), VersionSpan("v", 0, 2)]),
-        EngineBreach,
-    ),
     "I9 answered before anything was sampled": (OPEN, observed(0, END, 4), JobBreach),
-    "I3 no spans": (OPEN, sampled(0, 5, END, versions=[]), EngineBreach),
     "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
     "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
     "I4 sampled behind an abort at a stop token": (
@@ -150,9 +139,6 @@ BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
         JobBreach,
     ),
     "I5 a bridge without a close": ([prompt(), sampled(0, 5, finish=Finish.LENGTH)], observed(0, 4), JobBreach),
-    "I6 not a number": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, float("nan")])), EngineBreach),
-    "I6 infinite": (OPEN, sampled(0, 5, END, logprobs=array("f", [float("-inf"), -1])), EngineBreach),
-    "I6 above 0": (OPEN, sampled(0, 5, END, logprobs=array("f", [-1, 0.01])), EngineBreach),
     "I8 the prompt": ([], prompt(1, PADDING), JobBreach),
     "I8 the bridge": (ENDED, observed(0, 4, PADDING), JobBreach),
     "I9 another turn": (OPEN, sampled(1, 5, END), JobBreach),
@@ -169,9 +155,9 @@ BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_breach_is_blamed_on_who_made_it(name: str) -> None:
     before, event, breach = BROKEN[name]
-    checks = follow(invariants(budget=Budget(max_new_tokens=4)), *before)
+    checks = follow(checks_of(budget=Budget(max_new_tokens=4)), *before)
     with pytest.raises(ContractError, match="r/g/0, turn") as caught:
-        checks.follow(event)
+        checks.check_event(event)
     assert type(caught.value) is breach
     assert isinstance(caught.value, RolloutFailure)
     assert caught.value.failure is (FailureClass.ENGINE if breach is EngineBreach else FailureClass.JOB)
@@ -179,14 +165,14 @@ def test_a_breach_is_blamed_on_who_made_it(name: str) -> None:
 
 
 def test_what_is_sent_is_what_the_events_hold() -> None:
-    checks = follow(invariants(), *ENDED, observed(0, 4, 6))
+    checks = follow(checks_of(), *ENDED, observed(0, 4, 6))
     ids = array("I", [1, 2, 3, 5, END, 4, 6])
-    checks.sending(ids)
+    checks.check_request(ids)
     for wrong in (ids[:-1], array("I", [*ids, 6]), array("I", [*ids[:-1], 7]), array("I")):
         with pytest.raises(JobBreach, match="about to be sent"):
-            checks.sending(wrong)
-    with pytest.raises(JobBreach, match="nothing may be sampled behind Sampled"):
-        follow(invariants(), *ENDED).sending(ids[:5])
+            checks.check_request(wrong)
+    with pytest.raises(JobBreach, match="nothing may be sampled after Sampled"):
+        follow(checks_of(), *ENDED).check_request(ids[:5])
 
 
 @st.composite
@@ -196,14 +182,9 @@ def episodes(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = [prompt(*draw(ids))]
     for turn in range(draw(st.integers(1, 4))):
         for _ in range(draw(st.integers(0, 2))):
-            events.append(sampled(turn, *draw(ids), finish=Finish.ABORT, versions=None))
-        events.append(sampled(turn, *draw(ids), END, finish=draw(st.sampled_from(Finish)), versions=None))
+            events.append(sampled(turn, *draw(ids), finish=Finish.ABORT))
+        events.append(sampled(turn, *draw(ids), END, finish=draw(st.sampled_from(Finish))))
         events.append(observed(turn, *draw(ids)))
-    for at, event in enumerate(events):
-        if isinstance(event, Sampled):
-            cut = draw(st.integers(1, len(event.ids)))
-            spans = [VersionSpan(draw(st.sampled_from("12")), 0, cut), VersionSpan("1", cut, len(event.ids))]
-            events[at] = replace(event, versions=[span for span in spans if span.start < span.end])
     return events
 
 
@@ -218,25 +199,16 @@ def cut(event: Sampled, drop: int) -> Sampled:
 
 BREAKS: dict[str, tuple[type, Any]] = {
     # What becomes of an event so that the invariant no longer holds.
-    "I2 a logprob too many": (Sampled, lambda e: changed(e, logprobs=e.logprobs + array("f", [-1]))),
-    "I2 a logprob too few": (Sampled, lambda e: changed(e, logprobs=e.logprobs[1:])),
     "I3 no prompt": (Prompt, lambda e: []),
     "I3 two prompts": (Prompt, lambda e: [e, e]),
     "I3 a turn without an answer": (Observed, lambda e: []),
     "I3 an answer without a bridge": (Observed, lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)]),
-    "I3 versions from the second token on": (
-        Sampled,
-        lambda e: changed(e, versions=[VersionSpan("1", 1, len(e.ids) + 1)]),
-    ),
     "I4 stop behind any token": (Sampled, lambda e: changed(sampled(e.turn, 5), finish=Finish.STOP)),
     "I4 on behind a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
     "I5 a bridge in the middle of nowhere": (
         Observed,
         lambda e: [replace(e, ids=array("I", [4, END])) if e.ids else e],
     ),
-    "I6 not a logarithm": (Sampled, lambda e: changed(e, logprobs=array("f", [0.5] * len(e.ids)))),
-    "I6 no number": (Sampled, lambda e: changed(e, logprobs=array("f", [float("nan")] * len(e.ids)))),
-    "I6 impossible": (Sampled, lambda e: changed(e, logprobs=array("f", [float("-inf")] * len(e.ids)))),
     "I8 a prompt beyond the vocabulary": (Prompt, lambda e: changed(e, ids=array("I", [VOCABULARY]))),
     "I8 a bridge beyond the vocabulary": (Observed, lambda e: changed(e, ids=array("I", [4, VOCABULARY]))),
     "I9 a turn left out": (Sampled, lambda e: changed(e, turn=e.turn + 1)),
@@ -247,7 +219,7 @@ BREAKS: dict[str, tuple[type, Any]] = {
 @pytest.mark.parametrize("name", BREAKS)
 @given(events=episodes(), data=st.data())
 def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data: st.DataObject) -> None:
-    follow(invariants(), *events)
+    follow(checks_of(), *events)
     kind, change = BREAKS[name]
     at = data.draw(st.sampled_from([n for n, event in enumerate(events) if isinstance(event, kind)]))
     if name.startswith("I5"):  # in front of it a turn that was cut
@@ -258,19 +230,19 @@ def test_one_thing_wrong_anywhere_is_found(name: str, events: list[Event], data:
     if name == "I3 a turn without an answer" and at == len(events) - 1:
         broken.append(sampled(events[at].turn + 1, END))  # type: ignore[union-attr]
     with pytest.raises(ContractError):
-        follow(invariants(), *broken)
+        follow(checks_of(), *broken)
 
 
 @given(events=episodes(), data=st.data())
 def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event], data: st.DataObject) -> None:
     """I1. By length and last token: an array that is only ever appended to has no other way to differ."""
-    checks = follow(invariants(), *events)
+    checks = follow(checks_of(), *events)
     ids = [token for event in events for token in event.ids]  # type: ignore[union-attr]
-    checks.sending(array("I", ids))
+    checks.check_request(array("I", ids))
     other = data.draw(st.integers(0, VOCABULARY).filter(lambda token: token != ids[-1]))
     for wrong in (ids[:-1], [*ids, other], [*ids[:-1], other], ids[1:]):
         with pytest.raises(JobBreach):
-            checks.sending(array("I", wrong))
+            checks.check_request(array("I", wrong))
 
 
 class Cutting(FakeEngine):
@@ -308,12 +280,12 @@ def test_whatever_the_loop_records_holds(
             user=FakeUser(["hello", "and?", "and?"]),
             journal=FakeJournal(),
         )
-    checks = Invariants(played, FakeRenderer())
+    checks = TokenChecks(played, FakeRenderer())
     requests = (ids for ids, _ in groupby(engine.requests))  # under a grammar an interrupted turn is asked for again
     for event in trajectory.events:
         if isinstance(event, Sampled):
-            checks.sending(next(requests))
-        checks.follow(event)
+            checks.check_request(next(requests))
+        checks.check_event(event)
     assert checks.length == trajectory.traces[-1]
 
 
@@ -328,6 +300,6 @@ def test_the_history_is_never_read_again() -> None:
             assert index == -1
             return 4
 
-    checks = follow(invariants(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4))
-    checks.sending(Glanced())  # type: ignore[arg-type]
+    checks = follow(checks_of(), prompt(*[1] * 1_000_000), sampled(0, 5, 5, 5, END), observed(0, 4, 4))
+    checks.check_request(Glanced())  # type: ignore[arg-type]
     assert not [value for value in vars(checks).values() if isinstance(value, list | array)]

@@ -194,7 +194,7 @@ def test_a_turn_that_could_not_be_read_is_rendered_anew_with_its_complaint(
     for more in ([], [called("call_1"), result("resultword", "call_1")], [REPLY, USER]):
         messages = [*history, *more]
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-        renderer.rewrites(messages[: turns[-1] + 1], messages[turns[-1] + 1 :], TOOLS)
+        renderer.rewrites_history(messages[: turns[-1] + 1], messages[turns[-1] + 1 :], TOOLS)
         text = renderer.tokenizer.decode(renderer.open(messages, TOOLS))
         assert "complaintword" in text and ("resultword" in text) is any("resultword" in str(m) for m in more)
     assert check(models.real(name), TOOLS, anew=True).edges[Edge.MALFORMED].renders
@@ -216,7 +216,7 @@ def test_rewriting_is_found_at_run_time_too(models: Models):
         (coder, called(), [result("x")], False),
         (coder, REPLY, [USER], False),
     ]:
-        assert renderer.rewrites([*OPENING, turn], replies, TOOLS) is rewritten
+        assert renderer.rewrites_history([*OPENING, turn], replies, TOOLS) is rewritten
 
 
 def test_glm_stops_at_the_next_header(models: Models):

@@ -1,8 +1,8 @@
 """The agent loop: one job played from its first prompt to its grade.
 
-Pure: it knows protocols and values, so it runs the same in a test, a notebook, a trainer's process or a worker. The
-invariant: what is sent to the engine is what was sent before, plus what was sampled, plus a bridge. Sampled ids are
-never rendered, decoded or encoded again. It knows nothing of Redis, Celery, HTTP or any chat template.
+The invariant: what is sent to the engine is what was sent before, plus what was sampled, plus a bridge; sampled ids are
+never rendered, decoded or encoded again. The loop knows protocols and values, and nothing of Redis, Celery, HTTP or
+chat templates, so it runs the same in a test, a notebook, a trainer's process or a worker.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -17,19 +17,19 @@ from dataclasses import replace
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
-from rollq_worker.episode.messages import Answered, Dialogue, assistant, speaker
-from rollq_worker.episode.resume import Record
+from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role
+from rollq_worker.episode.resume import Recording
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
-from rollq_worker.episode.token_checks import Invariants
+from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.episode.tool_schemas import schemas_of
-from rollq_worker.failures import boundary
+from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
 
 MAX_MALFORMED = 3
 """Unreadable turns in a row that end an episode."""
-TOLD = 5
-"""Errors of one turn that the policy is told, each once: a turn may hold hundreds of broken calls."""
+MAX_ERRORS_SHOWN = 5
+"""Different errors of one turn that the policy is told; a turn may hold hundreds of broken calls."""
 
 
 def play(
@@ -45,14 +45,14 @@ def play(
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
-    Every event but that last one has gone to `journal` by then: closing is one atomic step of whoever owns the job.
-    `recorded` are the journal's events of an earlier attempt: they are played again without asking engine or user, and
-    the episode goes on from there. Raises RolloutFailure when the episode could not be finished for a reason that is
-    not the policy's (Diverged when a replay does not match its record), and whatever `journal.check` raises.
+    `journal` has every event but that last one by then; the caller closes the job in one atomic step. `recorded` are
+    the journal's events of an earlier attempt: they are replayed without asking engine or user, and the episode goes on
+    from there. Raises RolloutFailure when the episode cannot be finished for a reason that is not the policy's
+    (Diverged when a replay differs from its journal), and whatever `journal.check` raises.
     """
-    record = Record(recorded)
-    episode = _Episode(job, engine, renderer, environment, journal, record)
-    closed = episode.run(record.user(user))
+    recording = Recording(recorded)
+    episode = _Episode(job, engine, renderer, environment, journal, recording)
+    closed = episode.run(recording.user(user))
     return Trajectory(job=job, header=header or Header(attempt=1), events=(*episode.events, closed))
 
 
@@ -64,7 +64,7 @@ class _Episode:
         renderer: Renderer,
         environment: Environment,
         journal: Journal,
-        record: Record,
+        recording: Recording,
     ) -> None:
         self.job = job
         self.agent = agent_factory(job.agent, job.agent_args)
@@ -72,14 +72,14 @@ class _Episode:
         self.renderer = renderer
         self.environment = environment
         self.journal = journal
-        self.replayed = record
-        self.dialogue = Dialogue(renderer.call_id)
+        self.recording = recording
+        self.log = MessageLog(renderer.call_id)
         self.schemas: list[Json] = []
         self.tools: set[str] = set()
         self.events: list[Event] = []
-        self.ids = array("I")  # what the engine has seen of this trace, append-only
-        self.malformed = 0  # in a row
-        self.invariants = Invariants(job, renderer)
+        self.ids = array("I")  # the present trace as the engine has seen it, append-only
+        self.malformed = 0  # turns in a row
+        self.checks = TokenChecks(job, renderer)
 
     def run(self, user: User) -> Closed:
         self.open(user)
@@ -91,14 +91,15 @@ class _Episode:
 
     def open(self, user: User) -> None:
         at = time.time()
-        with boundary(EnvironmentFailure, "environment.tools"):
+        with errors_become(EnvironmentFailure, "environment.tools"):
             self.schemas = schemas_of(self.environment)
             self.tools = {tool["function"]["name"] for tool in self.schemas}
-        with boundary(EnvironmentFailure, "environment.reset"):
+        with errors_become(EnvironmentFailure, "environment.reset"):
             first = self.environment.reset(user)
-            if self.replayed.said not in ([], [first]):
-                # A replay could not give it what it asked for.
-                raise ValueError(f"it returned {first!r:.100} where the user said {self.replayed.said!r:.100}")
+            said = self.recording.user_messages
+            if said not in ([], [first]):
+                # The journal has this message only, so a replay would not know what the user had said.
+                raise ValueError(f"it returned {first!r:.100} where the user said {said!r:.100}")
             policy = self.environment.system_prompt
             for what, text in (("message", first), ("system prompt", policy)):
                 if not isinstance(text, str):
@@ -107,29 +108,29 @@ class _Episode:
             {"role": "system", "content": self.agent.system_prompt(policy)},
             {"role": "user", "content": first},
         ]
-        with boundary(JobFailure, "rendering the first prompt"):
+        with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
-        self.dialogue.messages += messages
+        self.log.messages += messages
         self.ids.extend(ids)
         self.record(Prompt(ids=ids, messages=messages, tools=self.schemas, at=at))
 
     def turn(self, turn: int) -> Stop | None:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
-        sampled, whole = self.sample(turn)
-        if not (sampled or turn or self.replayed):
-            # Graded, it would be a reward for what the policy never did.
+        sampled, complete = self.sample(turn)
+        if not (sampled or turn or self.recording):
+            # A reward would grade what the policy never did.
             raise JobFailure(f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the context")
         if not sampled:
             return Stop.LENGTH
         at = time.time()
-        with boundary(JobFailure, "reading the sampled turn"):
+        with errors_become(JobFailure, "reading the sampled turn"):
             read = self.renderer.read(sampled)
-        if not whole:
+        if not complete:
             return self.observe(turn, read, [], [], at, stop=Stop.LENGTH)
         decision = self.agent.act(read, self.tools)
-        speakers = {speaker(action) for action in decision.actions}
-        if not self.renderer.answers(sampled[-1]).issuperset(speakers):
-            # The stop token is the header of who speaks next, and that is not who can answer this.
+        roles = {replying_role(action) for action in decision.actions}
+        if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
+            # The stop token is also the header of the next message, and the reply has another role.
             decision = Decision(
                 (), (*decision.errors, "the turn ends as if it were somebody else's turn to answer it.")
             )
@@ -139,64 +140,64 @@ class _Episode:
         return self.act(turn, read, decision, at)
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
-        """The turn's sampled ids, and whether it came to its end. Goes on with a generation that was interrupted."""
+        """The turn's sampled ids, and whether the turn is complete. Goes on with an interrupted generation."""
         sampled = array("I")
         while True:
-            known = bool(self.replayed)
-            piece = self.replayed.sampled(turn) if known else self.generate(turn, len(sampled))
+            replayed = bool(self.recording)
+            piece = self.recording.sampled(turn) if replayed else self.generate(turn, len(sampled))
             if piece is None:
                 return sampled, False
-            if self.sampler.keeps(piece):
-                self.record(piece, known)
+            if self.sampler.is_kept(piece):
+                self.record(piece, replayed)
                 self.ids.extend(piece.ids)
                 sampled.extend(piece.ids)
-            whole = self.sampler.whole(piece)
-            if whole or piece.finish is not Finish.ABORT:
-                return sampled, whole
-            if not known:
+            complete = self.sampler.is_complete(piece)
+            if complete or piece.finish is not Finish.ABORT:
+                return sampled, complete
+            if not replayed:
                 time.sleep(ABORT_PAUSE_S)
 
     def generate(self, turn: int, sampled: int) -> Sampled | None:
-        self.invariants.sending(self.ids)
+        self.checks.check_request(self.ids)
         return self.sampler.generate(self.ids, turn, sampled)
 
     def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
-        """Carry the actions out, one after the other, until the environment closes the episode."""
-        answered: list[Answered] = []
+        """Carry the actions out, one after the other, until the environment ends the episode."""
+        results: list[ActionResult] = []
         stop: Stop | None = None
-        for action, id in zip(decision.actions, self.dialogue.call_ids(read, decision.actions), strict=True):
-            before = len(self.replayed.said)
-            with boundary(EnvironmentFailure, f"environment.step({action.name})"):
+        for action, id in zip(decision.actions, self.log.call_ids(read, decision.actions), strict=True):
+            before = len(self.recording.user_messages)
+            with errors_become(EnvironmentFailure, f"environment.step({action.name})"):
                 observation = self.environment.step(action)
                 if not isinstance(observation.text, str):
                     raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-            answered.append(Answered(action, id, observation.text, self.replayed.said[before:]))
+            results.append(ActionResult(action, id, observation.text, self.recording.user_messages[before:]))
             if observation.done:
                 stop = Stop.DONE
                 break
-        return self.observe(turn, read, answered, [done.reply for done in answered], at, stop=stop)
+        return self.observe(turn, read, results, [result.reply for result in results], at, stop=stop)
 
     def refuse(self, turn: int, read: ReadTurn, at: float) -> Stop | None:
-        """Answer a turn that cannot be acted on: the policy sees what was wrong, up to a limit."""
+        """Tell the policy what was wrong with a turn that cannot be acted on, up to MAX_MALFORMED times in a row."""
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
         role = self.renderer.complaint_role(self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None)
-        errors = list(dict.fromkeys(read.errors))[:TOLD]
+        errors = list(dict.fromkeys(read.errors))[:MAX_ERRORS_SHOWN]
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
-        return self.observe(turn, read, [], [self.dialogue.complaint(role, text)], at, stop=None)
+        return self.observe(turn, read, [], [self.log.error_reply(role, text)], at, stop=None)
 
     def observe(
         self,
         turn: int,
         read: ReadTurn,
-        answered: Sequence[Answered],
+        results: Sequence[ActionResult],
         replies: list[Message],
         at: float,
         stop: Stop | None,
     ) -> Stop | None:
-        """Record what the turn led to, and how the next one is prompted if there is to be one. Returns the stop."""
-        message = assistant(read, answered)
+        """Record what the turn led to and the prompt of the next turn, if there is one. Returns the stop."""
+        message = assistant_message(read, results)
         ids = array("I")
         rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
@@ -206,16 +207,16 @@ class _Episode:
             if not self.fits(ids, rewritten):
                 ids, rewritten, stop = array("I"), None, Stop.LENGTH
         self.ids.extend(ids)
-        self.dialogue.messages += [message, *replies]
+        self.log.messages += [message, *replies]
         self.record(
             Observed(
                 turn=turn,
                 message=message,
-                actions=[done.recorded for done in answered],
+                actions=[result.recorded for result in results],
                 replies=replies,
                 ids=ids,
                 errors=tuple(read.errors),
-                extra_calls=max(0, len(read.calls) - max(1, len(answered))),
+                extra_calls=max(0, len(read.calls) - max(1, len(results))),
                 done=stop is Stop.DONE,
                 at=at,
                 seconds=time.time() - at,
@@ -228,16 +229,16 @@ class _Episode:
 
     def fits(self, bridge: array[int], rewritten: Prompt | None) -> bool:
         """Whether there is room for another turn."""
-        went_on = self.replayed.went_on(rewritten is not None)
-        if went_on is not None:
-            return went_on
+        recorded = self.recording.another_turn_followed(new_trace=rewritten is not None)
+        if recorded is not None:
+            return recorded
         return self.sampler.room(len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
-        """What comes between the turn and the next one; it closes a turn that was cut."""
+        """The tokens between the turn and the next one; they close a turn that has no end token."""
         ids = array("I")
         stop = self.ids[-1]
-        with boundary(JobFailure, "rendering the bridge"):
+        with errors_become(JobFailure, "rendering the bridge"):
             if not self.renderer.is_end(stop):
                 stop = self.renderer.close(message, replies)
                 ids.append(stop)
@@ -245,25 +246,25 @@ class _Episode:
         return ids
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
-        """The prompt of a new trace where the job wants history as the template writes it, and that is otherwise now.
+        """The prompt of a new trace, if the job wants history as the template writes it and the template changes it.
 
         What was sampled stays trainable in its own trace; in the new one it is context.
         """
         if self.job.history is not History.TEMPLATE:
             return None
-        said = [*self.dialogue.messages, message]
-        with boundary(JobFailure, "rendering the conversation anew"):
-            if not self.renderer.rewrites(said, replies, self.schemas):
+        history = [*self.log.messages, message]
+        with errors_become(JobFailure, "rendering the conversation again"):
+            if not self.renderer.rewrites_history(history, replies, self.schemas):
                 return None
-            ids = self.renderer.open([*said, *replies], self.schemas)
-        return Prompt(ids=ids, messages=[*said, *replies], tools=self.schemas, at=time.time())
+            ids = self.renderer.open([*history, *replies], self.schemas)
+        return Prompt(ids=ids, messages=[*history, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
-        """Grade the episode. Only one that the environment closed is scored; the others get what tau-bench gives: 0."""
-        self.replayed.finish()
+        """Grade the episode if the environment ended it; any other gets 0, as in tau-bench."""
+        self.recording.check_finished()
         grade = Grade(0.0, {"unfinished": stop.value})
         if stop is Stop.DONE:
-            with boundary(EnvironmentFailure, "environment.grade"):
+            with errors_become(EnvironmentFailure, "environment.grade"):
                 grade = self.environment.grade()
                 reward = grade.reward
                 if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -271,10 +272,10 @@ class _Episode:
                 json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
-    def record(self, event: Event, known: bool = False) -> None:
-        """Check an event and journal it; one that is played again is the recorded one instead."""
-        self.invariants.follow(event)
-        recorded = event if known else self.replayed.match(event)
+    def record(self, event: Event, replayed: bool = False) -> None:
+        """Check an event and journal it, unless the journal has it already."""
+        self.checks.check_event(event)
+        recorded = event if replayed else self.recording.match(event)
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)

@@ -1,7 +1,7 @@
-"""A conversation in OpenAI's form: what was said and done in it, and how its calls are named.
+"""The messages of an episode in OpenAI's form, and the ids of its tool calls.
 
-The invariant: no two answers to calls have the same id by rollq's doing. It knows neither tokens nor templates; the
-renderer says which of the model's own ids a template takes.
+The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor templates; the renderer
+says which of the model's own ids a template takes.
 """
 
 import json
@@ -14,20 +14,20 @@ from rollq_worker.protocols import RESPOND, Action, ReadTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """An action that was carried out, and what came of it."""
+class ActionResult:
+    """An action that was carried out, and what it led to."""
 
     action: Action
     id: str
     """Of the call; "" for RESPOND."""
     text: str
     """What the policy is shown."""
-    words: Sequence[str] = ()
-    """What the user said meanwhile."""
+    user_messages: Sequence[str] = ()
+    """What the user said during the action."""
 
     @property
     def reply(self) -> Message:
-        if speaker(self.action) == "user":
+        if replying_role(self.action) == "user":
             return {"role": "user", "content": self.text}
         return {"role": "tool", "tool_call_id": self.id, "content": self.text}
 
@@ -38,55 +38,55 @@ class Answered:
 
     @property
     def recorded(self) -> dict[str, Json]:
-        """As the journal has it: the user's words where they are not the reply itself."""
+        """The action as the journal has it, with the user's messages unless they are the reply itself."""
         action: dict[str, Json] = {"name": self.action.name, "arguments": dict(self.action.arguments)}
-        if list(self.words) != ([self.text] if speaker(self.action) == "user" else []):
-            action["user"] = list(self.words)
+        if list(self.user_messages) != ([self.text] if replying_role(self.action) == "user" else []):
+            action["user"] = list(self.user_messages)
         return action
 
 
-class Dialogue:
-    """The messages so far. `name` gives a call its id: protocols.Renderer.call_id."""
+class MessageLog:
+    """The messages so far. `call_id` is protocols.Renderer.call_id."""
 
-    def __init__(self, name: Callable[[str, str, int], str]) -> None:
+    def __init__(self, call_id: Callable[[str, str, int], str]) -> None:
         self.messages: list[Message] = []
-        self._name = name
+        self._call_id = call_id
         self._calls = 0
 
     def call_ids(self, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
-        """One an action: the model's own id, or one that counts over the whole episode."""
+        """One for each action: the model's own id, or one that counts over the whole episode."""
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
-            ids.append("" if action.name == RESPOND else self._unlike(ids, own, action.name))
+            ids.append("" if action.name == RESPOND else self._unused_id(ids, own, action.name))
         return ids
 
-    def complaint(self, role: str, text: str) -> Message:
-        """What answers a turn that cannot be acted on."""
+    def error_reply(self, role: str, text: str) -> Message:
+        """The reply to a turn that cannot be acted on."""
         if role == "tool":
-            return {"role": role, "tool_call_id": self._next("", "tool"), "content": text}
+            return {"role": role, "tool_call_id": self._next_id("", "tool"), "content": text}
         return {"role": role, "content": text}
 
-    def _unlike(self, ids: Sequence[str], own: str, tool: str) -> str:
-        id = self._next("" if own in ids else own, tool)
-        while id in ids:  # the model has used up this number
-            id = self._next("", tool)
+    def _unused_id(self, used: Sequence[str], own: str, tool: str) -> str:
+        id = self._next_id("" if own in used else own, tool)
+        while id in used:  # the model has made up an id that rollq counts to
+            id = self._next_id("", tool)
         return id
 
-    def _next(self, own: str, tool: str) -> str:
+    def _next_id(self, own: str, tool: str) -> str:
         self._calls += 1
-        return self._name(own, tool, self._calls - 1)
+        return self._call_id(own, tool, self._calls - 1)
 
 
-def assistant(read: ReadTurn, answered: Sequence[Answered]) -> Message:
+def assistant_message(read: ReadTurn, results: Sequence[ActionResult]) -> Message:
     """A sampled turn, with the calls that were carried out."""
     message: Message = {"role": "assistant", "content": read.content}
     if read.reasoning:
         message["reasoning_content"] = read.reasoning
-    calls = [done.call for done in answered if speaker(done.action) == "tool"]
+    calls = [result.call for result in results if replying_role(result.action) == "tool"]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def speaker(action: Action) -> str:
-    """The role that answers an action."""
+def replying_role(action: Action) -> str:
+    """The role that replies to an action."""
     return "user" if action.name == RESPOND else "tool"

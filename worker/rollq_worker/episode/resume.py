@@ -1,8 +1,8 @@
-"""A journal played again: what an earlier attempt recorded stands in for the engine and the user.
+"""Resume: what an earlier attempt recorded stands in for the engine and the user.
 
-The agent loop runs as it always does; sampled ids and the user's words come from the record, and every event that the
-loop makes is compared with the recorded one. So a resumed episode is in the very state that the journal describes, or
-it is known not to be. No engine and no user model is asked for anything while the record lasts.
+The agent loop runs as always. Sampled ids and the user's messages come from the journal, and every event that the loop
+makes is compared with the recorded one. The invariant: a resumed episode is in the state that the journal describes, or
+raises Diverged; neither engine nor user is asked for what the journal has.
 """
 
 from collections import deque
@@ -17,22 +17,22 @@ UNTIMED = ("at", "seconds")
 
 
 class Diverged(EnvironmentFailure):
-    """A replayed episode did not do what its journal says; it starts again in a fresh environment."""
+    """The replay of an episode differs from its journal. The episode starts again in a fresh environment."""
 
 
-class Record:
-    """The events of an earlier attempt that are still to be played again, and what the user says for the next one."""
+class Recording:
+    """The events of an earlier attempt that are still to be replayed."""
 
     def __init__(self, events: Sequence[Event] = ()) -> None:
         self._events = deque(events)
-        self.said: list[str] = []
-        """The user's words since the last event, recorded or not."""
+        self.user_messages: list[str] = []
+        """The user's messages since the last event, recorded or not."""
 
     def __bool__(self) -> bool:
         return bool(self._events)
 
     def sampled(self, turn: int) -> Sampled | None:
-        """The next event, if it was sampled in this turn; None where the turn was cut for want of room."""
+        """The next event, if it was sampled in this turn; None where the turn ended for lack of room."""
         event = self._events[0] if self._events else None
         if not isinstance(event, Sampled):
             return None
@@ -41,21 +41,20 @@ class Record:
         self._events.popleft()
         return event
 
-    def went_on(self, rewritten: bool) -> bool | None:
-        """Whether the turn that is being answered was followed by another one; None: the record does not say.
+    def another_turn_followed(self, new_trace: bool) -> bool | None:
+        """Whether another turn followed the one being answered, in a new trace or not; None: the journal ends here.
 
-        It is not worked out anew, because it may be another engine now, with room for more or for less. `rewritten`: it
-        would be followed by a new trace.
+        It cannot be worked out again: the context of another engine may have room for more or less.
         """
         if not self._events:
             return None
-        if not rewritten:
+        if not new_trace:
             return len(getattr(self._events[0], "ids", ())) > 0
         return isinstance(self._events[1], Prompt) if len(self._events) > 1 else None
 
     def match(self, event: Event) -> Event | None:
-        """The recorded twin of an event that the loop made; None when it is new. Raises Diverged when they differ."""
-        self.said.clear()
+        """The recorded event that equals this one; None when it is new. Raises Diverged when they differ."""
+        self.user_messages.clear()
         if not self._events:
             return None
         recorded = self._events.popleft()
@@ -67,31 +66,31 @@ class Record:
                 raise Diverged(f"{type(event).__name__}.{name} was {_brief(was)} and is {_brief(now)} in the replay")
         return recorded
 
-    def finish(self) -> None:
-        """The episode ends here. Raises Diverged when its journal goes on."""
+    def check_finished(self) -> None:
+        """Raises Diverged when the episode ends here and its journal goes on."""
         if self._events:
             raise Diverged(f"the replay ends where the journal has a {type(self._events[0]).__name__}")
 
     def user(self, user: User) -> User:
-        """`user`, who goes on where the record ends."""
+        """A user that says what was recorded; `user` goes on where the recording ends."""
         return _RecordedUser(user, self)
 
-    def word(self) -> str | None:
-        """What the user said next; None: that is not recorded. Raises Diverged when it was not asked so often."""
+    def next_user_message(self) -> str | None:
+        """The user's next message; None: it is not recorded. Raises Diverged when the user was not asked so often."""
         if not self._events:
             return None
-        words = _words(self._events[0])
-        if len(self.said) >= len(words):
-            raise Diverged(f"the user is asked more than the {len(words)} times that the journal has")
-        return words[len(self.said)]
+        recorded = _user_messages(self._events[0])
+        if len(self.user_messages) >= len(recorded):
+            raise Diverged(f"the user is asked more than the {len(recorded)} times that the journal has")
+        return recorded[len(self.user_messages)]
 
 
 class _RecordedUser:
-    """Says what was recorded and tells the live user that it did, until the record ends."""
+    """Says what was recorded and has the live user recall it, until the recording ends."""
 
-    def __init__(self, user: User, record: Record) -> None:
+    def __init__(self, user: User, recording: Recording) -> None:
         self._user = user
-        self._record = record
+        self._recording = recording
 
     def open(self) -> str:
         return self._say(None, self._user.open)
@@ -103,29 +102,29 @@ class _RecordedUser:
         self._user.recall(heard, said)
 
     def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
-        said = self._record.word()
+        said = self._recording.next_user_message()
         if said is None:
             said = ask()
         else:
             self._user.recall(heard, said)
-        self._record.said.append(said)
+        self._recording.user_messages.append(said)
         return said
 
 
-def _words(event: Event) -> list[str]:
-    """What the user said for this event."""
+def _user_messages(event: Event) -> list[str]:
+    """What the user said before this event and after the one before it."""
     if isinstance(event, Prompt):
         return [event.messages[-1]["content"]]
     if not isinstance(event, Observed):
         return []
-    words: list[str] = []
+    messages: list[str] = []
     for action, reply in zip(event.actions, event.replies, strict=False):
-        words += action.get("user", [reply["content"]] if action["name"] == RESPOND else [])
-    return words
+        messages += action.get("user", [reply["content"]] if action["name"] == RESPOND else [])
+    return messages
 
 
 def _plain(value: Any) -> Any:
-    """Lists for every kind of sequence and dicts for every mapping: the wire does not keep them apart."""
+    """Lists for all sequences and dicts for all mappings, which the wire does not tell apart."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

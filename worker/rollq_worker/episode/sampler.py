@@ -1,7 +1,7 @@
-"""What the engine is asked for: as many tokens of a turn as there is room for, or the rest of one that was interrupted.
+"""Asks the engine for a turn, or for the rest of an interrupted one.
 
-The invariant: every request of a turn is bound by what the turn, the trajectory and the context have left. It keeps
-nothing of an episode.
+The invariant: no request asks for more tokens than the turn, the trajectory and the context have left. It keeps no
+state of an episode.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -14,11 +14,11 @@ from rollq.errors import EngineFailure
 from rollq.job import Job, Json
 from rollq.sampling import GRAMMARS
 from rollq.trajectory import Finish, Sampled
-from rollq_worker.failures import boundary
+from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Journal
 
 ABORT_PAUSE_S = 0.05
-"""Before an interrupted turn goes on: an engine that aborts everything is about to pause."""
+"""Wait before an interrupted turn goes on: an engine that aborts everything is about to pause."""
 
 
 class Sampler:
@@ -28,24 +28,24 @@ class Sampler:
         self._job = job
         self._engine = engine
         self._journal = journal
-        self._ends = turn_ends(job, stop_ids)
-        self._starts_over = any(job.sampling.get(name) for name in GRAMMARS)
+        self._end_ids = end_ids(job, stop_ids)
+        self._has_grammar = any(job.sampling.get(name) for name in GRAMMARS)
 
     def room(self, length: int) -> int:
-        """How many tokens fit behind `length` tokens."""
+        """How many tokens may follow a trace of `length` tokens."""
         return min(self._job.budget.max_tokens - length, self._engine.room(length))
 
     def generate(self, ids: array[int], turn: int, sampled: int) -> Sampled | None:
-        """Have the engine go on with a turn of which `sampled` tokens are there; None when no more fit."""
+        """Sample the turn that has `sampled` tokens so far; None when it has no room left."""
         self._journal.check()
         room = min(self._job.budget.max_new_tokens - sampled, self.room(len(ids)))
         if room <= 0:
             return None
         at = time.time()
-        with boundary(EngineFailure, "the engine"):
+        with errors_become(EngineFailure, "the engine"):
             got = self._engine.generate(
                 ids,
-                sampling=self._rest(sampled),
+                sampling=self._parameters(sampled),
                 max_new_tokens=room,
                 key=self._job.id,
                 check=self._journal.check,
@@ -62,40 +62,40 @@ class Sampler:
             seconds=time.time() - at,
         )
 
-    def whole(self, piece: Sampled) -> bool:
-        """Whether a turn ends with this piece, and not for want of room.
+    def is_complete(self, piece: Sampled) -> bool:
+        """Whether the turn ends with this piece because the model ended it.
 
-        By its last token, whatever `finish` says: the engine tests the length before stop tokens, and an abort may come
-        right behind one. A job's own stop string ends a turn without a stop token; the bridge closes it.
+        The last token decides, whatever `finish` says: the engine tests the length before stop tokens, and an abort may
+        come right after one. A job's own stop string ends a turn without a stop token; the bridge closes it.
         """
-        return piece.finish is Finish.STOP or (len(piece.ids) > 0 and piece.ids[-1] in self._ends)
+        return piece.finish is Finish.STOP or (len(piece.ids) > 0 and piece.ids[-1] in self._end_ids)
 
-    def keeps(self, piece: Sampled) -> bool:
-        """Whether the turn holds this piece.
+    def is_kept(self, piece: Sampled) -> bool:
+        """Whether the piece becomes part of the turn.
 
-        The beginning of an interrupted turn is kept, except under a grammar: the engine would begin that anew in the
+        The start of an interrupted turn does, except under a grammar: the engine would start the grammar again in the
         middle of the turn.
         """
-        interrupted = piece.finish is Finish.ABORT and not self.whole(piece)
-        return len(piece.ids) > 0 and not (interrupted and self._starts_over)
+        interrupted = piece.finish is Finish.ABORT and not self.is_complete(piece)
+        return len(piece.ids) > 0 and not (interrupted and self._has_grammar)
 
-    def _rest(self, sampled: int) -> Mapping[str, Json]:
-        """The sampling parameters for the rest of a turn."""
-        asked = dict(self._job.sampling)
-        if asked.get("min_new_tokens"):
-            asked["min_new_tokens"] = max(0, asked["min_new_tokens"] - sampled)
-        if "sampling_seed" in asked:  # the samples of a group share their job: with one seed they would be one
-            asked["sampling_seed"] = (asked["sampling_seed"] + self._job.sample) % 2**63
-        return asked
+    def _parameters(self, sampled: int) -> Mapping[str, Json]:
+        """The sampling parameters of a turn that has `sampled` tokens so far."""
+        parameters = dict(self._job.sampling)
+        if parameters.get("min_new_tokens"):
+            parameters["min_new_tokens"] = max(0, parameters["min_new_tokens"] - sampled)
+        if "sampling_seed" in parameters:  # one seed for all samples of a group would make them equal
+            parameters["sampling_seed"] = (parameters["sampling_seed"] + self._job.sample) % 2**63
+        return parameters
 
 
-def turn_ends(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
-    """The tokens at which the engine ends a turn: the model's and the job's own, or none."""
+def end_ids(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
+    """The tokens at which the engine ends a turn: the model's `stop_ids` and the job's own; none under ignore_eos."""
     if job.sampling.get("ignore_eos"):
         return frozenset()
     return frozenset(stop_ids) | frozenset(job.sampling.get("stop_token_ids") or ())
 
 
-def ends_freely(job: Job) -> bool:
-    """Whether the engine may end a turn behind any token."""
+def ends_anywhere(job: Job) -> bool:
+    """Whether the engine may end a turn after any token: at a stop string, or where a grammar ends."""
     return any(job.sampling.get(name) for name in ("stop", "stop_regex", *GRAMMARS))

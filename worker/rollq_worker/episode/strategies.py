@@ -1,6 +1,6 @@
-"""Agent strategies: what the policy is told beside the environment's policy, and how a sampled turn becomes an action.
+"""Agent strategies: the system prompt, and how a sampled turn becomes actions.
 
-A strategy sees text and values only, never tokens: those are the renderer's.
+A strategy sees texts and values, never tokens.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -20,20 +20,20 @@ SINGLE_TOOL = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a turn comes to."""
+    """What a turn leads to."""
 
     actions: Sequence[Action] = ()
-    """In order; empty when the turn cannot be acted on. Calls are the first ones of the turn."""
+    """In order; calls are the first ones of the turn. Empty when the turn cannot be acted on."""
     errors: Sequence[str] = ()
-    """What the policy is told is wrong with it."""
+    """What was wrong with the turn, for the policy."""
 
 
 class Agent(Protocol):
-    """One way to turn what was sampled into what is done."""
+    """One way to turn sampled turns into actions."""
 
     @property
     def several(self) -> bool:
-        """Whether it may carry out several calls of one turn."""
+        """Whether several calls of one turn may be carried out."""
         ...
 
     def system_prompt(self, policy: str) -> str:
@@ -41,19 +41,19 @@ class Agent(Protocol):
         ...
 
     def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
-        """What to do after a turn, in an environment with tools of these names."""
+        """What to do after a turn; `tools` are the names that the environment has."""
         ...
 
 
 class Calls(StrEnum):
-    """What becomes of several tool calls in one turn."""
+    """What to do with several tool calls in one turn."""
 
     FIRST = "first"
-    """The first one is carried out; the others stay in the tokens and are counted (tau-bench's agent)."""
+    """Carry out the first, as tau-bench's agent does. The others stay in the tokens and are counted."""
     ALL = "all"
-    """They are carried out one after the other, until the episode ends."""
+    """Carry them out one after the other, until the episode ends."""
     REFUSE = "refuse"
-    """None is: the turn counts as malformed."""
+    """Carry out none: the turn counts as malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ToolCalling:
             return Decision((), (*turn.errors, f"{len(turn.calls)} tool calls in one turn: make one at a time."))
         chosen = turn.calls if self.calls is Calls.ALL else turn.calls[:1]
         if RESPOND not in tools and any(call.name == RESPOND for call in chosen):
-            # A tool call by that name must not speak to the user: environments take it for the real thing.
+            # Environments would take a tool call of this name for a message to the user.
             return Decision((), (*turn.errors, f"There is no tool named {RESPOND!r}: write to the user in plain text."))
         return Decision(tuple(chosen), turn.errors)
 

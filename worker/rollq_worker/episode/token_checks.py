@@ -1,23 +1,22 @@
-"""What must hold of the tokens of an episode, checked event by event before an event is recorded.
+"""What must hold of an episode's tokens, checked before each event is recorded.
 
-The invariant of the checks themselves: a trajectory that they let through may be trained on, and each costs time in
-proportion to the event, never to the history. A breach is a typed failure of the rollout (the engine's for what was
-sampled, the job's for what rollq made). They know events, ask the renderer which tokens end a turn, and know nothing of
-engines or the wire.
+The invariant: a trajectory that passes may be trained on. A check takes time in proportion to the event, never to the
+history. A breach is a typed failure: EngineBreach for what was sampled, JobBreach for what rollq made. The checks know
+events and which tokens end a turn, and nothing of engines or the wire.
 
     I1   what is sent is what was sent before, plus what was sampled, plus a bridge
-    I2   one logprob a sampled token: checked where the reply is read
+    I2   one logprob for each sampled token: checked where the engine's reply is read
     I3   a trace is a prompt, then sampled tokens and bridges in turn, without gap or overlap
-    I4   `stop` by a token ends in a stop token, and nothing is sampled behind one; the reverse does not hold, for an
-         engine tests the length first
-    I5   a bridge starts right behind a token that ends a turn, or with one (that nobody's words become control tokens
-         is the renderer's doing: rollq_worker.tokens.injection_guard)
-    I6   logprobs are finite and not above 0: checked where the reply is read
+    I4   `stop` by a token ends in a stop token, and nothing is sampled after one; a stop token may also come with
+         another finish reason, because an engine tests the length first
+    I5   a bridge starts right after a token that ends a turn, or with one (rollq_worker.tokens.injection_guard keeps
+         texts from becoming control tokens)
+    I6   logprobs are finite and not above 0: checked where the engine's reply is read
     I7   the order of versions is counted (`rollq.token_stats`), not enforced: a router may send a turn to an older
          server
     I8   ids that rollq makes are inside the vocabulary; sampled ones may be a model's padding ids
     I9   each turn is sampled in one trace, and answered once
-    I10  the wire gives back what it was given: tests of `rollq.wire.codec`
+    I10  the wire gives back what it was given: checked in tests of `rollq.wire.codec`
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -27,35 +26,35 @@ from array import array
 from rollq.errors import EngineBreach, JobBreach
 from rollq.job import Job
 from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled
-from rollq_worker.episode.sampler import ends_freely, turn_ends
+from rollq_worker.episode.sampler import end_ids, ends_anywhere
 from rollq_worker.protocols import Renderer
 
 
-class Invariants:
-    """Follows one episode."""
+class TokenChecks:
+    """The checks of one episode. Every event is checked, in order."""
 
     def __init__(self, job: Job, renderer: Renderer) -> None:
         self.job = job
         self.vocabulary = renderer.vocab_size
         self.is_end = renderer.is_end
-        self.ends = turn_ends(job, renderer.stop_ids)
-        self.free_end = ends_freely(job)
+        self.end_ids = end_ids(job, renderer.stop_ids)
+        self.ends_anywhere = ends_anywhere(job)
         self.length = 0
-        """Tokens of the present trace."""
+        """Tokens in the present trace."""
         self.turn = 0
         self.turn_tokens = 0
         self.last: Event | None = None
         self.last_id = -1
 
-    def sending(self, ids: array[int]) -> None:
-        """I1, before a request: the ids are those of the events so far. Raises JobBreach."""
+    def check_request(self, ids: array[int]) -> None:
+        """I1: the ids to be sent are those of the events so far. Raises JobBreach."""
         if len(ids) != self.length or not ids or ids[-1] != self.last_id:
             raise JobBreach(f"{self._at()}: {len(ids)} ids are about to be sent, the events hold {self.length}")
         if not self._may_sample():
-            raise JobBreach(f"{self._at()}: nothing may be sampled behind {type(self.last).__name__}")
+            raise JobBreach(f"{self._at()}: nothing may be sampled after {type(self.last).__name__}")
 
-    def follow(self, event: Event) -> None:
-        """Check the next event, before it is recorded. Raises EngineBreach or JobBreach."""
+    def check_event(self, event: Event) -> None:
+        """Raises EngineBreach or JobBreach."""
         if isinstance(event, Prompt):
             self._prompt(event)
         elif isinstance(event, Sampled):
@@ -67,7 +66,7 @@ class Invariants:
     def _prompt(self, event: Prompt) -> None:
         rewritten = isinstance(self.last, Observed) and not self.last.ids
         if self.last is not None and not rewritten:
-            raise JobBreach(f"{self._at()}: a trace was opened behind {type(self.last).__name__}")
+            raise JobBreach(f"{self._at()}: a trace was opened after {type(self.last).__name__}")
         if not event.ids:
             raise JobBreach(f"{self._at()}: the prompt is empty")
         self._inside(event.ids, "the prompt")
@@ -78,13 +77,13 @@ class Invariants:
         """I3, I4, I9."""
         if not self._may_sample() or event.turn != self.turn:
             last = type(self.last).__name__
-            raise JobBreach(f"{self._at()}: tokens of turn {event.turn} were sampled behind {last}")
+            raise JobBreach(f"{self._at()}: tokens of turn {event.turn} were sampled after {last}")
         where = f"{self._at()}: the engine's reply"
-        ended = event.ids[-1] in self.ends
-        if event.finish is Finish.STOP and not (ended or self.free_end):
+        ended = event.ids[-1] in self.end_ids
+        if event.finish is Finish.STOP and not (ended or self.ends_anywhere):
             raise EngineBreach(f"{where} says stop and ends in token {event.ids[-1]}, which ends no turn")
-        if not self.ends.isdisjoint(event.ids[:-1]):
-            raise EngineBreach(f"{where} goes on behind a stop token")
+        if not self.end_ids.isdisjoint(event.ids[:-1]):
+            raise EngineBreach(f"{where} goes on after a stop token")
         self.turn_tokens += len(event.ids)
         if self.turn_tokens > self.job.budget.max_new_tokens:
             raise EngineBreach(f"{where} makes {self.turn_tokens} tokens of the turn, beyond its budget")
@@ -93,23 +92,23 @@ class Invariants:
     def _observed(self, event: Observed) -> None:
         """I5, I8, I9."""
         if not isinstance(self.last, Sampled) or event.turn != self.turn:
-            raise JobBreach(f"{self._at()}: turn {event.turn} was answered behind {type(self.last).__name__}")
+            raise JobBreach(f"{self._at()}: turn {event.turn} was answered after {type(self.last).__name__}")
         if event.ids:
             if not (self.is_end(self.last_id) or self.is_end(event.ids[0])):
-                raise JobBreach(f"{self._at()}: the bridge starts behind token {self.last_id}, which ends no turn")
+                raise JobBreach(f"{self._at()}: the bridge starts after token {self.last_id}, which ends no turn")
             self._inside(event.ids, "the bridge")
             self._extend(event.ids)
         self.turn += 1
         self.turn_tokens = 0
 
     def _may_sample(self) -> bool:
-        """Behind a prompt, a bridge, or a generation that was interrupted before its end."""
+        """After a prompt, a bridge, or a generation that was interrupted before its end."""
         if isinstance(self.last, Sampled):
-            return self.last.finish is Finish.ABORT and self.last_id not in self.ends
+            return self.last.finish is Finish.ABORT and self.last_id not in self.end_ids
         return isinstance(self.last, Prompt) or (isinstance(self.last, Observed) and len(self.last.ids) > 0)
 
     def _inside(self, ids: array[int], what: str) -> None:
-        """I8; arrays of type I hold nothing below 0."""
+        """I8. Arrays of type I hold nothing below 0."""
         if max(ids) >= self.vocabulary:
             raise JobBreach(f"{self._at()}: {what} holds id {max(ids)}, beyond the vocabulary of {self.vocabulary}")
 

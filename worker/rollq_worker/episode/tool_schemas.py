@@ -1,4 +1,4 @@
-"""An environment's tool schemas, read and checked: what templates, tool parsers and the wire take for granted."""
+"""An environment's tool schemas, checked for what templates, tool parsers and the wire rely on."""
 
 import json
 
@@ -7,7 +7,7 @@ from rollq_worker.protocols import Environment
 
 
 def schemas_of(environment: Environment) -> list[Json]:
-    """Plain copies. Raises TypeError or ValueError for what is no schema, and whatever reading them raises."""
+    """Plain copies. Raises TypeError or ValueError for what is not a schema, and whatever reading them raises."""
     schemas: Json = json.loads(json.dumps(list(environment.tools), allow_nan=False))
     names = [_name(schema) for schema in schemas]
     if repeated := sorted({name for name in names if names.count(name) > 1}):

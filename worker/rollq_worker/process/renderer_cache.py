@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from rollq.job import History, Job, Json
-from rollq_worker.episode.sampler import ends_freely
+from rollq_worker.episode.sampler import ends_anywhere
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer
@@ -61,6 +61,6 @@ def needed(job: Job) -> tuple[Edge, ...]:
     edges = []
     if agent_factory(job.agent, job.agent_args).several:
         edges.append(Edge.CALLS)
-    if ends_freely(job) or job.sampling.get("stop_token_ids"):
+    if ends_anywhere(job) or job.sampling.get("stop_token_ids"):
         edges.append(Edge.CUT)
     return tuple(edges)

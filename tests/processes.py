@@ -1,11 +1,11 @@
-"""Whether a process still runs, for tests that end some."""
+"""Whether a process runs."""
 
 import os
 from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """One that only waits to be collected does not."""
+    """False for an unknown pid, and for a zombie where /proc shows one."""
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat")

@@ -1,4 +1,4 @@
-"""The parts one by one, as the README and the next steps of the commands have them, in real processes."""
+"""The parts one by one, as the README starts them, in real processes."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.conftest import free_port
 
 
 def rollq(*args: str, env: dict[str, str], code: int = 0) -> str:
-    """Runs a command to its end; returns its stdout."""
+    """Run a command to its end. Returns its stdout."""
     command = [sys.executable, "-m", "rollq", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **env})
     assert done.returncode == code, done.stdout + done.stderr
@@ -24,7 +24,7 @@ def rollq(*args: str, env: dict[str, str], code: int = 0) -> str:
 
 @contextmanager
 def running(*args: str, env: dict[str, str], ready: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in the foreground, from the line that says it is ready until SIGTERM."""
+    """A command, from its ready line until SIGTERM."""
     command = [sys.executable, "-m", "rollq", *args]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env}
@@ -46,7 +46,7 @@ def running(*args: str, env: dict[str, str], ready: str) -> Iterator[subprocess.
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A running Redis, engine and worker; yields the environment that leads to them."""
+    """A running Redis, engine and worker; yields environment variables with their addresses."""
     redis_port, engine_port = free_port(), free_port()
     env = {
         "ROLLQ_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
@@ -75,11 +75,11 @@ def test_submit_pull_stats_show(parts: dict[str, str], tmp_path: Path) -> None:
     assert "state     done, attempt 1" in shown
     assert "reward 1.0" in shown
 
-    # What was only looked at is held (for longer, here); the others come at once, and then the pull gives up.
+    # The group that was pulled with --no-ack stays held. The others come at once, then the pull times out.
     with Client(parts["ROLLQ_REDIS_URL"], run="first") as client:
         held = client.ledger.keys.held("train")
         for name in client.ledger.redis.zrange(held, 0, -1):
-            client.ledger.redis.zadd(held, {name: client.ledger.now() + 3600})
+            client.ledger.redis.zadd(held, {name: client.ledger.scripts.now() + 3600})
     pull = ("pull", "--run", "first", "--groups", "3", "--out", str(out), "--timeout", "0", "--json")
     assert (
         json.loads(rollq("pull", "--run", "first", "--groups", "2", "--out", str(out), "--json", env=parts))["groups"]

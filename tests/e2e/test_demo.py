@@ -1,4 +1,4 @@
-"""`rollq demo`: the whole pipeline in real processes, its books, and that it leaves nothing behind."""
+"""`rollq demo`: the whole pipeline in real processes. Its numbers add up, and it leaves no process running."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import pytest
 
 from rollq.cli import main
 from rollq_worker.commands.demo import run
-from tests.rollq_worker.engine.engines import replaying
+from tests.processes import alive
+from tests.rollq_worker.engine.engine_servers import replaying
 
 FIELDS = (
     "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
@@ -42,7 +43,7 @@ def demo(*args: str, env: dict[str, str] | None = None) -> Iterator[subprocess.P
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The one object in the last line of stdout, and nothing else there."""
+    """The one object on stdout."""
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     assert out.count("\n") == 1, out
@@ -51,7 +52,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def parts(process: subprocess.Popen[str], stream: Any) -> dict[str, int]:
-    """Pids of the parts, as the demo names them while it starts."""
+    """The parts' pids, as the demo prints them."""
     said = ""
     while len(found := {name: int(pid) for name, pid in PIDS.findall(said)}) < 3:
         line = stream.readline()
@@ -61,35 +62,19 @@ def parts(process: subprocess.Popen[str], stream: Any) -> dict[str, int]:
 
 
 def gone(pids: Sequence[int], seconds: float = 60.0) -> bool:
-    def running(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except FileNotFoundError:
-            return False
-
-    return eventually(lambda: not any(map(running, pids)), seconds)
-
-
-def eventually(true: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not true():
+    while any(map(alive, pids)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
 
 
-@pytest.fixture(autouse=True)
-def proc() -> None:
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("looks at processes through /proc")
-
-
 def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
     flags = ("--groups", "2", "--size", "2", "--json")
     out = tmp_path / "out.jsonl"
     out.write_text("an older demo's\n")
-    # A broker that the user has set up for other things is none of the demo's business.
+    # The demo ignores addresses that the user has set for other things.
     elsewhere = {"ROLLQ_BROKER_URL": "redis://127.0.0.1:1/0", "ROLLQ_REDIS_URL": "redis://127.0.0.1:1/0"}
     with (
         demo(*flags, "--mistakes", "0", "--out", str(out), env=elsewhere) as one,
@@ -111,7 +96,7 @@ def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
 
 
 def check_export(out: Path, said: dict[str, Any]) -> None:
-    """One trajectory a line, and the same totals as the demo says."""
+    """One trajectory a line, and the totals that the demo printed."""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len({line["job"] for line in lines}) == len(lines) == 4
     assert {line["run"] for line in lines} == {said["run"]}

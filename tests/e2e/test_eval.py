@@ -1,4 +1,4 @@
-"""`rollq eval` over real workers: the numbers, a kill in the middle, dead jobs, and runs that are somebody else's."""
+"""`rollq eval` over real workers: its numbers, a kill in the middle, dead jobs, and runs with other jobs."""
 
 import json
 import os
@@ -14,13 +14,13 @@ import pytest
 from rollq import Client, Job
 from rollq.errors import ContractError
 from rollq.job import Purpose
-from tests.e2e.conftest import Stack, lines
+from tests.e2e.stack import Stack, read_lines
 
 LINE = ("--env", "shop", "--split", "test", "--tasks", "0-7", "--size", "4")
 
 
 def evaluate(stack: Stack, run: str, *more: str, code: int = 0) -> tuple[dict, str]:
-    """The object that it prints, and what it says beside it."""
+    """The object on stdout, and the text on stderr."""
     done = stack.run("eval", "--run", run, *LINE, "--json", *more)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
@@ -31,7 +31,7 @@ def test_its_numbers_are_those_of_the_trajectories(stack: Stack, tmp_path: Path)
     stack.engine("--mistakes", "0.4")
     stack.worker(16)
     found, _ = evaluate(stack, "e", "--out", str(out))
-    records = lines(out)
+    records = read_lines(out)
     rewards = defaultdict(list)
     for record in records:
         rewards[record["task"]].append(record["reward"])
@@ -64,12 +64,12 @@ def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path
     stack.worker(16)
     held = stack.stats("e")["groups_held"]
     assert stack.stats("e")["groups_acked"] == 0
-    with Client(stack.redis_url, run="e") as client:  # instead of waiting a minute
+    with Client(stack.redis_url, run="e") as client:  # so that the test need not wait a minute
         for group in client.ledger.redis.zrange(client.ledger.keys.held("eval"), 0, -1):
             client.ledger.redis.zadd(client.ledger.keys.held("eval"), {group: 1})
     found, _ = evaluate(stack, "e", "--out", str(out))
     assert (found["done"], found["dead"], found["reward_mean"]) == (32, 0, 1.0)
-    assert len({record["job"] for record in lines(out)}) == len(lines(out)) == 32
+    assert len({record["job"] for record in read_lines(out)}) == len(read_lines(out)) == 32
     stats = stack.stats("e")
     assert (stats["submitted"], stats["delivered"], stats["duplicates"], stats["redelivered"]) == (32, 32, 0, held)
 
@@ -94,7 +94,7 @@ def test_dead_tries_leave_their_task_out_until_they_are_played_again(stack: Stac
     assert (found["done"], found["dead"], found["pass_hat_k"]["4"]) == (32, 0, 1.0)
 
 
-def test_a_run_of_its_own(stack: Stack) -> None:
+def test_a_run_with_other_jobs_is_refused(stack: Stack) -> None:
     assert stack.run("submit", "--run", "train", "--env", "shop", "--tasks", "0-3").returncode == 0
     before = stack.stats("train")
     done = stack.run("eval", "--run", "train", *LINE)
@@ -103,14 +103,14 @@ def test_a_run_of_its_own(stack: Stack) -> None:
     assert stack.stats("train") == before
 
 
-def test_nobody_plays(stack: Stack) -> None:
+def test_without_a_worker_it_times_out(stack: Stack) -> None:
     done = stack.run("eval", "--run", "e", *LINE, "--timeout", "0.5")
     assert done.returncode == 1
     assert "0 of 32 tries were graded within 0.5 s; the same line goes on. Is a rollq worker running?" in done.stderr
 
 
 def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
-    """On one run, each consumer gets the groups of the purpose that it asks for."""
+    """On one run, each consumer gets the groups of the purpose it asks for."""
     out = tmp_path / "out.jsonl"
     stack.engine()
     stack.worker(8)
@@ -124,8 +124,8 @@ def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
             client.batches(1, purpose="fun")  # type: ignore[arg-type]
     done = stack.run("pull", "--run", "r", "--groups", "3", "--purpose", "eval", "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
-    assert {record["split"] for record in lines(out)} == {"test"}
-    assert len(lines(out)) == 6
+    assert {record["split"] for record in read_lines(out)} == {"test"}
+    assert len(read_lines(out)) == 6
     with Client(stack.redis_url, run="r") as client:
         assert (client.stats()["delivered"], client.stats()["groups_acked"], client.stats()["duplicates"]) == (14, 7, 0)
 

@@ -1,28 +1,26 @@
-"""Groups that lose members, with real workers: who is retried, what is handed out, what is dropped and replaced."""
+"""Groups that lose members, with real workers: what is retried, handed out, dropped and replaced."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from rollq import Client, FailureClass, Job
 from rollq.wire.codec import decode_header
-from tests.e2e.conftest import Stack
+from tests.e2e.stack import FAULTY_SHOP, Stack
 
-SITE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), os.environ.get("PYTHONPATH", "")])}
 SIZE = 4
 
 
 @pytest.fixture
 def played(stack: Stack) -> Stack:
-    """A perfect engine and a worker that knows the faulty shop: nothing but a fault can cost a reward."""
+    """A perfect engine and a worker with the faulty shop, so that only a fault can cost a reward."""
     stack.engine()
-    stack.start("worker", "-c", "8", "--engine", stack.engine_url, env=SITE)
+    stack.start("worker", "-c", "8", "--engine", stack.engine_url, env=FAULTY_SHOP)
     return stack
 
 
 def breaks_once(folder: Path, **changes: object) -> Job:
-    """A group of which the first member to get that far has its environment break."""
+    """A group in which the environment of one member breaks, once."""
     args = {"fault": "error", "once": str(folder / "once")}
     return Job(**{"env": "faulty", "task": 3, "size": SIZE, "group": "g", "env_args": args, **changes})
 
@@ -37,7 +35,7 @@ def test_only_the_failed_member_is_played_again_and_from_the_start(played: Stack
         [failed] = [state for state in states if state.attempt == 2]
         assert (failed.failures, list(failed.set_aside)) == ({FailureClass.ENV: 1}, [1])
         assert all(not state.failures and not state.set_aside for state in states if state is not failed)
-        assert decode_header(failed.journal[0], failed.id).attempt == 2  # a journal of its own, nothing resumed
+        assert decode_header(failed.journal[0], failed.id).attempt == 2  # a new journal; nothing was resumed
         assert (client.stats()["claims"], client.stats()["resumed"]) == (SIZE + 1, 0)
         [batch] = client.batches(1, timeout=10)
         [group] = batch.groups
@@ -61,7 +59,7 @@ def test_a_dead_member_leaves_a_group_that_is_viable_without_it(played: Stack, t
 
 
 def test_a_group_that_is_not_viable_is_dropped_counted_and_replaced(played: Stack, tmp_path: Path) -> None:
-    """No row stands in for the dead member: what is handed out is a fresh group, of four that were really played."""
+    """No row stands in for the dead member: a fresh group of four played samples is handed out."""
     with Client(played.redis_url, run="r", budgets={FailureClass.ENV: 1}) as client:
         jobs = [breaks_once(tmp_path, seed=7)]
         client.submit(jobs)

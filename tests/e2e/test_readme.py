@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.e2e.conftest import Stack
+from tests.e2e.stack import Stack
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -1,4 +1,4 @@
-"""A replay engine that kills itself when a prompt holds a text: `python poisonous_engine.py PORT TEXT LATENCY`."""
+"""A replay engine that kills itself when a prompt contains TEXT: `python crashing_engine.py PORT TEXT LATENCY`."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from rollq_worker.replay_engine import server
 PORT, TEXT, LATENCY = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 
 
-class Poisonous(server.Server):
+class CrashingServer(server.ReplayServer):
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if TEXT in self.tokenizer.decode(body["input_ids"]):
@@ -21,5 +21,5 @@ class Poisonous(server.Server):
         return await super().generate(request)
 
 
-server.Server = Poisonous  # type: ignore[misc]
+server.ReplayServer = CrashingServer  # type: ignore[misc]
 server.serve(port=PORT, env="shop", latency=LATENCY)

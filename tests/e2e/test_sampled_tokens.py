@@ -1,4 +1,4 @@
-"""The training tokens are the sampled tokens, as a proxy between worker and engine sees them."""
+"""The training tokens are the sampled tokens: a proxy between worker and engine is the witness."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from rollq import Budget, Client, Job
 from rollq.export.record import record
-from tests.e2e.conftest import Stack
+from tests.e2e.stack import Stack
 from tests.recorder import recording
 
 Exchange = tuple[dict, dict]
@@ -14,7 +14,7 @@ Exchange = tuple[dict, dict]
 
 
 def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> tuple[list[dict], dict]:
-    """Run the tasks through the proxy; the exported lines, and what the proxy saw of each job."""
+    """Play the tasks through the proxy. Returns the exported lines, and each job's exchanges."""
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:
         worker = stack.worker(8, engine_url=proxy.url)
         with Client(stack.redis_url, run="fidelity") as client:

@@ -1,10 +1,10 @@
-"""The example run file, as its head and the documentation have it: played, measured, delivered."""
+"""The example run file, used for training and for an evaluation as the documents show it."""
 
 import json
 from pathlib import Path
 
 from tests.conftest import REPO
-from tests.e2e.conftest import Stack, lines
+from tests.e2e.stack import Stack, read_lines
 
 EXAMPLE = str(REPO / "examples" / "shop.toml")
 
@@ -21,7 +21,7 @@ def test_one_file_for_training_and_evaluation(stack: Stack, tmp_path: Path) -> N
     assert json.loads(again.stdout)["known"] == 32
     pulled = stack.run("pull", "--run", "shop-1", "--groups", "8", "--timeout", "120", "--out", str(out))
     assert pulled.returncode == 0, pulled.stderr
-    records = lines(out)
+    records = read_lines(out)
     assert len(records) == 32
     assert {(record["split"], record["sampling"]["temperature"]) for record in records} == {("train", 1.0)}
     flags = ("--run", "shop-1-test", "--split", "test", "--temperature", "0", "--json")

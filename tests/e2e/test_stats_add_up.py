@@ -1,4 +1,4 @@
-"""The counts of `rollq stats` against a count of one's own: of the exported file, the journals and the dead letters."""
+"""The counts of `rollq stats` against counts of the exported file, the journals and the dead letters."""
 
 import json
 import os
@@ -11,14 +11,12 @@ import pytest
 from rollq import Budget, Client, Job
 from rollq.export.record import record
 from rollq.ledger.replies import State
-from tests.e2e.conftest import Stack, lines
-
-HERE = Path(__file__).parent
+from tests.e2e.stack import FAULTY_SHOP, Stack, read_lines
 
 
 def submit(client: Client) -> set[str]:
-    """Whole groups, ones that will lose a member, ones that are to be dropped, ones that run out of turns, and ones
-    whose environment breaks: always, or once."""
+    """Submit whole groups, groups that lose a member, are dropped, or run out of turns, and groups whose environment
+    breaks always or once."""
     once = {"fault": "error", "once": os.environ["ONCE"]}
     jobs = [
         *(Job(env="shop", task=task, size=2, budget=Budget(max_turns=3), group=f"short{task}") for task in (10, 11)),
@@ -41,26 +39,25 @@ def ended(stack: Stack) -> int:
 def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCE", str(tmp_path / "once"))
     out = tmp_path / "out.jsonl"
-    site = {"PYTHONPATH": os.pathsep.join([str(HERE / "site"), os.environ.get("PYTHONPATH", "")])}
     faults = ("--mistakes", "0.4", "--errors", "0.02")
     stack.engine("--latency", "1.0", *faults)
     with Client(stack.redis_url, run="a") as client:
         ids = submit(client)
         client.cancel(["a/thin6/0", "a/dropped8/1", "a/dropped9/0", "a/dropped9/2"])
-        victim = stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=site)
+        victim = stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=FAULTY_SHOP)
         stack.wait(lambda: stack.stats("a")["done"] >= 4, 150, "the short ones, while the others go on")
         os.kill(victim.pid, signal.SIGKILL)
         victim.wait(60)
         leased = stack.stats("a")["leased"]
         assert leased
         stack.engine(*faults)
-        stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=site)
+        stack.start("worker", "-c", "16", "--engine", stack.engine_url, env=FAULTY_SHOP)
         stack.wait(lambda: ended(stack) == len(ids), 300, "all jobs")
         states = {job_id: client.job(job_id) for job_id in ids}
         played = {job_id: record(client.trajectory(job_id)) for job_id in ids if states[job_id].state is State.DONE}
         done = stack.run("pull", "--run", "a", "--groups", "20", "--out", str(out), "--json")
         assert done.returncode == 1, done.stderr  # four groups are dropped or dead
-        records, said = lines(out), json.loads(done.stdout)
+        records, said = read_lines(out), json.loads(done.stdout)
         letters = client.dead()
         stats = json.loads(stack.run("stats", "--run", "a", "--json").stdout)
 
@@ -79,18 +76,18 @@ def test_under_faults(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (stats["groups_acked"], stats["groups_dropped"]) == (11, 3)
     assert stats["dropped"] == len(dropped)
 
-    # Dropped groups were played as well: the run's totals hold them, the file does not.
+    # The run's totals count dropped groups, which are not in the file.
     everything = [*records, *(played[job_id] for job_id in dropped)]
     assert stats["turns"] == sum(found["turns"] for found in everything)
     assert stats["sampled_tokens"] == sum(sum(found["mask"]) for found in everything)
     assert stats["total_tokens"] == sum(len(found["tokens"]) for found in everything)
     assert stats["stops"] == Counter(found["stop"] for found in everything)
-    assert 1 <= stats["stops"]["turns"] <= 4  # of the short ones; a mistake may end one of them sooner
+    assert 1 <= stats["stops"]["turns"] <= 4  # the short ones; a mistake may end one earlier
     assert stats["reward_mean"] == pytest.approx(sum(found["reward"] for found in everything) / len(everything))
     assert said["reward_mean"] == pytest.approx(sum(found["reward"] for found in records) / len(records))
     assert said["stops"] == Counter(found["stop"] for found in records)
 
-    failures = Counter({"worker": leased})  # of which a job's record tells nothing once another worker got further
+    failures = Counter({"worker": leased})  # not in a job's record once another worker got further
     for state in states.values():
         failures.update({str(failure): n for failure, n in state.failures.items() if failure != "worker"})
     assert stats["failures"] == failures

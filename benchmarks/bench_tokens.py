@@ -21,7 +21,7 @@ from typing import Any
 from tables import ms, table
 
 from rollq.trajectory import Message
-from rollq_worker.engine.request import Prompts
+from rollq_worker.engine.request import PromptWriter
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -50,7 +50,7 @@ class Talk:
             {"role": "user", "content": "Where is my order?"},
         ]
         self.ids = array("I", renderer.open(self.messages, tools))
-        self.prompts = Prompts(1)
+        self.prompts = PromptWriter(1)
         self.turns = 0
 
     def sampled(self) -> array[int]:

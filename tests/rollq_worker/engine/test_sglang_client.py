@@ -1,77 +1,51 @@
-"""The SGLang client against engines that misbehave; how it gets on with a real one is in tests/contract."""
+"""The SGLang client against engines that misbehave; tests/contract has a real one."""
 
-import json
-import math
 import threading
-import time
 from array import array
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.trajectory import Finish, VersionSpan
-from rollq_worker.engine import control, http, patience
-from rollq_worker.engine.availability import Availability
-from rollq_worker.engine.errors import context_limit
-from rollq_worker.engine.reply import AbortError, ReplyError, read_error, read_reply
-from rollq_worker.engine.request import Prompts
+from rollq_worker.engine import control, limits
 from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
 from tests.conftest import free_port
-from tests.rollq_worker.engine.engines import Answer, Scripted, fine, reply, scripted
+from tests.rollq_worker.engine.clients import (
+    KEY,
+    Connect,
+    HeldReply,
+    generate,
+    is_waiting,
+    port,
+    raise_drained,
+)
+from tests.rollq_worker.engine.engine_servers import Answer, good_reply, reply, scripted_engine
+from tests.waiting import until
 
-KEY = "run/group/0"
 QUEUE_FULL = (503, {"object": "error", "message": "The request queue is full.", "code": 503})
-PROMPT = array("I", [1, 2, 3])
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "BACKOFF_S", (0.01, 0.05))
-    monkeypatch.setattr(patience, "RESET_BACKOFF_S", (0.01, 0.05))
-    monkeypatch.setattr(control, "PROBE_TIMEOUT_S", 60.0)
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "QUESTION_TIMEOUT_S", 60.0)
     monkeypatch.setattr(control, "ABORT_TIMEOUT_S", 60.0)
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., SGLangEngine]]:
-    engines: list[SGLangEngine] = []
-
-    def make(script: Scripted | str, **options: Any) -> SGLangEngine:
-        engines.append(SGLangEngine(script if isinstance(script, str) else script.url, **options))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-Connect = Callable[..., SGLangEngine]
-
-
-def generate(
-    engine: SGLangEngine, ids: "array[int]" = PROMPT, check: Callable[[], None] = lambda: None, **sampling: Any
-) -> Generated:
-    return engine.generate(ids, sampling=sampling, max_new_tokens=10, key=KEY, check=check)
 
 
 class TestRequest:
     @pytest.mark.parametrize(("least", "sent"), [(3, 3), (20, 10)])
     def test_it_never_asks_for_more_tokens_than_it_allows(self, connect: Connect, least: int, sent: int) -> None:
-        with scripted() as script:
-            generate(connect(script), min_new_tokens=least)  # of at most 10
-        assert script.bodies()[0]["sampling_params"]["min_new_tokens"] == sent
+        with scripted_engine() as engine:
+            generate(connect(engine), min_new_tokens=least)  # of at most 10
+        assert engine.bodies()[0]["sampling_params"]["min_new_tokens"] == sent
 
     def test_it_carries_ids_and_everything_that_shapes_the_sampling(self, connect: Connect) -> None:
-        with scripted() as script:
-            got = generate(connect(script, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11])
-            path, body, headers = script.seen[-1]
+        with scripted_engine() as engine:
+            generated = generate(connect(engine, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11])
+            path, body, headers = engine.requests[-1]
         assert path == "/generate"
         assert body.pop("rid")
         assert body == {
@@ -86,7 +60,7 @@ class TestRequest:
         }
         assert headers["X-SMG-Routing-Key"] == KEY
         assert "Authorization" not in headers
-        assert got == Generated(
+        assert generated == Generated(
             ids=array("I", [7, 8, 9]),
             logprobs=array("f", [-0.5, -1.5, -2.5]),
             versions=(VersionSpan("v1", 0, 3),),
@@ -95,36 +69,47 @@ class TestRequest:
             cached_tokens=1,
         )
 
-    def test_the_key_of_an_engine_that_wants_one(self, connect: Connect) -> None:
-        with scripted() as script:
-            generate(connect(script, api_key="secret"))
-            assert script.seen[-1][2]["Authorization"] == "Bearer secret"
+    def test_an_api_key_is_sent(self, connect: Connect) -> None:
+        with scripted_engine() as engine:
+            generate(connect(engine, api_key="secret"))
+            assert engine.requests[-1][2]["Authorization"] == "Bearer secret"
 
     def test_every_request_has_its_own_id(self, connect: Connect) -> None:
-        with scripted() as script:
-            engine = connect(script)
+        with scripted_engine() as engine:
+            client = connect(engine)
             for _ in range(3):
-                generate(engine)
-            assert len({body["rid"] for body in script.bodies()}) == 3
+                generate(client)
+            assert len({body["rid"] for body in engine.bodies()}) == 3
 
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
-        with scripted() as script:
+        with scripted_engine() as engine:
             with pytest.raises(JobFailure, match=KEY):
-                generate(connect(script, vocab_size=100), array("I", ids))
-            assert script.bodies() == []
+                generate(connect(engine, vocab_size=100), ids=ids)
+            assert engine.bodies() == []
 
     def test_ids_that_the_engine_sampled_are_valid_whatever_the_tokenizer_says(self, connect: Connect) -> None:
-        with scripted(lambda body: reply([120], prompt_tokens=3)) as script:
-            engine = connect(script, vocab_size=100)
-            generate(engine)
-            generate(engine, array("I", [5, 120]))
+        with scripted_engine(lambda body: reply([120], prompt_tokens=3)) as engine:
+            client = connect(engine, vocab_size=100)
+            generate(client)
+            generate(client, ids=[5, 120])
             with pytest.raises(JobFailure):
-                generate(engine, array("I", [121]))
-            engine.admit([121])
-            generate(engine, array("I", [121]))
+                generate(client, ids=[121])
+            client.admit([121])
+            generate(client, ids=[121])
 
-    def test_concurrency_is_limited_and_waiting_can_be_stopped(self, connect: Connect) -> None:
+    def test_ids_outside_every_vocabulary_are_a_failure_of_the_engine_and_admit_nothing(self, connect: Connect) -> None:
+        garbage = (200, reply([7, 4_000_000_000, 9], prompt_tokens=3))
+        with scripted_engine(*[garbage] * (RETRIES + 1)) as engine:
+            client = connect(engine, vocab_size=100)
+            with pytest.raises(EngineFailure, match="token id 4000000000 was sampled"):
+                generate(client)
+            client.admit([4_000_000_000])
+            with pytest.raises(JobFailure, match="outside the model's vocabulary"):
+                generate(client, ids=[101])
+            assert len(engine.bodies()) == RETRIES + 1
+
+    def test_concurrency_is_limited(self, connect: Connect) -> None:
         inside: list[object] = []
         most: list[int] = []
         two = threading.Barrier(2, timeout=60)
@@ -134,35 +119,27 @@ class TestRequest:
             most.append(len(inside))
             two.wait()
             inside.pop()  # before the answer, which makes room for the next
-            return fine(body)
+            return good_reply(body)
 
-        with scripted(*[in_pairs] * 8) as script, ThreadPoolExecutor(8) as pool:
-            engine = connect(script, concurrency=2)
-            for done in [pool.submit(generate, engine) for _ in range(8)]:
+        with scripted_engine(*[in_pairs] * 8) as engine, ThreadPoolExecutor(8) as pool:
+            client = connect(engine, concurrency=2)
+            for done in [pool.submit(generate, client) for _ in range(8)]:
                 assert done.result().finish is Finish.STOP
         assert max(most) == 2
 
-    def test_waiting_for_a_slot_ends_when_the_attempt_must(
-        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(patience, "CHECK_S", 0.01)
-        release = threading.Event()
-
-        def held(body: dict[str, Any]) -> dict[str, Any]:
-            release.wait(60)
-            return fine(body)
-
-        with scripted(held) as script, ThreadPoolExecutor(1) as pool:
-            engine = connect(script, concurrency=1)
-            first = pool.submit(generate, engine)
-            _until(lambda: script.bodies())
+    def test_waiting_for_a_slot_ends_when_the_attempt_must(self, connect: Connect) -> None:
+        held = HeldReply()
+        with scripted_engine(held) as engine, ThreadPoolExecutor(1) as pool:
+            client = connect(engine, concurrency=1)
+            first = pool.submit(generate, client)
+            until(lambda: engine.bodies())
             with pytest.raises(Drained):
-                generate(engine, check=_raise_drained)
-            release.set()
+                generate(client, check=raise_drained)
+            held.release.set()
             assert first.result().finish is Finish.STOP
 
 
-class TestWaiting:
+class TestUnavailable:
     """An engine that is away, full or not ours costs nothing."""
 
     @pytest.mark.parametrize(
@@ -173,6 +150,7 @@ class TestWaiting:
             (429, {"detail": "slow down"}),
             (401, {"error": "Unauthorized"}),
             (404, {"detail": "Not Found"}),
+            (307, b""),
             lambda body: reply(
                 [], finish_reason={"type": "abort", "message": "full", "status_code": 503, "err_type": "x"}
             ),
@@ -180,30 +158,28 @@ class TestWaiting:
     )
     def test_it_is_asked_again_until_it_takes_the_request(self, connect: Connect, answer: Answer) -> None:
         checks: list[bool] = []
-        with scripted(*[answer] * (RETRIES + 3)) as script:
-            engine = connect(script)
-            got = generate(engine, check=lambda: checks.append(engine.available))
-            rids = {body["rid"] for body in script.bodies()}
-        assert got.finish is Finish.STOP
+        with scripted_engine(*[answer] * (RETRIES + 3)) as engine:
+            client = connect(engine)
+            generated = generate(client, check=lambda: checks.append(client.available))
+            rids = {body["rid"] for body in engine.bodies()}
+        assert generated.finish is Finish.STOP
         assert False in checks and checks[0]
-        assert engine.available and engine.outage_s > 0
+        assert client.available and client.outage_s > 0
         assert len(rids) == RETRIES + 4
 
-    def test_an_engine_that_is_not_there_yet(self, connect: Connect) -> None:
-        port = free_port()
-        engine = connect(f"http://127.0.0.1:{port}")
+    def test_an_engine_that_is_not_there_yet(self, client: SGLangEngine) -> None:
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(generate, engine)
-            _until(lambda: not engine.available)
-            assert not engine.ready()
-            with scripted(port=port, ready=(200, {})) as script:
+            waiting = pool.submit(generate, client)
+            until(lambda: not client.available)
+            assert not client.ready()
+            with scripted_engine(port=port(client), ready=(200, {})) as engine:
                 assert waiting.result(60).finish is Finish.STOP
-                assert engine.available and engine.ready()
-                assert len(script.bodies()) == 1
+                assert client.available and client.ready()
+                assert len(engine.bodies()) == 1
 
     def test_waiting_ends_when_the_attempt_must(self, connect: Connect) -> None:
-        with scripted(*[QUEUE_FULL] * 1000) as script:
-            engine = connect(script)
+        with scripted_engine(*[QUEUE_FULL] * 1000) as engine:
+            client = connect(engine)
             left = iter(range(5))
 
             def check() -> None:
@@ -211,23 +187,54 @@ class TestWaiting:
                     raise Drained("stopping")
 
             with pytest.raises(Drained):
-                generate(engine, check=check)
-            assert not engine.available
+                generate(client, check=check)
+            assert not client.available
 
     def test_a_paused_engine_is_not_ready(self, connect: Connect) -> None:
-        with scripted(ready=(503, {})) as script:
-            engine = connect(script)
-            assert not engine.ready() and not engine.available
-            script.paths["/ready"] = (200, {})
-            assert engine.ready() and engine.available
+        with scripted_engine(ready=(503, {})) as engine:
+            client = connect(engine)
+            assert not client.ready() and not client.available
+            engine.paths["/ready"] = (200, {})
+            assert client.ready() and client.available
 
-    def test_a_router_has_no_ready(self, connect: Connect) -> None:
-        with scripted() as script:
-            assert connect(script).ready()
+    def test_a_router_is_ready_without_that_path(self, connect: Connect) -> None:
+        with scripted_engine() as engine:
+            assert connect(engine).ready()
+
+    def test_nothing_is_sent_to_an_engine_with_another_tokenizer(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "RETRY_S", 0.0)
+        checks = 0
+
+        def check() -> None:
+            nonlocal checks
+            checks += 1
+            if checks > 3:
+                engine.paths["/tokenize"] = (200, {"tokens": [5, 6, 7]})
+            if checks > 1000:
+                raise Drained("it waits for ever")
+
+        with scripted_engine(ready=(200, {}), tokenize=(200, {"tokens": [8]})) as engine:
+            client = connect(engine, test_text_ids=[5, 6, 7])
+            assert not client.ready() and client.tokenizer_differs()
+            generated = generate(client, check=check)
+            assert list(generated.ids) == [7, 8, 9] and checks > 3
+            assert len(engine.bodies()) == 1 and client.available and client.outage_s > 0
+
+    def test_a_lasting_outage_is_logged_once_and_without_secrets(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("rollq_worker.engine.availability.LOG_AFTER_S", 0.0)
+        client = connect(f"http://user:secret@127.0.0.1:{free_port()}")
+        assert not client.ready() and not client.ready()
+        assert len(caplog.messages) == 1
+        assert "takes no requests" in caplog.text and "127.0.0.1" in caplog.text
+        assert "secret" not in caplog.text
 
 
-class TestBreaking:
-    """An engine that breaks in mid-request is tried again, a bounded number of times."""
+class TestFailing:
+    """A request that fails is sent again, a bounded number of times."""
 
     @pytest.mark.parametrize(
         "answer",
@@ -246,330 +253,115 @@ class TestBreaking:
         ids=lambda answer: "abort" if callable(answer) else repr(answer),
     )
     def test_it_is_retried_and_then_an_engine_failure(self, connect: Connect, answer: Answer) -> None:
-        with scripted(*[answer] * RETRIES) as script:
-            assert generate(connect(script)).finish is Finish.STOP
-            script.answers = [answer] * (RETRIES + 1)
+        with scripted_engine(*[answer] * RETRIES) as engine:
+            assert generate(connect(engine)).finish is Finish.STOP
+            engine.answers = [answer] * (RETRIES + 1)
             with pytest.raises(EngineFailure, match=rf"{KEY}: .* {RETRIES + 1} times in a row"):
-                generate(connect(script))
-            bodies = script.bodies()
+                generate(connect(engine))
+            bodies = engine.bodies()
         assert len(bodies) == 2 * (RETRIES + 1)
         assert len({body["rid"] for body in bodies}) == len(bodies)
 
-    def test_a_timeout_aborts_what_it_gave_up(self, connect: Connect) -> None:
+    def test_after_a_timeout_the_request_is_aborted(self, connect: Connect) -> None:
         over = threading.Event()
 
         def silent(body: dict[str, Any]) -> None:
-            engine._read_timeout_s = 60.0  # for whatever is sent after this
+            client._read_timeout_s = 60.0  # for whatever is sent after this
             over.wait(60)
             raise ConnectionAbortedError
 
-        with scripted(silent, abort_request=(200, b"")) as script:
-            engine = connect(script, read_timeout_s=0.2)
-            assert generate(engine).finish is Finish.STOP
-            assert script.bodies("/abort_request") == [{"rid": script.bodies()[0]["rid"]}]
+        with scripted_engine(silent, abort_request=(200, b"")) as engine:
+            client = connect(engine, read_timeout_s=0.2)
+            assert generate(client).finish is Finish.STOP
+            assert engine.bodies("/abort_request") == [{"rid": engine.bodies()[0]["rid"]}]
             over.set()
 
-    def test_after_a_break_it_waits_until_the_engine_is_ready(self, connect: Connect) -> None:
-        with scripted("reset", ready=(503, {})) as script, ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(generate, engine := connect(script))
-            _until(lambda: len(script.bodies("/ready")) >= RETRIES + 2)
-            assert not engine.available
-            assert len(script.bodies()) == 1
-            script.paths["/ready"] = (200, {})
+    def test_it_is_not_sent_again_before_the_engine_is_ready(self, connect: Connect) -> None:
+        with scripted_engine("reset", ready=(503, {})) as engine, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(generate, client := connect(engine))
+            until(lambda: len(engine.bodies("/ready")) >= RETRIES + 2)
+            assert not client.available
+            assert len(engine.bodies()) == 1
+            engine.paths["/ready"] = (200, {})
             assert waiting.result(60).finish is Finish.STOP
 
     def test_a_refused_request_is_never_sent_twice(self, connect: Connect) -> None:
-        with scripted((400, {"error": {"message": "top_p must be in (0, 1], got 3."}})) as script:
+        with scripted_engine((400, {"error": {"message": "top_p must be in (0, 1], got 3."}})) as engine:
             with pytest.raises(JobFailure, match=rf"{KEY}: the engine answered 400: top_p must be"):
-                generate(connect(script))
-            assert len(script.bodies()) == 1
+                generate(connect(engine))
+            assert len(engine.bodies()) == 1
 
-    def test_an_abort_with_a_reason_that_blames_the_request(self, connect: Connect) -> None:
-        reason = {"type": "abort", "message": "bad grammar", "status_code": 400, "err_type": "BadRequest"}
-        with (
-            scripted(lambda body: reply([], finish_reason=reason)) as script,
-            pytest.raises(JobFailure, match="bad grammar"),
-        ):
-            generate(connect(script))
+    def test_an_engine_that_comes_back_with_other_weights_and_limits(self, client: SGLangEngine) -> None:
+        def dies(body: dict[str, Any]) -> dict[str, Any]:
+            engine.closed = True  # set here, so that the next request gets no answer, however soon it comes
+            raise ConnectionAbortedError  # the connection ends without an answer
+
+        def other(body: dict[str, Any]) -> dict[str, Any]:
+            return good_reply(body, weight_version="v2", weight_versions=[{"version": "v2", "start": 0, "end": 3}])
+
+        info = {"context_length": 1000, "max_req_input_len": 994}
+        with ThreadPoolExecutor(1) as pool:
+            with scripted_engine(dies, port=port(client), ready=(200, {}), server_info=(200, info)) as engine:
+                assert client.room(10) == 990
+                waiting = pool.submit(generate, client)
+                until(lambda: engine.closed)
+            until(lambda: not client.available)
+            info = {"context_length": 500, "max_req_input_len": 494}
+            with scripted_engine(other, port=port(client), ready=(200, {}), server_info=(200, info)):
+                generated = waiting.result(60)
+                assert [span.version for span in generated.versions] == ["v2"]
+                assert client.room(10) == 490
 
 
 class TestAborting:
-    def test_partial_tokens_are_kept_whatever_the_reason(self, connect: Connect) -> None:
-        reason = {"type": "abort", "message": "timeout", "status_code": 503, "err_type": "Timeout"}
-        with scripted(lambda body: fine(body, finish_reason=reason)) as script:
-            got = generate(connect(script))
-        assert (got.finish, len(got.ids)) == (Finish.ABORT, 3)
-
-    def test_aborted_in_the_queue(self, connect: Connect) -> None:
-        def queued(body: dict[str, Any]) -> dict[str, Any]:
-            reason = {"type": "abort", "message": "Abort in waiting queue"}
-            return {"text": "", "output_ids": [], "meta_info": {"id": body["rid"], "finish_reason": reason}}
-
-        with scripted(queued) as script:
-            got = generate(connect(script))
-        assert (got.finish, len(got.ids), got.versions) == (Finish.ABORT, 0, ())
-
-    def test_all_that_run_are_aborted_by_name(self, connect: Connect) -> None:
-        release = threading.Event()
-
-        def held(body: dict[str, Any]) -> dict[str, Any]:
-            release.wait(60)
-            return fine(body)
-
-        with scripted(held, held, abort_request=(200, b"")) as script, ThreadPoolExecutor(2) as pool:
-            engine = connect(script)
-            assert engine.abort_running() == 0
-            waiting = [pool.submit(generate, engine) for _ in range(2)]
-            _until(lambda: len(script.bodies()) == 2)
-            assert engine.abort_running() == 2
-            aborted = {body["rid"] for body in script.bodies("/abort_request")}
-            assert aborted == {body["rid"] for body in script.bodies()}
-            release.set()
+    def test_all_running_requests_are_aborted_by_id(self, connect: Connect) -> None:
+        held = HeldReply()
+        with scripted_engine(held, held, abort_request=(200, b"")) as engine, ThreadPoolExecutor(2) as pool:
+            client = connect(engine)
+            assert client.abort_running() == 0
+            waiting = [pool.submit(generate, client) for _ in range(2)]
+            until(lambda: len(engine.bodies()) == 2)
+            assert client.abort_running() == 2
+            aborted = {body["rid"] for body in engine.bodies("/abort_request")}
+            assert aborted == {body["rid"] for body in engine.bodies()}
+            held.release.set()
             assert all(one.result().finish is Finish.STOP for one in waiting)
-            assert engine.abort_running() == 0
+            assert client.abort_running() == 0
 
-    def test_nobody_to_ask(self, connect: Connect) -> None:
-        engine = connect(f"http://127.0.0.1:{free_port()}")
-        with engine._flights.flight("lost", KEY):
-            assert engine.abort_running() == 0
-
-
-class TestRoom:
-    def test_as_the_server_says(self, connect: Connect) -> None:
-        with scripted(server_info=(200, {"context_length": 1000, "max_req_input_len": 994})) as script:
-            engine = connect(script)
-            assert [engine.room(prompt) for prompt in (1, 993, 994, 2000)] == [999, 7, 0, 0]
-            assert len(script.bodies("/server_info")) == 1
-            generate(engine, array("I", [1] * 993))
-            assert script.bodies()[-1]["sampling_params"]["max_new_tokens"] == 7
-            assert generate(engine, array("I", [1] * 994)).finish is Finish.LENGTH
-            assert len(script.bodies()) == 1
-
-    def test_a_server_that_was_started_without_a_context_length(self, connect: Connect) -> None:
-        info = {"context_length": None, "max_req_input_len": 500}
-        with scripted(server_info=(200, info), **{"v1/models": (200, {"data": [{"max_model_len": 600}]})}) as script:
-            assert connect(script).room(100) == 500
-
-    @pytest.mark.parametrize("said", [0, -1, True, "1000", 8.5, None])
-    def test_what_is_no_length_is_unknown(self, connect: Connect, said: object) -> None:
-        """Taken at its word, it would end every episode by length."""
-        info = {"context_length": said, "max_req_input_len": said}
-        with scripted(server_info=(200, info), **{"v1/models": (200, {"data": [{"max_model_len": said}]})}) as script:
-            assert connect(script).room(100) > 1_000_000
-
-    def test_unknown_behind_a_router(self, connect: Connect) -> None:
-        with scripted() as script:
-            engine = connect(script)
-            assert engine.room(100) > 1_000_000 and engine.room(100) > 1_000_000
-            assert len(script.bodies("/server_info")) == 1
-
-    def test_unknown_while_the_engine_is_away(self, connect: Connect) -> None:
-        assert connect(f"http://127.0.0.1:{free_port()}").room(100) > 1_000_000
-
-    def test_it_is_asked_for_again_when_the_engine_came_back(self, connect: Connect) -> None:
-        port = free_port()
-        engine = connect(f"http://127.0.0.1:{port}")
-        with scripted(port=port, server_info=(200, {"context_length": 1000, "max_req_input_len": 994})):
-            assert engine.room(0) == 1000
-        assert not engine.ready()
-        with scripted(port=port, server_info=(200, {"context_length": 500, "max_req_input_len": 494})):
-            assert engine.room(0) == 1000
-            assert engine.ready()
-            assert engine.room(0) == 500
-
-    def test_learnt_from_a_refusal(self, connect: Connect) -> None:
-        message = "Requested token count exceeds the model's maximum context length of 8 tokens. You requested ..."
-        with scripted((400, {"error": {"message": message}})) as script:
-            engine = connect(script)
-            generate(engine)
-            assert [body["sampling_params"]["max_new_tokens"] for body in script.bodies()] == [10, 5]
-            assert engine.room(3) == 5
-
-    def test_one_odd_refusal_does_not_shorten_every_episode(self, connect: Connect) -> None:
-        """Of a smaller server behind the same address, say: what the engine tells of itself stays."""
-        message = "The input (9999 tokens) is longer than the model's context length (5 tokens)."
-        info = {"context_length": 1000, "max_req_input_len": 994}
-        with scripted((400, {"error": {"message": message}}), server_info=(200, info)) as script:
-            engine = connect(script)
-            with pytest.raises(JobFailure, match=r"context length \(5 tokens\)"):
-                generate(engine)
-            assert engine.room(100) == 900
-            assert generate(engine).finish is Finish.STOP
-
-    def test_a_refusal_that_says_nothing_new_is_final(self, connect: Connect) -> None:
-        message = {"error": {"message": "the context length is exceeded, that is all I say"}}
-        with scripted((400, message)) as script:
-            with pytest.raises(JobFailure, match="the context length is exceeded"):
-                generate(connect(script))
-            assert len(script.bodies()) == 1
+    def test_an_engine_that_is_away_aborts_nothing(self, client: SGLangEngine) -> None:
+        with client._in_flight.track("lost", KEY):
+            assert client.abort_running() == 0
 
 
-def encoded(**meta: Any) -> bytes:
-    return json.dumps(reply([7, 8, 9], **meta)).encode()
+class TestCutting:
+    def test_a_wait_ends_and_the_attempt_is_asked_whether_it_must_stop(self, client: SGLangEngine) -> None:
+        stop, held = threading.Event(), HeldReply()
 
+        def check() -> None:
+            if stop.is_set():
+                raise Drained("stopping")
 
-class TestReading:
-    def test_an_answer_to_another_request(self) -> None:
-        with pytest.raises(ReplyError, match="this answers another request: other"):
-            read_reply(encoded(id="other"), rid="r", prompt=3, max_new_tokens=10)
+        with scripted_engine(held, held, port=port(client)) as engine, ThreadPoolExecutor(2) as pool:
+            mine = pool.submit(generate, client, "r/g/0", check=check)
+            other = pool.submit(generate, client, "r/g/1", check=check)
+            until(lambda: is_waiting(client, engine, 2))
+            assert client.cut("r/g/7") == 0
+            stop.set()
+            assert client.cut("r/g/0") == 1
+            with pytest.raises(Drained):
+                mine.result(60)
+            assert not other.done()
+            stop.clear()
+            held.release.set()
+            assert other.result(60).finish is Finish.STOP
+            assert client.cut() == 0
 
-    def test_half_a_character_is_taken(self) -> None:
-        body = json.dumps({**reply([7, 8, 9]), "text": "\ud83d"}).encode()
-        assert read_reply(body, rid="r", prompt=3, max_new_tokens=10).text == "\ud83d"
-
-    def test_no_more_is_read_than_an_answer_can_hold(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http, "LARGEST_ANSWER", 1 << 20)
-        monkeypatch.setattr(http, "PIECE", 1 << 18)
-        with scripted((200, b"[" + b"1," * (8 << 20))) as script:
-            engine = connect(script)
-            answer = engine._line.post("/generate", b'{"input_ids": [1], "rid": "r"}', timeout_s=5.0)
-            assert 1 << 20 < len(answer.body) <= (1 << 20) + (1 << 18)
-            assert generate(engine).finish is Finish.STOP  # on another connection
-
-    def test_versions(self) -> None:
-        spans = [{"version": "a", "start": 0, "end": 0}, {"version": "b", "start": 0, "end": 2}]
-        spans.append({"version": "c", "start": 2, "end": 3})
-        got = read_reply(encoded(weight_versions=spans), rid="r", prompt=3, max_new_tokens=10)
-        assert got.versions == (VersionSpan("b", 0, 2), VersionSpan("c", 2, 3))
-
-    def test_a_server_without_spans(self) -> None:
-        body = json.loads(encoded())
-        del body["meta_info"]["weight_versions"]
-        got = read_reply(json.dumps(body).encode(), rid="r", prompt=3, max_new_tokens=10)
-        assert got.versions == (VersionSpan("v1", 0, 3),)
-
-    @pytest.mark.parametrize(
-        ("meta", "complaint"),
-        [
-            ({"completion_tokens": 2}, "3 output ids, but completion_tokens is 2"),
-            ({"output_token_logprobs": None}, "no output_token_logprobs"),
-            ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 logprobs do not belong to the 3 output ids"),
-            ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 8)]}, "do not belong"),
-            ({"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]}, "unreadable output_token_logprobs"),
-            ({"output_token_logprobs": [[-math.inf, i, None] for i in (7, 8, 9)]}, "not finite"),
-            ({"output_token_logprobs": [[math.nan, i, None] for i in (7, 8, 9)]}, "not finite"),
-            ({"weight_versions": [{"version": "a", "start": 0, "end": 2}]}, "do not tile 3 tokens"),
-            ({"weight_versions": [{"version": "a", "start": 1, "end": 3}]}, "do not tile"),
-            ({"weight_versions": [{"version": "a"}]}, "unreadable weight_versions"),
-            ({"weight_versions": [{"version": "a", "start": 0, "end": 9}]}, "do not tile"),
-            ({"finish_reason": None}, "not a reply"),
-            ({"finish_reason": {"type": "tired"}}, "not a reply"),
-            ({"prompt_tokens": 2}, "the engine saw 2 prompt tokens of 3"),
-        ],
-    )
-    def test_what_does_not_fit_together(self, meta: dict[str, Any], complaint: str) -> None:
-        with pytest.raises(ReplyError, match=complaint):
-            read_reply(encoded(**meta), rid="r", prompt=3, max_new_tokens=10)
-
-    @pytest.mark.parametrize("ids", [[-1], ["a"], [2**40], 5, None], ids=repr)
-    def test_ids_that_are_none(self, ids: object) -> None:
-        body = json.loads(encoded())
-        body["output_ids"] = ids
-        with pytest.raises(ReplyError, match="not a reply"):
-            read_reply(json.dumps(body).encode(), rid="r", prompt=3, max_new_tokens=10)
-
-    def test_more_than_was_asked_for(self) -> None:
-        with pytest.raises(ReplyError, match="3 tokens were sampled where 2 were allowed"):
-            read_reply(encoded(), rid="r", prompt=3, max_new_tokens=2)
-
-    def test_an_abort_with_a_reason(self) -> None:
-        reason = {"type": "abort", "message": "queue timeout", "status_code": 503, "err_type": "Timeout"}
-        with pytest.raises(AbortError, match="queue timeout") as caught:
-            read_reply(json.dumps(reply([], finish_reason=reason)).encode(), rid="r", prompt=3, max_new_tokens=10)
-        assert caught.value.status == 503
-
-    @pytest.mark.parametrize(
-        ("body", "message"),
-        [
-            (b'{"error": {"message": "too long"}}', "too long"),
-            (b'{"error": "unknown field `max_tokens`"}', "unknown field `max_tokens`"),
-            (
-                b'{"object": "error", "message": "1 validation error:\\n  x\\n\\n  File \\"/srv/a.py\\", line 3"}',
-                "1 validation error: x",
-            ),
-            (
-                b'{"object": "error", "message": "The request queue is full.", "code": 503}',
-                "The request queue is full.",
-            ),
-            (b'{"detail": "Not Found"}', "Not Found"),
-            (b"<html>Bad\n Gateway</html>", "<html>Bad Gateway</html>"),
-            (b"[1, 2]", "[1, 2]"),
-            (b"", ""),
-            (b"\xff", "\ufffd"),
-        ],
-    )
-    def test_error_bodies(self, body: bytes, message: str) -> None:
-        assert read_error(body) == message
-
-    def test_long_error_bodies_are_cut(self) -> None:
-        assert len(read_error(b"x" * 5000)) < 400
-
-    @pytest.mark.parametrize(
-        ("message", "limit"),
-        [
-            ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", 4096),
-            ("Requested token count exceeds the model's maximum context length of 4096 tokens. You ...", 4096),
-            ("Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens). Use ...", 4090),
-            ("The context length is exceeded.", 0),
-            ("temperature must be positive", None),
-        ],
-    )
-    def test_context_limits(self, message: str, limit: int | None) -> None:
-        assert context_limit(message) == limit
-
-
-def test_a_lasting_outage_is_logged_once_and_without_secrets(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("rollq_worker.engine.availability.SILENT_S", 0.0)
-    engine = SGLangEngine(f"http://user:secret@127.0.0.1:{free_port()}")
-    assert not engine.ready() and not engine.ready()
-    engine.close()
-    assert len(caplog.messages) == 1
-    assert "takes no requests" in caplog.text and "127.0.0.1" in caplog.text
-    assert "secret" not in caplog.text
-
-
-def test_availability_tells_when_the_engine_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Availability("engine")
-    assert state.up and not state.found() and state.outage_s == 0
-    state.lost("full")
-    state.lost("full")
-    assert not state.up
-    assert not state.found()
-    state.lost("refused", gone=True)
-    state.lost("full")
-    assert state.found()
-    assert state.up and 0 < state.outage_s == state.outage_s
-
-
-def _until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it did not come to that"
-        time.sleep(0.01)
-
-
-def _raise_drained() -> None:
-    raise Drained("stopping")
-
-
-class TestWriting:
-    def test_a_prompt_that_grows_is_written_once(self) -> None:
-        prompts, ids = Prompts(2), array("I", range(10_000))
-        assert prompts.write(ids, "a") == ",".join(map(str, range(10_000))).encode()
-        ids.extend([7, 7])
-        assert prompts.write(ids, "a") == ",".join(map(str, ids)).encode()
-        assert prompts.write(ids, "a") == ",".join(map(str, ids)).encode()
-
-    @given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=4)), max_size=20))
-    def test_whatever_was_sent_before(self, sent: list[tuple[str, list[int]]]) -> None:
-        prompts = Prompts(2)
-        for key, ids in sent:
-            assert prompts.write(array("I", ids), key) == ",".join(map(str, ids)).encode()
-
-    def test_few_are_kept(self) -> None:
-        prompts = Prompts(2)
-        for key in "abcde":
-            prompts.write(array("I", [1]), key)
-        assert list(prompts._sent) == ["d", "e"]
+    def test_a_request_whose_attempt_goes_on_is_sent_again(self, client: SGLangEngine) -> None:
+        held = HeldReply()
+        with scripted_engine(held, port=port(client)) as engine, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(generate, client)
+            until(lambda: is_waiting(client, engine))
+            assert client.cut() == 1
+            assert waiting.result(60).finish is Finish.STOP
+            assert len(engine.bodies()) == 2
+            held.release.set()

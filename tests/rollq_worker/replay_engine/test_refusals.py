@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollq.sampling import objection
 from rollq_worker.replay_engine import made_up_logprobs
 from rollq_worker.replay_engine.grammars import CHECKS, refusal
-from tests.rollq_worker.engine.engines import replaying
+from tests.rollq_worker.engine.engine_servers import replaying
 
 PIECES = [
     "(",

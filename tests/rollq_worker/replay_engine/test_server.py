@@ -40,7 +40,7 @@ from rollq_worker.users.openai import GREETING, PROMPT
 from rollq_worker.users.scripted import ScriptedUser
 from tests.clock import Clock
 from tests.recorder import recording
-from tests.rollq_worker.engine.engines import replaying
+from tests.rollq_worker.engine.engine_servers import replaying
 
 SPLIT = "dev"
 TOKENIZER = load_tokenizer()

@@ -1,7 +1,7 @@
-"""The audit: are the logprobs in an exported file those that the engine's weights give to those very tokens?
+"""Compares recorded logprobs with those that the engine's weights now give to the same tokens.
 
-Every sampled token is scored again by prefill and compared with what was recorded. A token that cannot be compared is
-skipped, with the reason; nothing is guessed. It knows neither files nor HTTP.
+Every sampled token is scored again by prefill. A token that cannot be compared is skipped, with the reason. It knows
+neither files nor HTTP.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -15,63 +15,64 @@ from itertools import compress
 from typing import Protocol
 
 from rollq.job import Json
-from rollq_worker.audit.exported_file import Line
-from rollq_worker.audit.scorer import Refused, Scored
+from rollq_worker.audit.exported_file import ExportedTrajectory
+from rollq_worker.audit.scorer import Scores, ScoringRefused
 
 LIKELIEST = 128
-"""Tokens from which the normaliser at another temperature is computed."""
+"""Tokens from which the normaliser at a temperature other than 1 is computed."""
 VOCABULARY = 1 << 18
 """More than any model has: bounds what the other tokens can add to the normaliser."""
-LOOSE = 0.005
-"""Nats between those bounds that are too many to compare a token."""
+MAX_UNCERTAINTY = 0.005
+"""Nats between those bounds at which a token can still be compared."""
 WORST = 10
 """Tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
 
 WEIGHTS = "sampled by other weights than the engine has now"
 CONTEXT = "beyond the engine's context"
-VOCABULARY_ENDS = "in a trace with an id beyond the vocabulary"
+OUTSIDE_VOCABULARY = "in a trace with an id beyond the vocabulary"
 NO_LIST = "sampled at another temperature than 1, and the engine lists no likeliest tokens"
 FLAT = "sampled at another temperature than 1, from too flat a distribution"
 
 
-class Scores(Protocol):
-    """What the audit needs of `scorer.Scorer`."""
+class ScoringEngine(Protocol):
+    """What the comparison needs of `scorer.Scorer`."""
 
-    longest: int
+    max_tokens: int
 
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scored: ...
+    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scores: ...
 
-    def next(self, ids: array[int], token: int, *, temperature: float) -> float: ...
+    def score_next(self, ids: array[int], token: int, *, temperature: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One sampled token. It holds on to its trajectory: keep few."""
+class ComparedToken:
+    """One sampled token. It keeps its trajectory in memory, so keep few."""
 
-    line: Line
-    first: int
+    trajectory: ExportedTrajectory
+    trace_start: int
     """Where its trace begins."""
     position: int
+    """Both are indices into the trajectory's lists."""
     scored: float
-    """By prefill."""
+    """Its logprob by prefill."""
     decoded: float | None = None
-    """As the next token of its prompt, where that was asked for as well."""
+    """Its logprob as the next token behind its prompt, if the engine was asked for that as well."""
 
     @property
     def recorded(self) -> float:
-        return self.line.logprobs[self.position]
+        return self.trajectory.logprobs[self.position]
 
     @property
     def difference(self) -> float:
         return abs(self.recorded - self.scored)
 
-    def told(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, Json]:
         return {
-            "job": self.line.job,
+            "job": self.trajectory.job,
             "position": self.position,
-            "token": self.line.tokens[self.position],
-            "version": self.line.versions[self.position],
+            "token": self.trajectory.tokens[self.position],
+            "version": self.trajectory.versions[self.position],
             "recorded": self.recorded,
             "scored": self.scored,
             "decoded": self.decoded,
@@ -80,8 +81,8 @@ class Compared:
 
 
 @dataclass(slots=True)
-class Result:
-    """What became of the sampled tokens of one trajectory."""
+class ComparisonResult:
+    """Of the sampled tokens of one trajectory."""
 
     job: str
     differences: array[float] = field(default_factory=lambda: array("d"))
@@ -89,122 +90,131 @@ class Result:
     skipped: Counter[str] = field(default_factory=Counter)
     """Tokens by the reason they could not be compared."""
     shifts: dict[int, float] = field(default_factory=lambda: dict.fromkeys(SHIFTS, 0.0))
-    """Sums of |recorded - scored so many positions later|, over the same tokens for each shift."""
+    """For each shift the sum of |recorded - scored that many positions later|, over the same tokens."""
     shifted: int = 0
     """Tokens in those sums."""
-    worst: list[Compared] = field(default_factory=list)
-    """The WORST that are furthest off, furthest first."""
+    worst: list[ComparedToken] = field(default_factory=list)
+    """The WORST tokens with the largest differences, largest first."""
 
 
 class Auditor:
     """Scores and compares trajectories against one engine; used by several threads.
 
-    `versions` are the weight versions that the engine can speak for; ids from `vocabulary` on are never sent.
+    `versions` are the weight versions that the engine has; ids from `vocabulary_end` on are never sent.
     """
 
-    def __init__(self, scorer: Scores, versions: frozenset[str], vocabulary: int) -> None:
-        self.scorer = scorer
-        self.versions = versions
-        self.vocabulary = vocabulary
+    def __init__(self, scorer: ScoringEngine, versions: frozenset[str], vocabulary_end: int) -> None:
+        self._scorer = scorer
+        self._versions = versions
+        self._vocabulary_end = vocabulary_end
 
-    def audit(self, line: Line) -> Result:
+    def audit(self, trajectory: ExportedTrajectory) -> ComparisonResult:
         """Raises EngineFailure."""
-        result = Result(line.job)
-        if reason := line.incomparable:
-            result.skipped[f"sampled with {reason}"] = line.sampled
+        result = ComparisonResult(trajectory.job)
+        if parameter := trajectory.incomparable:
+            result.skipped[f"sampled with {parameter}"] = trajectory.sampled
             return result
-        first = 0
-        for length in line.traces:
-            self._trace(line, first, first + length, result)
-            first += length
+        start = 0
+        for length in trajectory.traces:
+            self._compare_trace(trajectory, start, start + length, result)
+            start += length
         return result
 
-    def decode(self, token: Compared) -> float | None:
-        """Its logprob as it was sampled, one token behind its prompt; None where the engine does not say.
+    def decode(self, token: ComparedToken) -> float | None:
+        """Its logprob as the one token generated behind its prompt; None if the engine refuses.
 
         Raises EngineFailure.
         """
-        line, i = token.line, token.position
+        trajectory, i = token.trajectory, token.position
+        prompt = trajectory.tokens[token.trace_start : i]
         try:
-            return self.scorer.next(line.tokens[token.first : i], line.tokens[i], temperature=line.temperature)
-        except Refused:
+            return self._scorer.score_next(prompt, trajectory.tokens[i], temperature=trajectory.temperature)
+        except ScoringRefused:
             return None
 
-    def _trace(self, line: Line, first: int, end: int, result: Result) -> None:
-        """Compare the tokens `[first, end)`."""
-        positions = self._positions(line, first, end, result)
+    def _compare_trace(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> None:
+        """Compare the tokens `[start, end)`."""
+        positions = self._positions(trajectory, start, end, result)
         if not positions:
             return
-        if max(line.tokens[first : positions[-1] + 1]) >= self.vocabulary:
-            result.skipped[VOCABULARY_ENDS] += len(positions)
+        if max(trajectory.tokens[start : positions[-1] + 1]) >= self._vocabulary_end:
+            result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return
         try:
-            scored = self._score(line, first, positions[0], positions[-1])
-        except Refused as e:
+            scored = self._score(trajectory, start, positions[0], positions[-1])
+        except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return
         if scored is None:
             result.skipped[NO_LIST] += len(positions)
         else:
-            _compare(line, first, positions, scored, result)
+            _compare(trajectory, start, positions, scored, result)
 
-    def _score(self, line: Line, first: int, start: int, last: int) -> list[float | None] | None:
-        """The logprobs of the tokens from `start` to `last`, at their temperature; their trace begins at `first`."""
-        likeliest = LIKELIEST if line.temperature != 1.0 else 0
-        scored = self.scorer.score(line.tokens[first : last + 1], start - 1 - first, likeliest=likeliest)
-        return None if likeliest and scored.likeliest is None else rescaled(scored, line.temperature)
+    def _score(self, trajectory: ExportedTrajectory, start: int, first: int, last: int) -> list[float | None] | None:
+        """The logprobs of the tokens from `first` to `last`, at their temperature; their trace begins at `start`."""
+        likeliest = LIKELIEST if trajectory.temperature != 1.0 else 0
+        scores = self._scorer.score(trajectory.tokens[start : last + 1], first - 1 - start, likeliest=likeliest)
+        return None if likeliest and scores.likeliest is None else rescale(scores, trajectory.temperature)
 
-    def _positions(self, line: Line, first: int, end: int, result: Result) -> list[int]:
-        """The sampled tokens of a trace that the engine can speak for."""
+    def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
+        """The sampled tokens of a trace that this engine can score."""
         positions = []
-        for i in compress(range(first, end), line.mask[first:end]):
-            if line.versions[i] not in self.versions:
+        for i in compress(range(start, end), trajectory.mask[start:end]):
+            if trajectory.versions[i] not in self._versions:
                 result.skipped[WEIGHTS] += 1
-            elif i - first >= self.scorer.longest:
+            elif i - start >= self._scorer.max_tokens:
                 result.skipped[CONTEXT] += 1
             else:
                 positions.append(i)
         return positions
 
 
-def rescaled(scored: Scored, temperature: float) -> list[float | None]:
-    """The logprobs at that temperature; None where the likeliest tokens say too little.
+def rescale(scores: Scores, temperature: float) -> list[float | None]:
+    """The logprobs at that temperature; None where the likeliest tokens do not determine it.
 
     log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The tokens that are not among the
-    likeliest hold the mass R, each at most the smallest p listed, so their part of the sum lies between two bounds.
+    likeliest have the mass R together and at most the smallest listed p each, so their part of the sum lies between two
+    bounds.
     """
-    if temperature == 1.0 or scored.likeliest is None:
-        return list(scored.logprobs)
-    found: list[float | None] = []
-    for logprob, top in zip(scored.logprobs, scored.likeliest, strict=True):
+    if temperature == 1.0 or scores.likeliest is None:
+        return list(scores.logprobs)
+    rescaled: list[float | None] = []
+    for logprob, top in zip(scores.logprobs, scores.likeliest, strict=True):
         rest = max(0.0, 1.0 - math.fsum(map(math.exp, top)))
         concentrated = rest * math.exp(min(top[-1] * (1 / temperature - 1), 700.0))
         spread_out = VOCABULARY * (rest / VOCABULARY) ** (1 / temperature)
         low, high = sorted((concentrated, spread_out))
         known = math.fsum(math.exp(p / temperature) for p in top)
-        tight = math.log((known + high) / (known + low)) <= LOOSE
-        found.append(logprob / temperature - math.log(known + (low + high) / 2) if tight else None)
-    return found
+        tight = math.log((known + high) / (known + low)) <= MAX_UNCERTAINTY
+        rescaled.append(logprob / temperature - math.log(known + (low + high) / 2) if tight else None)
+    return rescaled
 
 
-def _compare(line: Line, first: int, positions: Sequence[int], scored: Sequence[float | None], result: Result) -> None:
-    """`scored[0]` belongs to the first of the positions, the next to the token behind it, and so on."""
+def _compare(
+    trajectory: ExportedTrajectory,
+    start: int,
+    positions: Sequence[int],
+    scored: Sequence[float | None],
+    result: ComparisonResult,
+) -> None:
+    """`scored[0]` belongs to the first of the positions, `scored[1]` to the token behind it, and so on."""
     origin = positions[0]
     compared = {i for i in positions if scored[i - origin] is not None}
     if len(compared) < len(positions):
         result.skipped[FLAT] += len(positions) - len(compared)
     for i in sorted(compared):
-        recorded, said = line.logprobs[i], scored[i - origin]
-        assert said is not None
-        difference = abs(recorded - said)
+        recorded, logprob = trajectory.logprobs[i], scored[i - origin]
+        assert logprob is not None
+        difference = abs(recorded - logprob)
         result.differences.append(difference)
         if len(result.worst) < WORST or difference > result.worst[-1].difference:
-            result.worst = furthest([*result.worst, Compared(line, first, i, said)])
+            result.worst = furthest([*result.worst, ComparedToken(trajectory, start, i, logprob)])
         if i - 1 in compared and i + 1 in compared:
             result.shifted += 1
             for shift in SHIFTS:
                 result.shifts[shift] += abs(recorded - (scored[i - origin + shift] or 0.0))
 
 
-def furthest(tokens: Sequence[Compared]) -> list[Compared]:
+def furthest(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:
+    """The WORST of them, largest difference first."""
     return sorted(tokens, key=lambda token: -token.difference)[:WORST]

@@ -1,6 +1,6 @@
-"""An exported file read back, strictly: what `rollq.export.record` wrote, as much of it as concerns tokens.
+"""Reads the tokens of an exported file, strictly, as `rollq.export.record` wrote them.
 
-The invariant: the lists of a line have equal lengths, its traces make up its tokens, and every sampled token has a
+The invariant: a trajectory's lists have equal lengths, its traces make up its tokens, and every sampled token has a
 finite logprob and a version. It knows nothing of engines.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from rollq.errors import ContractError, SettingsError
 from rollq.job import Json
 
-CHANGED_BY: Mapping[str, Json] = {
+CHANGES_LOGPROBS: Mapping[str, Json] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
@@ -28,15 +28,14 @@ CHANGED_BY: Mapping[str, Json] = {
     "ebnf": None,
     "structural_tag": None,
 }
-"""Sampling parameters that change a sampled token's logprob and not a scored one's, with the value that means none."""
+"""Sampling parameters that change the logprobs of sampled tokens, but not of scored ones; with their neutral values."""
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One trajectory as exported. Position i of every list is the same token."""
+class ExportedTrajectory:
+    """One line of the file. Position i of every list is the same token."""
 
-    where: str
     size: int
     """Bytes of the line."""
     job: str
@@ -52,7 +51,7 @@ class Line:
         return self.mask.count(1)
 
     @property
-    def given(self) -> Iterator[int]:
+    def prompt_ids(self) -> Iterator[int]:
         """The ids that were not sampled."""
         return compress(self.tokens, self.mask.translate(bytes([1, 0]).ljust(256, b"\0")))
 
@@ -64,71 +63,74 @@ class Line:
 
     @property
     def incomparable(self) -> str:
-        """The sampling parameter for which none of its tokens can be compared, if there is one."""
-        for name, none in CHANGED_BY.items():
-            if (value := self.sampling.get(name)) and value != none:
+        """The sampling parameter that makes its tokens incomparable; empty if there is none."""
+        for name, neutral in CHANGES_LOGPROBS.items():
+            if (value := self.sampling.get(name)) and value != neutral:
                 return name
         return ""
 
 
-def read(path: Path) -> Iterator[Line]:
-    """The file's trajectories, one at a time. Raises SettingsError when it cannot be read, ContractError naming the
-    line."""
+def read(path: Path) -> Iterator[ExportedTrajectory]:
+    """The file's trajectories, one at a time.
+
+    Raises SettingsError if the file cannot be read, ContractError that names the line.
+    """
     number = 0
     try:
         with path.open("rb") as f:
             for number, text in enumerate(f, 1):
-                yield _line(text, f"{path}:{number}")
+                yield _parse(text, f"{path}:{number}")
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
     if not number:
         raise ContractError(f"{path} holds no trajectory")
 
 
-def _line(text: bytes, where: str) -> Line:
+def _parse(text: bytes, where: str) -> ExportedTrajectory:
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError) as e:
-        packed = " (it is compressed: gzip -d it first)" if text.startswith(GZIP) else ""
-        raise ContractError(f"{where} is not a line of JSON{packed}: {e}") from e
-    if not isinstance(found, dict):
-        raise ContractError(f"{where} is not an exported trajectory but a {type(found).__name__}")
+        compressed = " (it is compressed: gzip -d it first)" if text.startswith(GZIP) else ""
+        raise ContractError(f"{where} is not a line of JSON{compressed}: {e}") from e
+    if not isinstance(record, dict):
+        raise ContractError(f"{where} is not an exported trajectory but a {type(record).__name__}")
     try:
-        line = Line(
-            where=where,
+        trajectory = ExportedTrajectory(
             size=len(text),
-            job=str(found["job"]),
-            tokens=array("I", found["tokens"]),
-            mask=bytes(list(found["mask"])),  # a number would be taken for a length
-            logprobs=array("d", found["logprobs"]),
-            versions=list(found["versions"]),
-            traces=list(found.get("traces", [len(found["tokens"])])),
-            sampling=dict(found.get("sampling") or {}),
+            job=str(record["job"]),
+            tokens=array("I", record["tokens"]),
+            mask=bytes(list(record["mask"])),  # a number would be taken for a length
+            logprobs=array("d", record["logprobs"]),
+            versions=list(record["versions"]),
+            traces=list(record.get("traces", [len(record["tokens"])])),
+            sampling=dict(record.get("sampling") or {}),
         )
-        _check(line)
+        _check(trajectory)
     except KeyError as e:
         raise ContractError(f"{where} is not an exported trajectory: it has no {e}") from e
     except (TypeError, ValueError, OverflowError) as e:
         raise ContractError(f"{where} is not an exported trajectory: {e}") from e
-    return line
+    return trajectory
 
 
-def _check(line: Line) -> None:
+def _check(trajectory: ExportedTrajectory) -> None:
     """Raises ValueError or TypeError."""
-    lengths = {name: len(getattr(line, name)) for name in ("tokens", "mask", "logprobs", "versions")}
+    lengths = {name: len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
     if len(set(lengths.values())) > 1:
         raise ValueError("its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))
-    if any(type(n) is not int or n < 1 for n in line.traces) or sum(line.traces) != len(line.tokens):
-        raise ValueError(f"its traces {list(line.traces)} do not make up its {len(line.tokens)} tokens")
-    if line.mask.translate(None, b"\0\1"):
+    if any(type(n) is not int or n < 1 for n in trajectory.traces) or sum(trajectory.traces) != len(trajectory.tokens):
+        raise ValueError(f"its traces {list(trajectory.traces)} do not make up its {len(trajectory.tokens)} tokens")
+    if trajectory.mask.translate(None, b"\0\1"):
         raise ValueError("its mask holds more than 0 and 1")
     first = 0
-    for length in line.traces:
-        if line.mask[first]:
+    for length in trajectory.traces:
+        if trajectory.mask[first]:
             raise ValueError(f"token {first} opens a trace and was sampled: there is nothing before it")
         first += length
-    for i in compress(range(len(line.mask)), line.mask):
-        if not (math.isfinite(line.logprobs[i]) and isinstance(line.versions[i], str)):
-            raise ValueError(f"token {i} was sampled, with logprob {line.logprobs[i]} and version {line.versions[i]!r}")
-    if not 0 <= line.temperature < math.inf:
-        raise ValueError(f"its temperature is {line.temperature}")
+    for i in compress(range(len(trajectory.mask)), trajectory.mask):
+        if not (math.isfinite(trajectory.logprobs[i]) and isinstance(trajectory.versions[i], str)):
+            raise ValueError(
+                f"token {i} was sampled, with logprob {trajectory.logprobs[i]} and version {trajectory.versions[i]!r}"
+            )
+    if not 0 <= trajectory.temperature < math.inf:
+        raise ValueError(f"its temperature is {trajectory.temperature}")

@@ -1,15 +1,13 @@
-"""Scoring over SGLang's native API: what an engine now thinks of tokens that were sampled before.
+"""Asks an engine, over SGLang's native API, for the logprobs of tokens that were sampled before.
 
-The invariant: the logprobs it returns are finite and belong to the ids it was given, under the weights it named at the
-start. No id is sent that the engine may not know: one is enough to kill a real server. It knows nothing of
-trajectories.
+The invariant: the logprobs it returns are finite and belong to the ids it was given, under the weights that the engine
+named at the start. It knows nothing of trajectories.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
 import math
-import time
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,33 +15,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import requests
-
-from rollq.errors import ContractError, EngineFailure, RollqError
-from rollq_worker.engine.limits import Limits, read_limits
+from rollq.errors import EngineFailure, RollqError
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.reply import read_error
+from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
+from rollq_worker.waiting import backoff, wait
 
-CONNECT_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 300.0
-BUSY_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Waits between the tries while the engine's queue is full."""
+TIMEOUT_S = 300.0
+MAX_BYTES = 1 << 30
+"""Of a response: with the likeliest tokens it takes 4 kB a token."""
 BUSY = frozenset({429, 503})
-PROBED = 256
-"""Highest ids that the engine is asked about: those above its tokenizer are padding ids of the model, and few."""
+BUSY_TRIES = 6
+BUSY_BACKOFF_S = (1.0, 8.0)
+"""First and longest pause between the tries while the engine's queue is full."""
+HIGHEST_IDS = 256
+"""Ids that the engine is asked about: those above its tokenizer's are padding ids of the model, and few."""
 
 
-class Refused(RollqError):
-    """The engine does not score these tokens (400): it says why."""
+class ScoringRefused(RollqError):
+    """The engine does not score these tokens, and says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """One entry a token from the one behind the start on."""
+class Scores:
+    """One entry for each token behind the start."""
 
     logprobs: array[float]
-    """array('d'): raw, whatever the sampling parameters: log_softmax(logits)."""
+    """array('d'): log_softmax(logits), whatever the sampling parameters."""
     likeliest: Sequence[Sequence[float]] | None
-    """The logprobs of the likeliest tokens there, falling; None where the engine does not say."""
+    """The logprobs of the likeliest tokens there, falling; None if the engine does not say."""
 
 
 class Scorer:
@@ -51,35 +52,30 @@ class Scorer:
 
     def __init__(self, url: str, concurrency: int) -> None:
         self.url = url
-        self.session = requests.Session()
-        self.session.trust_env = False  # no proxy between this machine and its engine
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=concurrency + 1, max_retries=0)
-        self.session.mount("http://", adapter)
-        self.session.mount("https://", adapter)
+        self._http = EngineHttp(url, concurrency + 1, max_bytes=MAX_BYTES)
         self.version = self._version()
-        """Of the weights it has; None when it does not say."""
-        self.longest = self._longest()
-        """Tokens that it can score at once."""
+        """Of the engine's weights; None if it does not say."""
+        limits = read_limits(self._get_json)
+        self.max_tokens = min(limits.prompt, limits.context, ContextLimits().context) - 1
+        """That can be scored at once."""
 
-    def known(self, ids: Iterable[int]) -> int | None:
-        """A bound: every one of these ids below it is in the vocabulary of the engine's tokenizer.
+    def vocabulary_end(self, ids: Iterable[int]) -> int | None:
+        """Every one of these ids below this bound is in the vocabulary of the engine's tokenizer.
 
-        None when the engine does not say (a router, the replay engine).
+        None if the engine does not say (a router, the replay engine).
         """
-        highest = sorted(set(ids))[-PROBED:]
+        highest = sorted(set(ids))[-HIGHEST_IDS:]
         body = {"tokens": [[id] for id in highest], "skip_special_tokens": False}
-        answer = self._send("POST", "/detokenize", body)
-        try:
-            texts = answer.json()["text"] if answer.ok else None
-        except (ValueError, KeyError, TypeError):
-            texts = None
+        response = self._send("/detokenize", body)
+        reply = response.json() if response.status == 200 else None
+        texts = reply.get("text") if isinstance(reply, dict) else None
         if not isinstance(texts, list) or len(texts) != len(highest):
             return None
-        # An id that no token has is decoded to nothing at all.
+        # An id without a token is decoded to an empty text.
         return max((id + 1 for id, text in zip(highest, texts, strict=True) if text), default=0)
 
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scored:
-        """The logprobs of `ids[start + 1:]`, each given everything before it. Raises Refused, EngineFailure."""
+    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scores:
+        """The logprobs of `ids[start + 1:]`, each given all ids before it. Raises ScoringRefused, EngineFailure."""
         body: dict[str, Any] = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 0},
@@ -91,10 +87,10 @@ class Scorer:
         with self._reading():
             return self._read(self._generate(body), ids[start:], bool(likeliest))
 
-    def next(self, ids: array[int], token: int, *, temperature: float) -> float:
+    def score_next(self, ids: array[int], token: int, *, temperature: float) -> float:
         """The logprob of `token` right behind `ids`, computed as for sampling, at that temperature.
 
-        Nothing that the engine has cached is used (routers may ignore that). Raises Refused, EngineFailure.
+        Nothing that the engine has cached is used (routers may ignore that). Raises ScoringRefused, EngineFailure.
         """
         body = {
             "input_ids": ids.tolist(),
@@ -104,16 +100,16 @@ class Scorer:
             "extra_key": uuid.uuid4().hex,
         }
         with self._reading():
-            asked = self._generate(body).get("output_token_ids_logprobs")
-            if asked is None:
-                raise Refused("the engine does not score tokens that it did not sample")
-            ((logprob, said, *_),) = asked[0]
-            if said != token or not math.isfinite(logprob):
-                raise ValueError(f"{logprob} for token {said}, asked for {token}")
+            entries = self._generate(body).get("output_token_ids_logprobs")
+            if entries is None:
+                raise ScoringRefused("the engine does not score tokens that it did not sample")
+            ((logprob, scored, *_),) = entries[0]
+            if scored != token or not math.isfinite(logprob):
+                raise ValueError(f"{logprob} for token {scored}, asked for {token}")
             return float(logprob)
 
     def close(self) -> None:
-        self.session.close()
+        self._http.close()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -124,77 +120,68 @@ class Scorer:
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """The `meta_info` of the reply."""
-        answer = self._send("POST", "/generate", body)
-        if answer.status_code == 400:
-            raise Refused(read_error(answer.content))
-        if answer.status_code != 200:
-            raise EngineFailure(f"{self.url} answered {answer.status_code}: {read_error(answer.content)}")
-        meta: dict[str, Any] = answer.json()["meta_info"]
+        response = self._send("/generate", body)
+        if response.status == 400:
+            raise ScoringRefused(read_error(response.body))
+        if response.status != 200:
+            raise self._failure(response)
+        meta: dict[str, Any] = json.loads(response.body)["meta_info"]
         if self.version is not None and meta.get("weight_version", self.version) != self.version:
             raise EngineFailure(
-                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: they"
-                " were changed in the middle of the audit, or the servers behind a router differ"
+                f"{self.url}: one reply is by weights {self.version!r}, another by {meta['weight_version']!r}: the"
+                " weights changed in the middle of the audit, or the servers behind a router differ"
             )
         return meta
 
-    def _read(self, meta: dict[str, Any], ids: array[int], wanted: bool) -> Scored:
+    def _read(self, meta: dict[str, Any], ids: array[int], likeliest: bool) -> Scores:
         entries = meta["input_token_logprobs"]
         if [entry[1] for entry in entries] != ids.tolist():
             raise EngineFailure(f"{self.url}: the {len(entries)} logprobs are not those of the {len(ids)} ids sent")
         logprobs = array("d", [entry[0] for entry in entries[1:]])
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("a logprob is not finite")
-        tops = meta.get("input_top_logprobs") if wanted else None
+        tops = meta.get("input_top_logprobs") if likeliest else None
         if not tops:
-            return Scored(logprobs, None)
+            return Scores(logprobs, None)
         if len(tops) != len(entries):
             raise EngineFailure(f"{self.url}: {len(tops)} lists of likeliest tokens for {len(entries)} tokens")
-        return Scored(logprobs, [[entry[0] for entry in top] for top in tops[1:]])
+        return Scores(logprobs, [[entry[0] for entry in top] for top in tops[1:]])
 
     def _version(self) -> str | None:
-        for path in ("/model_info", "/get_model_info"):  # the second one is all that routers know
-            answer = self._send("GET", path)
-            if answer.status_code in (401, 403):
-                raise EngineFailure(f"{self.url} answered {answer.status_code}: {read_error(answer.content)}")
-            try:
-                version = answer.json().get("weight_version") if answer.ok else None
-            except (ValueError, AttributeError):
-                continue
+        for path in ("/model_info", "/get_model_info"):  # routers only know the second
+            response = self._send(path)
+            if response.status in (401, 403):
+                raise self._failure(response)
+            info = response.json() if response.status == 200 else None
+            version = info.get("weight_version") if isinstance(info, dict) else None
             if isinstance(version, str):
                 return version
         return None
 
-    def _longest(self) -> int:
-        limits = read_limits(self._json)
-        return min(limits.prompt, limits.context, Limits().context) - 1
+    def _get_json(self, path: str) -> object:
+        response = self._send(path)
+        return response.json() if response.status == 200 else None
 
-    def _json(self, path: str) -> object:
-        answer = self._send("GET", path)
-        try:
-            return answer.json() if answer.ok else None
-        except ValueError:
-            return None
-
-    def _send(self, method: str, path: str, body: object = None) -> requests.Response:
-        """One request, sent again only when the engine had no room for it: nothing is tried twice that broke it."""
-        data = None if body is None else json.dumps(body, separators=(",", ":"))
-        headers = {"Content-Type": "application/json"}
-        for wait in (*BUSY_S, None):
+    def _send(self, path: str, body: object = None) -> Response:
+        """A POST, or a GET without a body. Sent again only if the engine was busy: what broke it is not sent twice."""
+        tries = 0
+        while True:
             try:
-                timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
-                answer = self.session.request(method, self.url + path, data=data, headers=headers, timeout=timeout)
-            except requests.ConnectionError as e:
-                raise EngineFailure(f"no engine at {self.url}, or it broke: {_brief(e)}") from e
-            except requests.Timeout as e:
-                raise EngineFailure(f"{self.url}{path}: no answer within {READ_TIMEOUT_S:g} s (is it paused?)") from e
-            except requests.RequestException as e:
-                raise ContractError(f"{self.url}{path}: {_brief(e)}") from e
-            if answer.status_code not in BUSY or wait is None:
-                return answer
-            time.sleep(wait)
-        raise AssertionError("unreachable")
+                if body is None:
+                    response = self._http.get(path, timeout_s=TIMEOUT_S)
+                else:
+                    data = json.dumps(body, separators=(",", ":")).encode()
+                    response = self._http.post(path, data, timeout_s=TIMEOUT_S)
+            except ConnectFailed as e:
+                raise EngineFailure(f"no engine at {self.url}: {e}") from e
+            except ResponseTimeout as e:
+                raise EngineFailure(f"{self.url}{path}: no answer within {TIMEOUT_S:g} s (is it paused?)") from e
+            except NoResponse as e:
+                raise EngineFailure(f"{self.url}{path}: the engine broke: {e}") from e
+            tries += 1
+            if response.status not in BUSY or tries == BUSY_TRIES:
+                return response
+            wait(backoff(tries - 1, *BUSY_BACKOFF_S), lambda: None)
 
-
-def _brief(error: requests.RequestException) -> str:
-    reason = getattr(error.args[0] if error.args else None, "reason", None) or error
-    return f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"
+    def _failure(self, response: Response) -> EngineFailure:
+        return EngineFailure(f"{self.url} answered {response.status}: {read_error(response.body)}")

@@ -1,6 +1,6 @@
-"""Whether an engine takes requests, as its client has seen it: shared by all threads of a process.
+"""Whether an engine takes requests, as its client has seen it, for all threads of a process.
 
-Outages are logged once, when they last. It knows nothing of HTTP.
+An outage is logged once, when it lasts. It knows nothing of HTTP.
 """
 
 import logging
@@ -9,82 +9,77 @@ import time
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 2.0
-"""Shorter outages are not worth a line."""
+LOG_AFTER_S = 2.0
+"""Shorter outages are not logged."""
 
 
-class Standstill:
-    """Seconds in which nothing could go on, whatever stood in the way; what overlaps counts once."""
+class OutageClock:
+    """Seconds in which nothing could be sampled, whatever the reason; overlapping outages count once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._depth = 0
+        self._running = 0
         self._since = 0.0
         self._total = 0.0
 
     @property
     def seconds(self) -> float:
-        """So far, the present one included."""
+        """So far, the present outage included."""
         with self._lock:
-            return self._total + (time.monotonic() - self._since if self._depth else 0.0)
+            return self._total + (time.monotonic() - self._since if self._running else 0.0)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         with self._lock:
-            self._depth += 1
-            if self._depth == 1:
+            self._running += 1
+            if self._running == 1:
                 self._since = time.monotonic()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         with self._lock:
-            self._depth -= 1
-            if not self._depth:
+            self._running -= 1
+            if not self._running:
                 self._total += time.monotonic() - self._since
 
 
 class Availability:
     """Up until a request is refused; up again once one is answered."""
 
-    def __init__(self, name: str, standstill: Standstill | None = None) -> None:
+    def __init__(self, name: str, clock: OutageClock) -> None:
         self._name = name
-        self._standstill = standstill or Standstill()
+        self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None  # monotonic time at which the present outage began
-        self._gone = False
-        self._told = False
+        self._unreachable = False
+        self._logged = False
 
     @property
     def up(self) -> bool:
         return self._since is None
 
-    @property
-    def outage_s(self) -> float:
-        """Seconds of all outages so far, the present one included."""
-        return self._standstill.seconds
-
-    def lost(self, reason: str, *, gone: bool = False) -> None:
-        """A request was refused. `gone`: there was nobody there at all, so whoever comes back may be another engine."""
+    def mark_down(self, reason: str, *, unreachable: bool = False) -> None:
+        """A request was refused. `unreachable`: no server answered, so the next one may be another engine."""
         with self._lock:
-            self._gone |= gone
+            self._unreachable |= unreachable
             if self._since is None:
                 self._since = time.monotonic()
-                self._standstill.begin()
-            if self._told or time.monotonic() - self._since < SILENT_S:
+                self._clock.start()
+            if self._logged or time.monotonic() - self._since < LOG_AFTER_S:
                 return
-            self._told = True
+            self._logged = True
         log.warning("the engine at %s takes no requests (%s): waiting for it", self._name, reason)
 
-    def found(self) -> bool:
-        """A request was answered. True when the engine had been gone, so that what was known of it is stale."""
+    def mark_up(self) -> bool:
+        """A request was answered. True when the engine had been unreachable, so that what is known of it is stale."""
         if self.up:
             return False
         with self._lock:
             since, self._since = self._since, None
             if since is None:
                 return False
-            self._standstill.end()
+            self._clock.stop()
             seconds = time.monotonic() - since
-            gone, told = self._gone, self._told
-            self._gone = self._told = False
-        if told:
+            unreachable, logged = self._unreachable, self._logged
+            self._unreachable = self._logged = False
+        if logged:
             log.warning("the engine at %s is back after %.1f s", self._name, seconds)
-        return gone
+        return unreachable

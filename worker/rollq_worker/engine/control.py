@@ -1,64 +1,64 @@
-"""What an engine is asked and told beside generating: whether it is ready, whether it lives, to abort a request.
+"""Everything that an engine is asked except to generate: whether it is ready, whether it hangs, to abort a request.
 
-The invariant: every question has its time, and silence is an answer. It knows nothing of jobs.
+The invariant: every question has a timeout. It knows nothing of jobs.
 """
 
 import json
 
-from rollq_worker.engine.http import Line, NoAnswer
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.http_client import NoResponse, Response
 
-PROBE_TIMEOUT_S = 10.0
+QUESTION_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 25.0
-"""A server that is asked for its health generates a token, and gives up after 20 s."""
+"""/health generates a token and gives up after 20 s."""
 ABORT_TIMEOUT_S = 1.0
 
 
 class EngineControl:
-    """Questions and orders to one engine."""
+    def __init__(self, http: EngineHttp) -> None:
+        self._http = http
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def why_not_ready(self, *, generating: bool) -> tuple[str, bool]:
+        """Why it takes no requests and whether it is unreachable; ("", False) when it takes them.
 
-    def trouble(self, *, generating: bool) -> tuple[str, bool]:
-        """Why it takes no requests, and whether nobody is there at all; ("", False) when it takes them.
-
-        `generating`: its word is not enough, it must generate a token. A router has neither path: it answers, and says
-        503 itself when it has no engine.
+        With `generating` it must generate a token to be believed. A router has neither path, and answers 503 when it
+        has no engine.
         """
-        path, timeout_s = ("/health", HEALTH_TIMEOUT_S) if generating else ("/ready", PROBE_TIMEOUT_S)
+        path, timeout_s = ("/health", HEALTH_TIMEOUT_S) if generating else ("/ready", QUESTION_TIMEOUT_S)
         try:
-            status = self._line.get(path, timeout_s=timeout_s).status
-        except NoAnswer as e:
+            status = self._http.get(path, timeout_s=timeout_s).status
+        except NoResponse as e:
             return str(e), True
         return (f"{path} answers {status}", False) if status >= 500 else ("", False)
 
-    def generates(self) -> bool:
-        """Whether it gets anywhere; one that is paused or starting does as it should."""
+    def hangs(self) -> bool:
+        """Whether it cannot even generate one token. An engine that is paused or starting does not hang."""
         try:
-            if self._line.get("/ready", timeout_s=PROBE_TIMEOUT_S).status == 503:
-                return True
-            return self._line.get("/health", timeout_s=HEALTH_TIMEOUT_S).status < 500
-        except NoAnswer:
-            return False
+            if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
+                return False
+            return self._http.get("/health", timeout_s=HEALTH_TIMEOUT_S).status >= 500
+        except NoResponse:
+            return True
 
     def abort(self, rid: str) -> bool:
-        """Have it end this request now with what it has. False when it could not be told."""
+        """Have the engine end this request with what it has sampled. False when it could not be asked."""
         try:
             body = json.dumps({"rid": rid}).encode()
-            return self._line.post("/abort_request", body, timeout_s=ABORT_TIMEOUT_S).status < 400
-        except NoAnswer:
+            return self._http.post("/abort_request", body, timeout_s=ABORT_TIMEOUT_S).status < 400
+        except NoResponse:
             return False
 
-    def tokens(self, text: str) -> object:
-        """What /tokenize answers, None where there is none. Raises NoAnswer while the engine is away."""
-        answer = self._line.post("/tokenize", json.dumps({"prompt": text}).encode(), timeout_s=PROBE_TIMEOUT_S)
-        if answer.status >= 500:
-            raise NoAnswer(f"/tokenize answers {answer.status}")
-        return answer.json() if answer.status == 200 else None
+    def tokenize(self, text: str) -> object:
+        """The reply of /tokenize; None if the server has no such path. Raises NoResponse while the engine is away."""
+        body = json.dumps({"prompt": text}).encode()
+        return _json("/tokenize", self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S))
 
-    def json(self, path: str) -> object:
-        """The JSON there, None where there is none. Raises NoAnswer while the engine is away."""
-        answer = self._line.get(path, timeout_s=PROBE_TIMEOUT_S)
-        if answer.status >= 500:
-            raise NoAnswer(f"{path} answers {answer.status}")
-        return answer.json() if answer.status == 200 else None
+    def get_json(self, path: str) -> object:
+        """The JSON at the path; None if there is none. Raises NoResponse while the engine is away."""
+        return _json(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))
+
+
+def _json(path: str, response: Response) -> object:
+    if response.status >= 500:
+        raise NoResponse(f"{path} answers {response.status}")
+    return response.json() if response.status == 200 else None

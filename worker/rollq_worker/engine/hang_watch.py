@@ -1,7 +1,7 @@
 """Finds an engine that hangs: it accepts requests and never answers.
 
-A long wait alone says nothing (long turns, a long queue, a pause for new weights), so the engine is asked whether it
-generates. Only when it does not, twice, are all waits ended; their requests are sent again once it does.
+A long wait alone proves nothing (long turns, a long queue, a pause for new weights), so the engine is asked to generate
+one token. Only when it twice does not are all waits ended; their requests are sent again once it generates.
 """
 
 import logging
@@ -11,21 +11,21 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+INTERVAL_S = 5.0
 SLOW_S = 60.0
-"""A request that takes longer makes one ask."""
-SILENCES = 2
-"""Questions in a row without an answer that make a hang."""
+"""A request that takes longer makes the watch ask the engine."""
+FAILURES = 2
+"""Questions in a row without an answer after which the engine hangs."""
 
 
-class EngineWatch:
-    """A thread that looks at the engine's oldest request now and then."""
+class HangWatch:
+    """A thread that now and then looks at the request that has waited longest."""
 
     def __init__(self, engine: SGLangEngine) -> None:
         self._engine = engine
-        self._silences = 0
+        self._failures = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="rollq-engine-watch", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="rollq-hang-watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -34,21 +34,21 @@ class EngineWatch:
         self._stop.set()
 
     def _loop(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(INTERVAL_S):
             try:
-                self.look()
-                self._engine.rest()
+                self.check()
+                self._engine.close_idle_connections()
             except Exception:
-                # Nobody else notices an engine that hangs: this thread must outlive whatever one look throws.
-                log.exception("looking at the engine failed; trying again in %g s", LOOK_S)
+                # Nothing else notices an engine that hangs, so this thread must survive every error.
+                log.exception("looking at the engine failed; trying again in %g s", INTERVAL_S)
 
-    def look(self) -> None:
-        """Ask the engine if a request is slow, and give it up if it has been silent."""
-        if not self._engine.available or self._engine.waiting_s() < SLOW_S or self._engine.generates():
-            self._silences = 0
+    def check(self) -> None:
+        """Ask the engine if a request is slow, and give it up if it did not answer several times."""
+        if not self._engine.available or self._engine.longest_wait_s() < SLOW_S or not self._engine.hangs():
+            self._failures = 0
             return
-        self._silences += 1
-        log.warning("the engine does not answer, time %d", self._silences)
-        if self._silences >= SILENCES:
-            self._silences = 0
+        self._failures += 1
+        log.warning("the engine does not answer, time %d", self._failures)
+        if self._failures >= FAILURES:
+            self._failures = 0
             self._engine.give_up()

@@ -1,31 +1,28 @@
-"""HTTP to one engine: pooled connections, on which a wait for an answer can be cut off.
+"""HTTP to one engine, in which the wait for a response can be ended from another thread.
 
-The invariant: a request ends in an `Answer` or a `NoAnswer`; a socket is cut only while the thread that it is cut for
-waits on it; and no connection is used after it lay idle for long: servers close those (SGLang after 5 s), and what is
-sent at that moment is lost. It knows nothing of what is sent.
+The invariant: a socket is only shut down while the thread that it is shut down for waits on it, and no connection is
+used after it lay idle for long. It knows nothing of what is sent.
 """
 
-import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import NewConnectionError
+
+from rollq_worker.http_client import HttpClient, Response
 
 CONNECT_TIMEOUT_S = 3.0
-LARGEST_ANSWER = 64 << 20
-"""Bytes that are read of an answer; 100,000 sampled tokens take about 5 MB. One cut off is no JSON, and so garbage."""
-PIECE = 1 << 18
-IDLE_S = 3.0
-"""A connection that lay idle for longer is not used again."""
+MAX_BYTES = 64 << 20
+"""Of a response; 100,000 sampled tokens take about 5 MB."""
+MAX_IDLE_S = 3.0
+"""SGLang closes connections that lay idle for 5 s, and what is sent at that moment is lost."""
 KEEPALIVE = [
     # A machine that vanished never resets its connections: notice within half a minute, not after the read timeout.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -37,87 +34,92 @@ KEEPALIVE = [
 ]
 
 
-class NoAnswer(Exception):
-    """A request without an answer: it broke off, and nobody knows how far the engine got with it."""
+class WaitCut(Exception):
+    """This process ended the wait for a response. `hung`: because the engine answers no request."""
+
+    def __init__(self, hung: bool) -> None:
+        super().__init__("the engine does not answer" if hung else "the wait was ended")
+        self.hung = hung
 
 
-class Unreached(NoAnswer):
-    """Nothing was sent: refused, unreachable, unresolved, or no answer to the connection in time."""
+class EngineHttp:
+    """GET and POST to the engine at `url`, from up to `threads` threads at once."""
 
-
-class TimedOut(NoAnswer):
-    """It was sent, and no answer came in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    body: bytes
-
-    def json(self) -> object:
-        """None where there is none."""
-        try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
-            return None
-
-
-class Line:
-    """The connections to the engine at `url`, for `size` threads."""
-
-    def __init__(self, url: str, size: int, api_key: str | None) -> None:
-        self.wires = Wires()
+    def __init__(self, url: str, threads: int, *, api_key: str | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._url = url
-        self._session = requests.Session()
-        self._session.trust_env = (
-            False  # no proxy and no .netrc between a worker and its engine, and no look-up of them
-        )
-        self._session.headers["Content-Type"] = "application/json"
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
-        self._adapter = _Adapter(self.wires, pool_connections=1, pool_maxsize=size, max_retries=0)
-        self._session.mount("http://", self._adapter)
-        self._session.mount("https://", self._adapter)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.sockets = WaitingSockets()
+        self._adapter = _Adapter(self.sockets, pool_connections=1, pool_maxsize=threads, max_retries=0)
+        self._client = HttpClient(self._adapter, max_bytes=max_bytes, connect_timeout_s=CONNECT_TIMEOUT_S)
 
-    def get(self, path: str, *, timeout_s: float) -> Answer:
-        """Raises NoAnswer."""
-        return self._send("GET", path, timeout_s=timeout_s)
+    def get(self, path: str, *, timeout_s: float) -> Response:
+        """Raises NoResponse."""
+        return self._client.request("GET", self._url + path, timeout_s=timeout_s, headers=self._headers)
 
-    def post(self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Answer:
-        """Raises NoAnswer."""
-        return self._send("POST", path, body, timeout_s=timeout_s, headers=headers)
+    def post(self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Response:
+        """Raises NoResponse."""
+        headers = {**self._headers, **(headers or {})}
+        return self._client.request("POST", self._url + path, body, timeout_s=timeout_s, headers=headers)
 
-    def sweep(self) -> None:
-        """Close the connections that lie idle: the server has closed its ends, and a quiet worker would keep ours."""
-        self._adapter.sweep()
+    def close_idle(self) -> None:
+        """Close the connections that lay idle: the server has closed its ends, and a quiet worker would keep ours."""
+        self._adapter.close_idle()
 
     def close(self) -> None:
-        self._session.close()
+        self._client.close()
 
-    def _send(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float, headers: Any = None
-    ) -> Answer:
+
+@dataclass(eq=False)
+class RequestInFlight:
+    key: str
+    """The job it is for."""
+    thread: int = field(default_factory=threading.get_ident)
+    since: float = field(default_factory=time.monotonic)
+    cut: WaitCut | None = None
+    """Set when the wait for its response was ended."""
+
+
+class RequestsInFlight:
+    """The requests of this process that wait for a response, by request id."""
+
+    def __init__(self, sockets: "WaitingSockets") -> None:
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._requests: dict[str, RequestInFlight] = {}
+
+    @contextmanager
+    def track(self, rid: str, key: str) -> Iterator[RequestInFlight]:
+        """This thread sends the request `rid` and waits for its response."""
+        request = RequestInFlight(key)
+        with self._lock:
+            self._requests[rid] = request
         try:
-            with self._session.request(
-                method,
-                self._url + path,
-                data=body,
-                headers=headers,
-                timeout=(CONNECT_TIMEOUT_S, timeout_s),
-                allow_redirects=False,  # they lose the body, and name an engine that nobody chose
-                stream=True,
-            ) as answer:
-                return Answer(answer.status_code, _read(answer))
-        except requests.ReadTimeout as e:
-            raise TimedOut(_brief(e)) from e
-        except requests.RequestException as e:
-            reason = getattr(e.args[0] if e.args else None, "reason", None)
-            unreached = isinstance(e, requests.ConnectTimeout) or isinstance(reason, NewConnectionError)
-            raise (Unreached if unreached else NoAnswer)(_brief(e)) from e
+            yield request
+        finally:
+            with self._lock:
+                del self._requests[rid]
+
+    def rids(self) -> list[str]:
+        with self._lock:
+            return list(self._requests)
+
+    def cut(self, key: str | None, *, hung: bool) -> int:
+        """End the wait for that job's response (None: for all). Returns how many have been ended."""
+        with self._lock:
+            requests = [request for request in self._requests.values() if key in (None, request.key)]
+            for request in requests:
+                before, request.cut = request.cut, WaitCut(hung)  # set before its thread wakes up and looks
+                if not self._sockets.shut_down(request.thread):
+                    request.cut = before
+        return sum(request.cut is not None for request in requests)
+
+    def longest_wait_s(self) -> float:
+        with self._lock:
+            return max((time.monotonic() - request.since for request in self._requests.values()), default=0.0)
 
 
-class Wires:
-    """The socket on which each thread waits for an answer, from the request to the end of the answer."""
+class WaitingSockets:
+    """The socket on which each thread waits, from the end of its request to the end of the response."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
@@ -126,19 +128,19 @@ class Wires:
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def hold(self, sock: socket.socket | None) -> None:
+    def add(self, sock: socket.socket | None) -> None:
         """This thread is about to wait on it."""
         if sock is not None:
             with self._lock:
                 self._sockets[threading.get_ident()] = sock
 
-    def drop(self) -> None:
-        """This thread has its answer, or will get none."""
+    def remove(self) -> None:
+        """This thread no longer waits."""
         with self._lock:
             self._sockets.pop(threading.get_ident(), None)
 
-    def cut(self, thread: int) -> bool:
-        """End that thread's wait. False when it waits for nothing."""
+    def shut_down(self, thread: int) -> bool:
+        """End that thread's wait. False when it does not wait."""
         with self._lock:  # so that the socket is not another thread's by now
             sock = self._sockets.get(thread)
             if sock is None:
@@ -150,68 +152,51 @@ class Wires:
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, wires: Wires, **options: Any) -> None:
-        self._wires = wires
+    def __init__(self, sockets: WaitingSockets, **options: Any) -> None:
+        self._sockets = sockets
         super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         kwargs["socket_options"] = [*HTTPConnection.default_socket_options, *KEEPALIVE]
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {
-            "http": _watched(HTTPConnectionPool, HTTPConnection, self._wires),
-            "https": _watched(HTTPSConnectionPool, HTTPSConnection, self._wires),
+            "http": _tracked(HTTPConnectionPool, HTTPConnection, self._sockets),
+            "https": _tracked(HTTPSConnectionPool, HTTPSConnection, self._sockets),
         }
 
-    def sweep(self) -> None:
+    def close_idle(self) -> None:
         pools = self.poolmanager.pools
         for queue in [pools[key].pool for key in pools.keys()]:  # noqa: SIM118 (it cannot be iterated over)
             if queue is None:  # the session is closed
                 continue
-            with queue.mutex:  # nobody takes a connection meanwhile
+            with queue.mutex:  # no thread takes a connection meanwhile
                 for connection in filter(None, queue.queue):
-                    _close_idle(connection)
+                    _close_if_idle(connection)
 
 
-def _watched(pool: type[Any], connection: type[Any], wires: Wires) -> type[Any]:
-    """urllib3's pool, whose connections say when they begin to wait, and which knows since when they lie idle."""
+def _tracked(pool: type[Any], connection: type[Any], sockets: WaitingSockets) -> type[Any]:
+    """urllib3's pool, with connections that register their socket, and that are closed when they lay idle."""
 
     def getresponse(self: Any) -> Any:
-        wires.hold(self.sock)
+        sockets.add(self.sock)
         return connection.getresponse(self)
 
     def put(self: Any, connection: Any) -> None:
-        wires.drop()  # before another thread can take it
+        sockets.remove()  # before another thread can take it
         if connection is not None:
             connection.idle_since = time.monotonic()
         pool._put_conn(self, connection)
 
     def get(self: Any, timeout: float | None = None) -> Any:
         connection = pool._get_conn(self, timeout)
-        _close_idle(connection)
+        _close_if_idle(connection)
         return connection
 
-    watched = type(connection.__name__, (connection,), {"getresponse": getresponse})
-    return type(pool.__name__, (pool,), {"ConnectionCls": watched, "_put_conn": put, "_get_conn": get})
+    tracked = type(connection.__name__, (connection,), {"getresponse": getresponse})
+    return type(pool.__name__, (pool,), {"ConnectionCls": tracked, "_put_conn": put, "_get_conn": get})
 
 
-def _close_idle(connection: Any) -> None:
+def _close_if_idle(connection: Any) -> None:
     """Close it if it lay idle for too long; urllib3 opens it again when it is used."""
-    if time.monotonic() - getattr(connection, "idle_since", time.monotonic()) > IDLE_S:
+    if time.monotonic() - getattr(connection, "idle_since", time.monotonic()) > MAX_IDLE_S:
         connection.close()
-
-
-def _read(answer: requests.Response) -> bytes:
-    """The body, as far as it is read at all."""
-    pieces, length = [], 0
-    for piece in answer.iter_content(PIECE):
-        pieces.append(piece)
-        length += len(piece)
-        if length > LARGEST_ANSWER:
-            break
-    return b"".join(pieces)
-
-
-def _brief(error: requests.RequestException) -> str:
-    """What went wrong, without the address."""
-    reason = getattr(error.args[0] if error.args else None, "reason", None) or error
-    return f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"

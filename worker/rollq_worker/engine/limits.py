@@ -1,43 +1,52 @@
-"""How much an engine takes: the length of its context and the longest prompt, as it reports them or refuses more.
+"""What is known of an engine: how long its prompts may be, which token ids it takes, whether its tokenizer is ours.
 
-Unknown is very much: a server that is asked for too much says so, and its refusal names the limit.
+The invariant: what the engine does not say is no limit, because a server refuses too long a prompt by itself and names
+the limit. It knows nothing of jobs.
 """
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rollq_worker.engine.http import NoAnswer
+from rollq_worker.http_client import NoResponse
 
 log = logging.getLogger(__name__)
 
-UNKNOWN = 2**30
+UNLIMITED = 2**30
+"""Tokens."""
+ANY_ID = 1 << 32
+PADDING = 2048
+"""More ids than any model adds to its tokenizer's. Ids beyond are garbage."""
 RETRY_S = 5.0
-"""How long a failed look-up stands."""
+"""Between two questions to an engine that was away or has another tokenizer."""
+TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
+"""Its ids differ between most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ContextLimits:
     """In tokens. SGLang refuses prompt + max_new_tokens > `context` and prompts of `prompt` or more tokens."""
 
-    context: int = UNKNOWN
-    prompt: int = UNKNOWN
-    told: bool = False
-    """The engine says so of itself."""
+    context: int = UNLIMITED
+    prompt: int = UNLIMITED
+    reported: bool = False
+    """By the engine itself, and not learnt from a refusal."""
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens."""
         return max(0, self.context - prompt) if prompt < self.prompt else 0
 
-    def shortened(self, limit: int) -> "Limits":
-        """The same with both no longer than `limit`, which a refusal named."""
+    def shortened(self, limit: int) -> ContextLimits:
         return replace(self, context=min(self.context, limit), prompt=min(self.prompt, limit))
 
 
-def read_limits(get: Callable[[str], object]) -> Limits:
-    """Ask the engine. `get` returns the JSON at a path, or None where there is none (behind a router)."""
+def read_limits(get: Callable[[str], object]) -> ContextLimits:
+    """Ask the engine. `get` returns the JSON at a path, or None if there is none (behind a router)."""
     info = get("/server_info")
     info = info if isinstance(info, dict) else {}
     prompt, context = _length(info.get("max_req_input_len")), _length(info.get("context_length"))
@@ -46,51 +55,124 @@ def read_limits(get: Callable[[str], object]) -> Limits:
         data = models.get("data") if isinstance(models, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         context = _length(first.get("max_model_len"))
-    return Limits(context=context or UNKNOWN, prompt=prompt or UNKNOWN, told=bool(context or prompt))
+    return ContextLimits(context=context or UNLIMITED, prompt=prompt or UNLIMITED, reported=bool(context or prompt))
 
 
-def _length(said: object) -> int | None:
-    """None for what is no length: with a context of 0, every episode would end by it, graded."""
-    return said if type(said) is int and said > 0 else None
+def _length(value: object) -> int | None:
+    """None unless it is a positive number: with a context of 0 every episode would end by length, and be graded."""
+    return value if type(value) is int and value > 0 else None
 
 
-class KnownLimits:
-    """What one process knows of its engine's limits, for all threads. Looked up when first needed."""
+class EngineLimits:
+    """The context limits of one engine, for all threads. Asked for when first needed."""
 
     def __init__(self, get: Callable[[str], object]) -> None:
+        """`get` is as in `read_limits`, and may raise NoResponse."""
         self._get = get
         self._lock = threading.Lock()
-        self._known: Limits | None = None
-        self._ask_at = 0.0  # monotonic time from which a look-up is worth while
+        self._known: ContextLimits | None = None
+        self._ask_at = 0.0  # monotonic time before which the engine is not asked again
 
-    def now(self) -> Limits:
+    def current(self) -> ContextLimits:
         if self._known is None:
             with self._lock:
                 if self._known is None and time.monotonic() >= self._ask_at:
                     try:
                         self._known = read_limits(self._get)
-                    except NoAnswer as e:
+                    except NoResponse as e:
                         log.debug("the engine's limits are unknown: %s", e)
                         self._ask_at = time.monotonic() + RETRY_S
-        return self._known or Limits()
+        return self._known or ContextLimits()
 
     def forget(self) -> None:
-        """It may be another engine now."""
+        """The engine may be another one now."""
         with self._lock:
             self._known, self._ask_at = None, 0.0
 
     def learn(self, limit: int, asked: int) -> bool:
-        """Take over the limit that a refusal of `asked` tokens named. False when that changes nothing about it.
+        """Take over the limit that a refusal of `asked` tokens named. False when sending it again would not help.
 
-        An engine that tells its limits itself is believed: one odd refusal must not shorten every episode.
+        Limits that the engine reported stay: one odd refusal must not shorten every episode.
         """
         with self._lock:
-            known = self._known or Limits()
+            known = self._known or ContextLimits()
             if not 0 < limit <= asked:
                 return False
             if limit >= (least := min(known.context, known.prompt)):
                 return least < asked  # another thread has learnt it meanwhile
-            if known.told:
+            if known.reported:
                 return False
             self._known = known.shortened(limit)
         return True
+
+
+class Vocabulary:
+    """The token ids that an engine may be sent, for all threads: one unknown id kills a real server.
+
+    `size` is the tokenizer's (None: unknown). A model has some more ids, because its matrices are padded to a round
+    size (Qwen2.5: 271 or 399 more), and a policy now and then samples one. Ids that it sampled may be sent.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.end = ANY_ID if size is None else size + PADDING
+        """Every id of the model is below."""
+        self._known = ANY_ID if size is None else size
+        self._lock = threading.Lock()
+
+    def admit(self, ids: Sequence[int]) -> None:
+        """The model sampled these, so it has them and all below them."""
+        highest = max((id for id in ids if id < self.end), default=0)
+        if highest >= self._known:
+            with self._lock:
+                self._known = max(self._known, highest + 1)
+
+    def unknown_id(self, ids: array[int]) -> int | None:
+        """One of these ids that must not be sent; None if all may be."""
+        highest = max(ids, default=0)
+        return highest if highest >= self._known else None
+
+
+def same_ids(reply: object, ours: Sequence[int]) -> bool | None:
+    """Whether the reply of /tokenize to TEST_TEXT has our ids; None when it has no ids."""
+    theirs = reply.get("tokens") if isinstance(reply, dict) else None
+    if not isinstance(theirs, list) or not theirs or not all(type(id) is int for id in theirs):
+        return None
+    extra = len(theirs) - len(ours)  # tokens that mark the start or the end of a text
+    return any(theirs[at : at + len(ours)] == list(ours) for at in range(extra + 1))
+
+
+class TokenizerCheck:
+    """Whether one engine's tokenizer is ours, for all threads. Asked when first needed.
+
+    With another vocabulary the policy would seem to write nonsense. An engine that shows no ids (a router) is trusted.
+    """
+
+    def __init__(self, tokenize: Callable[[str], object], ours: Sequence[int]) -> None:
+        """`tokenize` posts a text to /tokenize and may raise NoResponse; `ours` are our ids of TEST_TEXT, if known."""
+        self._tokenize = tokenize
+        self._ours = ours
+        self._lock = threading.Lock()
+        self._differs = False
+        self._ask_at = 0.0 if ours else float("inf")  # monotonic time before which the engine is not asked again
+
+    def differs(self) -> bool:
+        """True when every id means something else there."""
+        if time.monotonic() >= self._ask_at:
+            with self._lock:
+                if time.monotonic() >= self._ask_at:
+                    self._ask()
+        return self._differs
+
+    def _ask(self) -> None:
+        try:
+            self._differs = same_ids(self._tokenize(TEST_TEXT), self._ours) is False
+        except NoResponse as e:
+            log.debug("the engine's tokenizer is unknown: %s", e)
+            self._ask_at = time.monotonic() + RETRY_S
+        else:
+            self._ask_at = time.monotonic() + RETRY_S if self._differs else float("inf")
+
+    def forget(self) -> None:
+        """The engine may be another one now."""
+        with self._lock:
+            self._ask_at = 0.0 if self._ours else float("inf")

@@ -1,9 +1,8 @@
-"""Who kills engines: requests that saw two deaths of the engine are suspects, and a suspect is sent alone.
+"""Finds the requests that kill engines: one that was in flight at two deaths of the engine is a suspect and sent alone.
 
-When an engine dies, everything in flight there dies with it, and nothing says who did it. So one death blames nobody.
-A request that was in flight at two is sent again with nothing beside it; whoever is alone in flight at two further
-deaths is poison. While there are suspects everybody else waits, so nothing here costs time as long as engines live. It
-knows nothing of HTTP or of jobs.
+When an engine dies, everything in flight dies with it, and nothing says which request did it. So one death blames no
+request. A suspect that is alone in flight at two further deaths is poison. While there are suspects all other requests
+wait, so this costs no time as long as engines live. It knows nothing of HTTP.
 """
 
 import logging
@@ -14,56 +13,54 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from rollq.errors import JobFailure
-from rollq_worker.engine.availability import Standstill
+from rollq_worker import waiting
+from rollq_worker.engine.availability import OutageClock
 
 log = logging.getLogger(__name__)
 
 DEATHS = 2
-"""Of the engine under a request, after which it is a suspect; and alone, after which it is poison."""
-CHECK_S = 0.5
-"""At most this long between two calls of `check` while waiting."""
+"""Deaths of the engine after which a request in flight is a suspect, and a suspect alone in flight is poison."""
 
 Check = Callable[[], None]
+SharedLock = Callable[[Check], AbstractContextManager[None]]
 
 
-class Poison(JobFailure):
+class PoisonJob(JobFailure):
     """This job kills engines: it is dead at once, whatever its budget."""
 
 
 @dataclass(eq=False)
 class Suspect:
-    """One request that must go alone."""
+    """One request that must be sent alone."""
 
-    alone: int = 0
-    """Deaths at which nothing else was in flight."""
+    deaths: int = 0
+    """Of the engine while nothing else was in flight."""
     answered: int = 0
-    """Answers that others had got by the first of them."""
+    """Answers that other requests had got by the first of them."""
 
 
 class Quarantine:
     """The gate that every request of a process passes.
 
-    `turn` is entered around a suspect's request: a lock that several workers of one engine share.
+    `lock` is held around a suspect's request: several workers of one engine share it.
     """
 
-    def __init__(
-        self, standstill: Standstill, turn: Callable[[Check], AbstractContextManager[None]] | None = None
-    ) -> None:
-        self._standstill = standstill
-        self._turn = turn or (lambda check: nullcontext())
+    def __init__(self, clock: OutageClock, lock: SharedLock | None = None) -> None:
+        self._clock = clock
+        self._lock = lock or (lambda check: nullcontext())
         self._changed = threading.Condition()
-        self._inside = 0
+        self._in_flight = 0
         self._suspects: deque[Suspect] = deque()
         self._answered = 0
 
     @contextmanager
     def suspect(self) -> Iterator[Suspect]:
-        """Be one from now on, so that everybody else waits; deadlines stand still meanwhile."""
+        """Register a suspect. All other requests wait and deadlines stand still until it leaves."""
         suspect = Suspect()
         with self._changed:
             self._suspects.append(suspect)
             if len(self._suspects) == 1:
-                self._standstill.begin()
+                self._clock.start()
                 log.warning("engines died with the same requests in flight: sending those one at a time")
         try:
             yield suspect
@@ -71,49 +68,51 @@ class Quarantine:
             with self._changed:
                 self._suspects.remove(suspect)
                 if not self._suspects:
-                    self._standstill.end()
+                    self._clock.stop()
                 self._changed.notify_all()
 
     @contextmanager
-    def passing(self, suspect: Suspect | None, check: Check) -> Iterator[None]:
+    def gate(self, suspect: Suspect | None, check: Check) -> Iterator[None]:
         """In flight: beside others, or alone for a suspect. `check` is called while waiting and may raise."""
         if suspect is None:
-            with self._in(lambda: not self._suspects, check):
+            with self._enter(lambda: not self._suspects, check):
                 yield
         else:
-            with self._in(lambda: self._suspects[0] is suspect and not self._inside, check), self._turn(check):
+            with self._enter(lambda: self._suspects[0] is suspect and not self._in_flight, check), self._lock(check):
                 yield
 
     @contextmanager
-    def _in(self, free: Callable[[], bool], check: Check) -> Iterator[None]:
+    def _enter(self, free: Callable[[], bool], check: Check) -> Iterator[None]:
         with self._changed:
             while not free():
-                self._changed.wait(CHECK_S)
+                self._changed.wait(waiting.CHECK_S)
                 check()
-            self._inside += 1
+            self._in_flight += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
+                self._in_flight -= 1
                 if self._suspects:
                     self._changed.notify_all()
 
     def answered(self) -> None:
-        """A request got its answer: the engine does live for others."""
+        """A request got its answer, so the engine lives for others."""
         self._answered += 1  # read only to see it move, so that it needs no lock
 
-    def died(self, suspect: Suspect, key: str) -> None:
-        """The engine died with this suspect alone in flight. Raises Poison when that settles it."""
-        if not suspect.alone:
+    def engine_died(self, suspect: Suspect, key: str) -> None:
+        """With this suspect alone in flight. Raises PoisonJob when that proves it."""
+        if not suspect.deaths:
             suspect.answered = self._answered
-        suspect.alone += 1
-        log.warning("%s: alone in flight when the engine died, time %d", key, suspect.alone)
+        suspect.deaths += 1
+        log.warning("%s: alone in flight when the engine died, time %d", key, suspect.deaths)
         with self._changed:
             others = len(self._suspects) > 1
-            # Behind the others: should they die as well, then it is the engine, and nobody is to blame.
+            # Behind the other suspects: if the engine dies of them as well, it is the engine that is broken.
             self._suspects.remove(suspect)
             self._suspects.append(suspect)
             self._changed.notify_all()
-        if suspect.alone >= DEATHS and (self._answered > suspect.answered or not others):
-            raise Poison(f"{key}: this job kills engines: it was alone in flight when one died, {suspect.alone} times")
+        if suspect.deaths >= DEATHS and (self._answered > suspect.answered or not others):
+            raise PoisonJob(
+                f"{key}: this job kills engines: it was alone in flight when one died, {suspect.deaths} times"
+            )

@@ -1,46 +1,77 @@
-"""What an SGLang server answers, read strictly: a reply becomes a `Generated`, an error body one readable line.
+"""What an SGLang server answers, read strictly: a `Generated`, or an exception that says what can be done about it.
 
-The invariant: what leaves this module has one finite logprob for each id, and version spans that tile the ids; all
-else leaves it as ReplyError. It knows nothing of HTTP connections, retries or jobs.
+The invariant: a `Generated` has one finite logprob for each id, and version spans that tile the ids; a job is blamed
+only if the engine looked at its request and refused it. It knows nothing of connections or retries.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
 import math
+import re
 from array import array
 from typing import Any
 
 import orjson
 
+from rollq.errors import JobFailure
 from rollq.trajectory import Finish, VersionSpan
+from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated
 
 MAX_MESSAGE = 300
-"""Characters of a foreign error message that are worth passing on."""
+"""Characters that are kept of an engine's error message."""
 ANY_ID = 1 << 32
-HIGHEST_LOGPROB = 1e-6
+MAX_LOGPROB = 1e-6
 """Rounding may put a logprob this far above 0."""
+CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
+CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
+NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
+"""Statuses that, like redirects, concern the engine or the way to it, and not this request."""
 
 
-class ReplyError(ValueError):
-    """The reply breaks the engine's contract: retried, then an EngineFailure."""
+class EngineUnavailable(Exception):
+    """The engine takes no requests now: wait for it. `unreachable`: no server answers at its address."""
 
-
-class AbortError(ReplyError):
-    """The engine gave the request up before it sampled anything, for a reason of its own."""
-
-    def __init__(self, message: str, status: int | None) -> None:
+    def __init__(self, message: str, unreachable: bool = False) -> None:
         super().__init__(message)
-        self.status = status
-        """The HTTP status that SGLang files it under: 503 for a full queue or a queue timeout."""
+        self.unreachable = unreachable
 
 
-def read_reply(body: bytes, *, rid: str, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID) -> Generated:
-    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens. Raises ReplyError, nothing else.
+class RequestFailed(Exception):
+    """The engine did not answer this request as it should: send it again, a bounded number of times."""
 
-    Ids from `vocabulary` on are no model's. A request aborted while it was queued has no ids and comes back as finish
-    ABORT, unless the engine gives a reason.
+
+class ContextExceeded(Exception):
+    """The engine's context is shorter than was known: send it again for fewer tokens."""
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """In tokens; 0 when the engine did not say."""
+
+
+def read_refusal(response: Response, key: str) -> EngineUnavailable | RequestFailed | ContextExceeded | JobFailure:
+    """What a status other than 200 means for the job `key`."""
+    status = response.status
+    message = f"the engine answered {status}: {read_error(response.body)}"
+    if status in NOT_THE_REQUEST or 300 <= status < 400:
+        return EngineUnavailable(message)
+    if not 400 <= status < 500 or status == 408 or "duplicate request id" in message.lower():
+        return RequestFailed(message)
+    if CONTEXT_FULL.search(message):
+        limit = CONTEXT_TOKENS.search(message)
+        return ContextExceeded(message, int(limit[1]) if limit else 0)
+    return JobFailure(f"{key}: {message}")
+
+
+def read_reply(
+    body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID
+) -> Generated:
+    """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
+
+    Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids and finish ABORT.
+    Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or JobFailure.
     """
     try:
         reply = _parse(body)
@@ -48,23 +79,23 @@ def read_reply(body: bytes, *, rid: str, prompt: int, max_new_tokens: int, vocab
         finish = Finish(meta["finish_reason"]["type"])
         ids = _ids(reply["output_ids"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise ReplyError(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
+        raise RequestFailed(f"not a reply of /generate ({type(e).__name__}: {e}): {_clip(body)}") from e
     if meta.get("id", rid) != rid:
-        raise ReplyError(f"this answers another request: {_clip(meta['id'])}")
+        raise RequestFailed(f"this answers another request: {_clip(meta['id'])}")
     if not ids and finish is Finish.ABORT:
-        _refuse_reasons(meta["finish_reason"])
+        _raise_abort_reason(meta["finish_reason"], key)
         return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
     if not ids:
-        raise ReplyError(f"no token was sampled, and yet the reply is finished by {finish.value}")
+        raise RequestFailed(f"no token was sampled, but the reply is finished by {finish.value}")
     seen = meta.get("prompt_tokens", prompt)
     if seen != prompt:
-        raise ReplyError(f"the engine saw {_clip(seen)} prompt tokens of {prompt} (does it truncate?)")
+        raise RequestFailed(f"the engine saw {_clip(seen)} prompt tokens of {prompt} (does it truncate?)")
     if len(ids) > max_new_tokens:
-        raise ReplyError(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
+        raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
     if max(ids) >= vocabulary:
-        raise ReplyError(f"token id {max(ids)} was sampled, which no model of this tokenizer has")
+        raise RequestFailed(f"token id {max(ids)} was sampled, which no model of this tokenizer has")
     if meta.get("completion_tokens", len(ids)) != len(ids):
-        raise ReplyError(f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}")
+        raise RequestFailed(f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}")
     text, cached = reply.get("text"), meta.get("cached_tokens")
     return Generated(
         ids=ids,
@@ -77,56 +108,58 @@ def read_reply(body: bytes, *, rid: str, prompt: int, max_new_tokens: int, vocab
 
 
 def _parse(body: bytes) -> Any:
-    """Raises ValueError, RecursionError. json holds the interpreter seven times as long, and takes half a character."""
+    """Raises ValueError, RecursionError. orjson is seven times as fast, but rejects lone surrogates."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return json.loads(body)
 
 
-def _ids(found: object) -> array[int]:
+def _ids(value: object) -> array[int]:
     """Raises TypeError, OverflowError."""
-    if not isinstance(found, list) or not all(type(id) is int for id in found):
-        raise TypeError("the output ids are no list of whole numbers")
-    return array("I", found)
+    if not isinstance(value, list) or not all(type(id) is int for id in value):
+        raise TypeError("the output ids are not a list of integers")
+    return array("I", value)
 
 
-def _refuse_reasons(reason: dict[str, Any]) -> None:
+def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
+    """An abort that was asked for has no status. SGLang gives a full queue and a queue timeout 503."""
     status, kind = reason.get("status_code"), reason.get("err_type")
-    if status is not None or kind:
-        message = (
-            f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, {_clip(kind)})"
-        )
-        raise AbortError(message, status if isinstance(status, int) else None)
+    if status is None and not kind:
+        return
+    message = f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, {_clip(kind)})"
+    if isinstance(status, int) and 400 <= status < 500:
+        raise JobFailure(f"{key}: {message}")
+    raise (EngineUnavailable if status == 503 else RequestFailed)(message)
 
 
 def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
     entries = meta.get("output_token_logprobs")
     if not isinstance(entries, list):
-        raise ReplyError("the reply has no output_token_logprobs")
+        raise RequestFailed("the reply has no output_token_logprobs")
     try:
         logprobs = array("f", [entry[0] for entry in entries])
-        scored = [entry[1] for entry in entries]
+        scored_ids = [entry[1] for entry in entries]
     except (TypeError, LookupError, OverflowError) as e:
-        raise ReplyError(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
-    if scored != ids.tolist():
-        raise ReplyError(f"{len(scored)} logprobs do not belong to the {len(ids)} output ids")
+        raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
+    if scored_ids != ids.tolist():
+        raise RequestFailed(f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids")
     if not all(map(math.isfinite, logprobs)):
-        raise ReplyError("a logprob is not finite")
-    if max(logprobs) > HIGHEST_LOGPROB:
-        raise ReplyError(f"a logprob is above 0: {max(logprobs)}")
+        raise RequestFailed("a logprob is not finite")
+    if max(logprobs) > MAX_LOGPROB:
+        raise RequestFailed(f"a logprob is above 0: {max(logprobs)}")
     return logprobs
 
 
 def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
-    """The spans as reported, empty ones left out; older servers only report the last version."""
+    """The reported spans without empty ones; older servers only report the last version."""
     try:
         spans = [(span["version"], span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
         if not all(type(name) is str and type(start) is type(end) is int for name, start, end in spans):
-            raise TypeError("a span has a name, and whole numbers for its ends")
+            raise TypeError("a span needs a name and two integers")
         kept = tuple(VersionSpan(*span) for span in spans if span[1] < span[2])
     except (TypeError, LookupError) as e:
-        raise ReplyError(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
+        raise RequestFailed(f"unreadable weight_versions: {type(e).__name__}: {e}") from e
     if not kept:
         kept = (VersionSpan(_clip(meta.get("weight_version", "default")), 0, length),)
     reached = 0
@@ -135,7 +168,7 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
             break
         reached = span.end
     if reached != length:
-        raise ReplyError(f"weight_versions {_clip(spans)} do not tile {length} tokens")
+        raise RequestFailed(f"weight_versions {_clip(spans)} do not tile {length} tokens")
     return kept
 
 
@@ -153,11 +186,11 @@ def read_error(body: bytes) -> str:
         message = error.get("message") or error.get("detail")
     if not isinstance(message, str):
         return _clip(body)
-    # Validation errors go on with the server's file paths.
+    # The server's file paths follow the message of a validation error.
     return _clip(message.split("\n\n  File ")[0])
 
 
-def _clip(said: object) -> str:
-    """Something that an engine said, as one line of bounded length."""
-    text = " ".join((said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)).split())
+def _clip(value: object) -> str:
+    """A value from an engine as one line of bounded length."""
+    text = " ".join((value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).split())
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."

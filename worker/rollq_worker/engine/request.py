@@ -12,12 +12,12 @@ from typing import Any
 
 from rollq.job import Json
 
-AT_ONCE = 4096
-"""Ids that are written in one go: a longer go would hold the interpreter for milliseconds."""
+CHUNK = 4096
+"""Ids that are written at a time. More would hold the interpreter for milliseconds."""
 
 
 class _Digits(dict[int, bytes]):
-    """Decimal digits by id, made once: a long prompt is written four times as fast as by json."""
+    """The decimal digits of each id, made once, which is four times as fast as json."""
 
     def __missing__(self, id: int) -> bytes:
         self[id] = digits = str(id).encode()
@@ -28,46 +28,46 @@ _DIGITS = _Digits()
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _Prompt:
     ids: array[int]
     text: bytes
 
 
-class Prompts:
-    """Prompts in digits, as they were sent last: the next of a job begins with its last, and only the rest is written.
+class PromptWriter:
+    """Writes prompts as digits. A job's next prompt begins with its last one, so only the rest is written.
 
-    Keeps those of the `kept` jobs that were sent last, for all threads.
+    Keeps the last prompt of the `kept` jobs that were sent last, for all threads.
     """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._lock = threading.Lock()
-        self._sent: OrderedDict[str, _Sent] = OrderedDict()
+        self._last: OrderedDict[str, _Prompt] = OrderedDict()
 
     def write(self, ids: array[int], key: str) -> bytes:
         """The ids of the job `key`, with commas between them."""
         with self._lock:
-            last = self._sent.pop(key, None)
+            last = self._last.pop(key, None)
         if last is not None and last.ids and ids[: len(last.ids)] == last.ids:
             more = _digits(ids[len(last.ids) :])
             text = last.text + b"," + more if more else last.text
         else:
             text = _digits(ids)
         with self._lock:
-            self._sent[key] = _Sent(ids[:], text)  # a copy: the episode's own grows
-            while len(self._sent) > self._kept:
-                self._sent.popitem(last=False)
+            self._last[key] = _Prompt(ids[:], text)  # a copy: the episode's own grows
+            while len(self._last) > self._kept:
+                self._last.popitem(last=False)
         return text
 
 
 def _digits(ids: array[int]) -> bytes:
-    return b",".join(b",".join(map(_DIGITS.__getitem__, ids[at : at + AT_ONCE])) for at in range(0, len(ids), AT_ONCE))
+    return b",".join(b",".join(map(_DIGITS.__getitem__, ids[at : at + CHUNK])) for at in range(0, len(ids), CHUNK))
 
 
 def write_request(
     prompt: bytes, sampling: Mapping[str, Json], *, stop_ids: Sequence[int], max_new_tokens: int, rid: str
 ) -> bytes:
-    """The body of a request for at most that many tokens behind a prompt as `Prompts` writes it.
+    """The body of a request for at most that many tokens behind a prompt as `PromptWriter` writes it.
 
     `stop_ids` end it besides the job's own.
     """
@@ -76,9 +76,9 @@ def write_request(
         **sampling,
         "max_new_tokens": max_new_tokens,
         "stop_token_ids": stops,
-        "skip_special_tokens": False,  # so that the text, which is for people, is whole
+        "skip_special_tokens": False,  # the text is only shown to people, and so shown whole
     }
-    if sampling.get("min_new_tokens"):  # the rest of an interrupted turn may be shorter, which a server refuses
+    if sampling.get("min_new_tokens"):  # a server refuses more than max_new_tokens; an interrupted turn's rest is short
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
     rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
     return b'{"input_ids":[%b],%b' % (prompt, rest[1:].encode())

@@ -1,9 +1,8 @@
-"""The SGLang client: token ids in, token ids out, over one pooled HTTP session.
+"""The SGLang client: token ids in, token ids out, over one pool of HTTP connections.
 
-The invariant: an engine that is away, full, paused or hung costs nothing (it is waited for, with `check` called
-meanwhile); one that breaks in mid-request is tried again a bounded number of times; a request it cannot play is never
-sent twice, and one under which engines die is sent alone. Nothing is ever sent as text. It knows nothing of episodes,
-templates or Redis.
+The invariant: an engine that is away, full, paused or hung is waited for at no cost to the job; a request that fails is
+sent again a bounded number of times; one that the engine refuses is never sent twice, and one under which engines die
+is sent alone. Only ids are sent, never text. It knows nothing of episodes, templates or Redis.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -13,60 +12,68 @@ import re
 import threading
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
 from rollq.trajectory import Finish
-from rollq_worker.engine import patience
-from rollq_worker.engine.availability import Availability, Standstill
+from rollq_worker import waiting
+from rollq_worker.engine.availability import Availability, OutageClock
 from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.errors import Away, Broken, Cut, Reset, TooLong, refusal
-from rollq_worker.engine.http import Answer, Line, NoAnswer, TimedOut, Unreached
-from rollq_worker.engine.in_flight import Flights
-from rollq_worker.engine.limits import KnownLimits
-from rollq_worker.engine.patience import backoff, wait
-from rollq_worker.engine.quarantine import DEATHS, Quarantine, Suspect
-from rollq_worker.engine.reply import AbortError, ReplyError, read_reply
-from rollq_worker.engine.request import Prompts, write_request
-from rollq_worker.engine.tokenizer_check import KnownTokenizer
-from rollq_worker.engine.vocabulary import Vocabulary
+from rollq_worker.engine.http import EngineHttp, RequestsInFlight, WaitCut
+from rollq_worker.engine.limits import EngineLimits, TokenizerCheck, Vocabulary
+from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, SharedLock, Suspect
+from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
+from rollq_worker.engine.request import PromptWriter, write_request
+from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.protocols import Generated
+from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
 
 RETRIES = 3
-"""How often a request is sent again after the engine broke in the middle of it."""
+"""How often a request that failed is sent again."""
 READ_TIMEOUT_S = 900.0
-"""Longest generation, a pause for new weights included; `engine_watch` finds a hung engine long before."""
-ABORTS_AT_ONCE = 8
+"""Longest generation, a pause for new weights included; `HangWatch` finds a hung engine long before."""
+BACKOFF_S = (0.1, 2.0)
+"""First and longest pause between two tries, before jitter."""
+CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
+"""The same after a lost connection: a dying SGLang resets connections some 5 s before its port closes."""
+PARALLEL_ABORTS = 8
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
 
-@dataclass
-class _Tries:
-    """How often one call of `generate` met with what, so far."""
+class ConnectionLost(RequestFailed):
+    """The engine closed the connection without an answer."""
 
-    away: int = 0
-    broken: int = 0
+
+@dataclass
+class _Failures:
+    """Of one call of `generate`, so far."""
+
+    unavailable: int = 0
+    failed: int = 0
     """In a row, with the engine still there afterwards."""
-    reset: bool = False
-    """The last of these hung up without an answer."""
+    connection_lost: bool = False
+    """The last one that failed did so without an answer."""
     deaths: int = 0
+    """Of the engine with this request in flight."""
     suspect: Suspect | None = None
 
 
 class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object a process, used by all threads.
 
-    `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; ids above it are
-    only sent when this engine sampled them or `admit` was told of them. While a thread waits for a reply it cannot call
-    `check`: `abort_running` has the engine end all replies that are under way, `cut` ends the wait for one. `turn` is a
-    lock that workers share, around requests under which engines have died. `spelling` are our ids of
-    `engine_tokenizer.PROBE`: an engine that gives others is sent nothing.
+    `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
+    only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
+    engine and held around requests under which engines have died. An engine whose tokenizer does not give
+    `test_text_ids` for `limits.TEST_TEXT` is sent nothing.
+
+    A thread that waits for a response cannot call `check`: `abort_running` has the engine end all running requests, and
+    `cut` ends the wait for one.
     """
 
     def __init__(
@@ -78,45 +85,45 @@ class SGLangEngine:
         vocab_size: int | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
         api_key: str | None = None,
-        turn: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
-        spelling: Sequence[int] = (),
+        suspect_lock: SharedLock | None = None,
+        test_text_ids: Sequence[int] = (),
     ) -> None:
         self.url = url.rstrip("/")
-        self._standstill = Standstill()
-        self.availability = Availability(re.sub("//[^/@]*@", "//", self.url), self._standstill)
-        self._quarantine = Quarantine(self._standstill, turn)
+        self._outages = OutageClock()
+        self._availability = Availability(re.sub("//[^/@]*@", "//", self.url), self._outages)
+        self._quarantine = Quarantine(self._outages, suspect_lock)
         self._stop_ids = tuple(stop_ids)
         self._vocabulary = Vocabulary(vocab_size)
         self._read_timeout_s = read_timeout_s
         self._slots = threading.BoundedSemaphore(concurrency)
-        self._line = Line(self.url, concurrency + ABORTS_AT_ONCE, api_key)
-        self._control = EngineControl(self._line)
-        self._flights = Flights(self._line.wires)
-        self._prompts = Prompts(concurrency)
-        self._limits = KnownLimits(self._control.json)
-        self._tokenizer = KnownTokenizer(self._control.tokens, spelling)
+        self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
+        self._control = EngineControl(self._http)
+        self._in_flight = RequestsInFlight(self._http.sockets)
+        self._prompts = PromptWriter(concurrency)
+        self._limits = EngineLimits(self._control.get_json)
+        self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)
         self._hung = False
 
     @property
     def available(self) -> bool:
         """Whether the engine takes requests, as far as is known. While it does not, claiming jobs is pointless."""
-        return self.availability.up
+        return self._availability.up
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which nothing could be sampled, the engine being away or suspects being sent alone.
+        """Seconds so far in which nothing could be sampled: the engine was away, or suspects were sent alone.
 
         Deadlines do not run meanwhile.
         """
-        return self._standstill.seconds
+        return self._outages.seconds
 
     def admit(self, ids: Sequence[int]) -> None:
-        """These ids were sampled by this model before (a resumed journal): padding ids of its vocabulary are valid."""
+        """This model sampled these ids before (a resumed journal), so they are valid even above the tokenizer's."""
         self._vocabulary.admit(ids)
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens; very many while the engine does not say."""
-        return self._limits.now().room(prompt)
+        return self._limits.current().room(prompt)
 
     def generate(
         self,
@@ -125,115 +132,114 @@ class SGLangEngine:
         sampling: Mapping[str, Json],
         max_new_tokens: int,
         key: str,
-        check: Callable[[], None],
+        check: Check,
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
         self._validate(ids, max_new_tokens, key)
-        tries = _Tries()
-        with self._slot(check), ExitStack() as suspicion:
+        failures = _Failures()
+        with self._slot(check), ExitStack() as quarantined:
             while True:
                 check()
                 room = min(max_new_tokens, self.room(len(ids)))
                 if room <= 0:
                     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
                 try:
-                    if self.differs():
-                        raise Away(OTHER_TOKENIZER)
-                    with self._quarantine.passing(tries.suspect, check):
-                        got = self._request(ids, sampling, room, key)
-                except Away as e:
-                    self.availability.lost(str(e))
-                    tries.away += 1
-                    if e.gone and tries.reset:  # a dying server's port closes last
-                        self._died(tries, key, suspicion)
-                    wait(backoff(tries.away), check)
-                except TooLong as e:
+                    if self.tokenizer_differs():
+                        raise EngineUnavailable(OTHER_TOKENIZER)
+                    with self._quarantine.gate(failures.suspect, check):
+                        generated = self._request(ids, sampling, room, key)
+                except EngineUnavailable as e:
+                    self._availability.mark_down(str(e))
+                    failures.unavailable += 1
+                    if e.unreachable and failures.connection_lost:  # a dying server's port closes last
+                        self._engine_died(failures, key, quarantined)
+                    wait(backoff(failures.unavailable, *BACKOFF_S), check)
+                except ContextExceeded as e:
                     if not self._limits.learn(e.limit, len(ids) + room):
                         raise JobFailure(f"{key}: {e}") from e
-                except Broken as e:
-                    self._broke(e, tries, key, suspicion, check)
-                except Cut as e:
+                except RequestFailed as e:
+                    self._failed(e, failures, key, quarantined, check)
+                except WaitCut as e:
                     if e.hung:
-                        self._recover(0.0, check)
-                        self._died(tries, key, suspicion)
+                        self._wait_until_ready(0.0, check)
+                        self._engine_died(failures, key, quarantined)
                 else:
-                    self._came_back()
-                    if self.differs():
+                    self._mark_up()
+                    if self.tokenizer_differs():
                         continue  # another engine came back, and these ids are not ours
                     self._quarantine.answered()
-                    self.admit(got.ids)
-                    return got
+                    self.admit(generated.ids)
+                    return generated
 
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
-        trouble, gone = self._control.trouble(generating=self._hung)
-        if not trouble and self.differs():
-            trouble = OTHER_TOKENIZER
-        if trouble:
-            self.availability.lost(trouble, gone=gone)
+        reason, unreachable = self._control.why_not_ready(generating=self._hung)
+        if not reason and self.tokenizer_differs():
+            reason = OTHER_TOKENIZER
+        if reason:
+            self._availability.mark_down(reason, unreachable=unreachable)
             return False
         self._hung = False
-        self._came_back()
+        self._mark_up()
         return True
 
-    def differs(self) -> bool:
+    def tokenizer_differs(self) -> bool:
         """Whether the engine is known to have another tokenizer than ours."""
         return self._tokenizer.differs()
 
     def abort_running(self) -> int:
-        """Abort every request of this process; returns how many were asked for (0: none is running, or no way to ask).
+        """Abort every request of this process; returns how many the engine was asked for.
 
         Asynchronous: the replies come back to their threads as finish ABORT. A request that was just being sent may be
-        missed, so call it again until it returns 0. Routers do not pass it on.
+        missed, so call it again until it returns 0. Routers do not pass aborts on.
         """
-        running = self._flights.rids()
+        running = self._in_flight.rids()
         if not running:
             return 0
-        with ThreadPoolExecutor(ABORTS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(PARALLEL_ABORTS) as pool:
             return sum(pool.map(self._control.abort, running))
 
     def cut(self, key: str | None = None, *, hung: bool = False) -> int:
-        """End this process's wait for that job's reply (None: for all), whatever the engine does. Returns how many.
+        """End this process's wait for that job's response (None: for all). Returns how many waits were ended.
 
-        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends it again.
+        What had been sampled is lost; `generate` calls `check` and, unless that raises, sends the request again.
         """
-        return self._flights.cut(key, hung=hung)
+        return self._in_flight.cut(key, hung=hung)
 
-    def waiting_s(self) -> float:
-        """For how long the request has been under way that has been longest."""
-        return self._flights.longest_s()
+    def longest_wait_s(self) -> float:
+        """Seconds that the oldest request in flight has waited for its response."""
+        return self._in_flight.longest_wait_s()
 
-    def generates(self) -> bool:
-        """Ask the engine whether it gets anywhere; one that is paused or starting does as it should."""
-        return self._control.generates()
+    def hangs(self) -> bool:
+        """Ask the engine to generate a token. An engine that is paused or starting does not hang."""
+        return self._control.hangs()
 
     def give_up(self) -> None:
         """The engine hangs: end all waits, and trust it again once it has generated something."""
         self._hung = True
-        self.availability.lost("it does not answer", gone=True)
+        self._availability.mark_down("it does not answer", unreachable=True)
         self.cut(hung=True)
 
-    def rest(self) -> None:
-        """Close the connections that lie idle."""
-        self._line.sweep()
+    def close_idle_connections(self) -> None:
+        self._http.close_idle()
 
     def close(self) -> None:
         """Close all connections."""
-        self._line.close()
+        self._http.close()
 
     def _validate(self, ids: array[int], max_new_tokens: int, key: str) -> None:
         """An empty prompt or an id outside the vocabulary kills a real server and everything in flight there."""
         if not ids:
             raise JobFailure(f"{key}: the prompt is empty")
-        if (stranger := self._vocabulary.stranger(ids)) is not None:
-            raise JobFailure(f"{key}: token id {stranger} is outside the model's vocabulary")
+        if (unknown := self._vocabulary.unknown_id(ids)) is not None:
+            raise JobFailure(f"{key}: token id {unknown} is outside the model's vocabulary")
         if max_new_tokens < 1:
             raise JobFailure(f"{key}: max_new_tokens is {max_new_tokens}")
 
     @contextmanager
-    def _slot(self, check: Callable[[], None]) -> Iterator[None]:
+    def _slot(self, check: Check) -> Iterator[None]:
         """One of the process's inference slots: an episode in its environment holds none."""
-        while not self._slots.acquire(timeout=patience.CHECK_S):
+        while not self._slots.acquire(timeout=waiting.CHECK_S):
             check()
         try:
             yield
@@ -241,70 +247,67 @@ class SGLangEngine:
             self._slots.release()
 
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, key: str) -> Generated:
-        """Send it once, under a fresh request id. Raises what `engine_outcome` names, or JobFailure."""
+        """Send it once, under a fresh request id. Raises what `_send`, `read_refusal` and `read_reply` name."""
         rid = uuid.uuid4().hex
         prompt = self._prompts.write(ids, key)
         body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
-        answer = self._send(rid, body, key)
-        if answer.status != 200:
-            raise refusal(answer, key)
-        try:
-            end = self._vocabulary.end
-            return read_reply(answer.body, rid=rid, prompt=len(ids), max_new_tokens=room, vocabulary=end)
-        except AbortError as e:
-            if e.status is not None and 400 <= e.status < 500:
-                raise JobFailure(f"{key}: {e}") from e
-            raise (Away if e.status == 503 else Broken)(str(e)) from e
-        except ReplyError as e:
-            raise Broken(str(e)) from e
+        response = self._send(rid, body, key)
+        if response.status != 200:
+            raise read_refusal(response, key)
+        vocabulary = self._vocabulary.end
+        return read_reply(response.body, rid=rid, key=key, prompt=len(ids), max_new_tokens=room, vocabulary=vocabulary)
 
-    def _send(self, rid: str, body: bytes, key: str) -> Answer:
-        with self._flights.flight(rid, key) as flight:
+    def _send(self, rid: str, body: bytes, key: str) -> Response:
+        """Raises EngineUnavailable, RequestFailed, WaitCut."""
+        with self._in_flight.track(rid, key) as request:
             try:
                 headers = {"X-SMG-Routing-Key": key}
-                return self._line.post("/generate", body, timeout_s=self._read_timeout_s, headers=headers)
-            except Unreached as e:
-                self.availability.lost(str(e), gone=True)
-                raise Away(str(e), gone=True) from e
-            except NoAnswer as e:
-                if flight.cut is not None:
-                    raise flight.cut from e
-                if isinstance(e, TimedOut):
-                    self._control.abort(rid)  # it may still be generating for nobody
-                    raise Broken(str(e)) from e
-                raise Reset(str(e)) from e
+                return self._http.post("/generate", body, timeout_s=self._read_timeout_s, headers=headers)
+            except ConnectFailed as e:
+                self._availability.mark_down(str(e), unreachable=True)
+                raise EngineUnavailable(str(e), unreachable=True) from e
+            except NoResponse as e:
+                if request.cut is not None:
+                    raise request.cut from e
+                if isinstance(e, ResponseTimeout):
+                    self._control.abort(rid)  # the engine may still be generating
+                    raise RequestFailed(str(e)) from e
+                raise ConnectionLost(str(e)) from e
 
-    def _broke(self, error: Broken, tries: _Tries, key: str, suspicion: ExitStack, check: Callable[[], None]) -> None:
-        """The request broke: wait until the engine is there, and see whether it had died. Raises when that is it."""
-        reset = isinstance(error, Reset)
-        if self._recover(backoff(tries.broken, reset=reset), check) and reset:
-            self._died(tries, key, suspicion)
+    def _failed(
+        self, error: RequestFailed, failures: _Failures, key: str, quarantined: ExitStack, check: Check
+    ) -> None:
+        """Wait until the engine is ready, and see whether it had died. Raises EngineFailure after too many failures."""
+        lost = isinstance(error, ConnectionLost)
+        pause_s = backoff(failures.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
+        if self._wait_until_ready(pause_s, check) and lost:
+            self._engine_died(failures, key, quarantined)
             return
-        tries.broken, tries.reset = tries.broken + 1, reset
-        if tries.broken > RETRIES:
-            raise EngineFailure(f"{key}: {error}, {tries.broken} times in a row") from error
+        failures.failed, failures.connection_lost = failures.failed + 1, lost
+        if failures.failed > RETRIES:
+            raise EngineFailure(f"{key}: {error}, {failures.failed} times in a row") from error
         log.info("%s: %s; sending it again", key, error)
 
-    def _died(self, tries: _Tries, key: str, suspicion: ExitStack) -> None:
-        """The engine died, or had to be given up, with this request in flight. Raises Poison."""
-        tries.broken, tries.reset, tries.deaths = 0, False, tries.deaths + 1
-        if tries.suspect is not None:
-            self._quarantine.died(tries.suspect, key)
-        elif tries.deaths >= DEATHS:
-            tries.suspect = suspicion.enter_context(self._quarantine.suspect())
+    def _engine_died(self, failures: _Failures, key: str, quarantined: ExitStack) -> None:
+        """The engine died, or had to be given up, with this request in flight. Raises PoisonJob."""
+        failures.failed, failures.connection_lost, failures.deaths = 0, False, failures.deaths + 1
+        if failures.suspect is not None:
+            self._quarantine.engine_died(failures.suspect, key)
+        elif failures.deaths >= DEATHS:
+            failures.suspect = quarantined.enter_context(self._quarantine.suspect())
 
-    def _recover(self, pause_s: float, check: Callable[[], None]) -> bool:
-        """After a broken request: pause, and if the engine itself is away, wait until it is back. True when it was."""
-        gone = not self.ready()  # asked at once, as a supervisor may be quick
+    def _wait_until_ready(self, pause_s: float, check: Check) -> bool:
+        """Pause after a failure, and longer until the engine is ready. True if it had not been ready."""
+        was_away = not self.ready()  # asked at once, because a supervisor may restart it quickly
         wait(pause_s, check)
         tries = 0
         while not self.ready():
-            gone = True
+            was_away = True
             tries += 1
-            wait(backoff(tries), check)
-        return gone
+            wait(backoff(tries, *BACKOFF_S), check)
+        return was_away
 
-    def _came_back(self) -> None:
-        if self.availability.found():
-            self._limits.forget()  # it may be another engine now
+    def _mark_up(self) -> None:
+        if self._availability.mark_up():  # it may be another engine now
+            self._limits.forget()
             self._tokenizer.forget()

@@ -1,49 +1,44 @@
 """A user played by a language model behind an OpenAI-compatible endpoint.
 
-The job names the endpoint and the model, the worker knows the address and the key. Whatever goes wrong there is a
-UserFailure, never the policy's fault; no key gets into a message, a repr or the cause of an error. It knows the task's
-instruction and nothing of tools, rewards or the expected answers.
+The job names the endpoint and the model, the worker knows the address and the key. The invariant: whatever goes wrong
+there is a UserFailure, and no key gets into a message, a repr or the cause of an error. It knows the task's instruction
+and nothing of tools, rewards or the expected answers.
 """
 
 import json
-import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import requests
-import urllib3
-from requests.adapters import HTTPAdapter
+from typing import Any
 
 from rollq.errors import JobFailure, UserFailure
 from rollq.job import Json
+from rollq.settings import Endpoint
+from rollq_worker.http_client import HttpClient, NoResponse, Response
 from rollq_worker.protocols import STOP_MARKER
+from rollq_worker.waiting import backoff, wait
 
-if TYPE_CHECKING:
-    from rollq_worker.users import Endpoint
-
-BACKOFF_S = 0.5
-"""Before the first repeat; doubles up to BACKOFF_MAX_S, with jitter."""
-BACKOFF_MAX_S = 8.0
+BACKOFF_S = (0.5, 8.0)
+"""First and longest pause between two requests, before jitter."""
+MAX_RETRY_AFTER_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
 SPARE_S = 10.0
-LARGEST = 1 << 20
-"""Bytes of an answer; more is not a chat message."""
-AGAIN = frozenset({408, 425, 429})
-"""Statuses below 500 that are worth a repeat."""
+MAX_BYTES = 1 << 20
+"""Of an answer; more is not a chat message."""
+RETRIED = frozenset({408, 425, 429})
+"""Statuses below 500 after which a repeat may help."""
 
-CUT = {
+UNFINISHED = {
     "length": "was cut short: the user's max_tokens is too low for it",
     "content_filter": "was cut short by a filter",
     "tool_calls": "calls a tool, of which a user has none",
 }
-"""finish_reason of an answer that is none: half a message would have the policy graded for what it was never told."""
+"""By finish_reason: after half a message the policy would be graded for what it was never told."""
 
 GREETING = "Hello! How can I help you today?"
-"""What the simulated customer hears first."""
+"""The first message that the simulated customer gets."""
 
 PROMPT = f"""\
 You play a customer who is writing to a company's customer service. The other side is a service agent. Stay in this \
@@ -67,8 +62,8 @@ _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a job may say about its user beside the kind."""
+class OpenAIUserOptions:
+    """What a job may say about its user besides the kind. Raises JobFailure."""
 
     endpoint: str
     """A name; the worker knows the address."""
@@ -78,30 +73,30 @@ class Options:
     max_tokens: int = 1024
     """Of one reply, reasoning included."""
     timeout_s: float = 60.0
-    """Of one request; all requests for one reply together take at most (retries + 1) times that."""
+    """Of one request. All requests for one reply take at most (retries + 1) times that."""
     retries: int = 4
 
     def __post_init__(self) -> None:
-        for name, fine in (
+        for name, valid in (
             ("endpoint", isinstance(self.endpoint, str) and bool(self.endpoint)),
             ("model", isinstance(self.model, str) and bool(self.model)),
-            ("temperature", self.temperature is None or (_number(self.temperature) and 0 <= self.temperature <= 2)),
+            ("temperature", self.temperature is None or (_is_number(self.temperature) and 0 <= self.temperature <= 2)),
             ("max_tokens", type(self.max_tokens) is int and self.max_tokens >= 1),
-            ("timeout_s", _number(self.timeout_s) and 0 < self.timeout_s <= 3600),
+            ("timeout_s", _is_number(self.timeout_s) and 0 < self.timeout_s <= 3600),
             ("retries", type(self.retries) is int and 0 <= self.retries <= 100),
         ):
-            if not fine:
+            if not valid:
                 raise JobFailure(f"user {name} cannot be {getattr(self, name)!r}")
 
-    @classmethod
-    def read(cls, options: Mapping[str, Json]) -> "Options":
-        """From a job's words. Raises JobFailure."""
-        known = [part.name for part in fields(cls)]
-        if unknown := sorted(str(name) for name in options if name not in known):
-            raise JobFailure(f"user kind 'openai' takes no {', '.join(unknown)}; it takes {', '.join(known)}")
-        if missing := [name for name in ("endpoint", "model") if name not in options]:
-            raise JobFailure(f"user kind 'openai' needs {' and '.join(missing)}")
-        return cls(**options)
+
+def read_options(options: Mapping[str, Json]) -> OpenAIUserOptions:
+    """Raises JobFailure."""
+    known = [part.name for part in fields(OpenAIUserOptions)]
+    if unknown := sorted(str(name) for name in options if name not in known):
+        raise JobFailure(f"user kind 'openai' takes no {', '.join(unknown)}; it takes {', '.join(known)}")
+    if missing := [name for name in ("endpoint", "model") if name not in options]:
+        raise JobFailure(f"user kind 'openai' needs {' and '.join(missing)}")
+    return OpenAIUserOptions(**options)
 
 
 class OpenAIUser:
@@ -110,8 +105,8 @@ class OpenAIUser:
     def __init__(
         self,
         instruction: str,
-        options: Options,
-        endpoint: "Endpoint",
+        options: OpenAIUserOptions,
+        endpoint: Endpoint,
         *,
         seed: int,
         check: Callable[[], None] | None = None,
@@ -131,7 +126,7 @@ class OpenAIUser:
 
     def open(self) -> str:
         text = self._say(GREETING)
-        if STOP_MARKER in text:  # the policy would be graded for a task that nobody told it
+        if STOP_MARKER in text:  # the policy would be graded for a task that it was never told
             raise self._failure(f"said {STOP_MARKER} before it said anything")
         return text
 
@@ -149,56 +144,64 @@ class OpenAIUser:
         return text
 
     def _complete(self, messages: list[dict[str, str]]) -> str:
+        """Ask until there is a reply, the retries are spent, or the time for all of them is over."""
         tries = self._options.retries + 1
         deadline = time.monotonic() + self._options.timeout_s * tries
         for attempt in range(tries):
             self._check()
             try:
                 return self._ask(messages, min(self._options.timeout_s, deadline - time.monotonic()))
-            except _Again as again:
-                problem, wait_s = again.problem, again.wait_s
-            if wait_s is None:
-                wait_s = min(BACKOFF_MAX_S, BACKOFF_S * 2**attempt) * random.uniform(0.5, 1.0)
-            if attempt + 1 == tries or time.monotonic() + wait_s >= deadline:
+            except _Retry as e:
+                problem, pause_s = str(e), e.pause_s
+            if pause_s is None:
+                pause_s = backoff(attempt, *BACKOFF_S)
+            if attempt + 1 == tries or time.monotonic() + pause_s >= deadline:
                 break
-            self._pause(wait_s)
+            wait(pause_s, self._check)
         raise self._failure(f"{problem} (tried {attempt + 1} times)")
 
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(0.25, left))
-            self._check()
-
     def _ask(self, messages: list[dict[str, str]], timeout_s: float) -> str:
-        """One request. Raises _Again for what a repeat may cure, else UserFailure."""
-        payload: dict[str, Json] = {
+        """One request. Raises _Retry if a repeat may help, else UserFailure."""
+        body: dict[str, Json] = {
             "model": self._options.model,
             "messages": messages,
             "max_tokens": self._options.max_tokens,
             "seed": self._seed,
         }
         if self._options.temperature is not None:
-            payload["temperature"] = self._options.temperature
+            body["temperature"] = self._options.temperature
         key = self._key()
-        status, body, wait_s = _post(f"{self._endpoint.url.rstrip('/')}/chat/completions", payload, key, timeout_s)
-        if status == 200:
-            return _text(body)
-        if status >= 500 or status in AGAIN:
-            raise _Again(f"answered {status}", wait_s)
-        if status in (401, 403):  # servers quote parts of the key
-            raise self._failure(f"answered {status}: it wants another key than {self._endpoint.key_file or 'none'}")
-        if 300 <= status < 400:
-            raise self._failure(f"answered {status}: it has moved, and redirects are not followed")
-        said = " ".join(body.decode("utf-8", "replace").split())
-        # First the key, then the length: half a key is too much.
-        raise self._failure(f"answered {status}: {(said.replace(key, '***') if key else said)[:400]}")
+        try:
+            response = _http_client().request(
+                "POST",
+                f"{self._endpoint.url.rstrip('/')}/chat/completions",
+                json.dumps(body).encode(),
+                headers={"Authorization": f"Bearer {key}"} if key else None,
+                timeout_s=timeout_s,
+                total=True,
+            )
+        except NoResponse as e:
+            raise _Retry(f"no answer ({e})") from None
+        if response.status == 200:
+            return _text(response)
+        if response.status >= 500 or response.status in RETRIED:
+            raise _Retry(f"answered {response.status}", _retry_after(response))
+        raise self._failure(f"answered {response.status}{self._explain(response, key)}")
+
+    def _explain(self, response: Response, key: str | None) -> str:
+        if response.status in (401, 403):  # servers quote parts of the key
+            return f": it wants another key than {self._endpoint.key_file or 'none'}"
+        if 300 <= response.status < 400:
+            return ": it has moved, and redirects are not followed"
+        text = " ".join(response.body.decode("utf-8", "replace").split())
+        # The key goes before the text is cut: a part of a key is also too much.
+        return f": {(text.replace(key, '***') if key else text)[:400]}"
 
     def _key(self) -> str | None:
         if self._endpoint.key_file is None:
             return None
         try:
-            key = Path(self._endpoint.key_file).read_text("utf-8").strip()
+            key = self._endpoint.key_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             problem = f"its key file {self._endpoint.key_file} cannot be read ({type(error).__name__})"
         else:
@@ -211,89 +214,44 @@ class OpenAIUser:
         return UserFailure(f"user endpoint {self._options.endpoint!r}, model {self._options.model!r}: {problem}")
 
 
-class _Again(Exception):
-    """A repeat may help; `wait_s` is what the server asked for."""
+class _Retry(Exception):
+    """A repeat may help; `pause_s` is how long the server asked us to wait."""
 
-    def __init__(self, problem: str, wait_s: float | None = None) -> None:
+    def __init__(self, problem: str, pause_s: float | None = None) -> None:
         super().__init__(problem)
-        self.problem = problem
-        self.wait_s = wait_s
-
-
-class _Auth(requests.auth.AuthBase):
-    """The key, or none; without it requests would look into the machine's netrc."""
-
-    def __init__(self, key: str | None) -> None:
-        self._key = key
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
+        self.pause_s = pause_s
 
 
 @cache
-def _session() -> requests.Session:
-    """One for all episodes of the process: its connections are kept."""
-    session = requests.Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(pool_connections=16, pool_maxsize=256))
-    return session
+def _http_client() -> HttpClient:
+    """One for all episodes of the process, so that connections are kept."""
+    return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
 
 
-def _post(url: str, payload: Json, key: str | None, timeout_s: float) -> tuple[int, bytes, float | None]:
-    """(status, body, seconds the server wants us to wait). Raises _Again when there was no whole answer in time."""
-    until = time.monotonic() + timeout_s
+def _retry_after(response: Response) -> float | None:
     try:
-        with _session().post(
-            url,
-            json=payload,
-            auth=_Auth(key),
-            timeout=(min(10.0, timeout_s), timeout_s),
-            allow_redirects=False,
-            stream=True,
-        ) as response:
-            return response.status_code, _body(response, until), _retry_after(response)
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        problem = f"no answer ({type(error).__name__})"
-    # Outside of the except block: the exception holds the request, and that the key.
-    raise _Again(problem)
-
-
-def _body(response: requests.Response, until: float) -> bytes:
-    """All of it; an answer that trickles is cut off, although each byte comes in time."""
-    read: Callable[..., bytes] = getattr(response.raw, "read1", response.raw.read)
-    body = b""
-    while part := read(65536, decode_content=True):
-        body += part
-        if len(body) > LARGEST or time.monotonic() > until:
-            raise requests.Timeout
-    return body
-
-
-def _retry_after(response: requests.Response) -> float | None:
-    try:
-        return min(max(0.0, float(response.headers["Retry-After"])), 60.0)
-    except (KeyError, ValueError):
+        return min(max(0.0, float(response.retry_after)), MAX_RETRY_AFTER_S)
+    except ValueError:
         return None
 
 
-def _text(body: bytes) -> str:
-    """The reply in a chat completion, without what the model thought. Raises _Again."""
+def _text(response: Response) -> str:
+    """The reply in a chat completion, without the model's thoughts. Raises _Retry."""
     try:
-        choice: dict[str, Any] = json.loads(body)["choices"][0]
+        choice: dict[str, Any] = json.loads(response.body)["choices"][0]
         content = choice["message"]["content"]
     except (ValueError, LookupError, TypeError):
-        raise _Again("answered something that is no chat completion") from None
-    if (why := CUT.get(str(choice.get("finish_reason")))) is not None:
-        raise _Again(f"its answer {why}")
+        raise _Retry("answered something that is no chat completion") from None
+    finish_reason = choice.get("finish_reason")
+    if (problem := UNFINISHED.get(str(finish_reason))) is not None:
+        raise _Retry(f"its answer {problem}")
     text = content if isinstance(content, str) else ""
     # Some templates open the thought in the prompt, so that only its end is in the reply.
     text = _THOUGHT.sub("", text).rpartition("</think>")[2].strip()
     if not text:
-        raise _Again(f"answered nothing (finish_reason {choice.get('finish_reason')!r})")
+        raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
     return text
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -8,7 +8,7 @@ import re
 
 from rollq_worker.protocols import STOP_MARKER, Task
 
-PATIENCE = 12
+MAX_REPLIES = 12
 """Replies after which it leaves in any case."""
 FAREWELL = f"Thank you, that is all. {STOP_MARKER}"
 AGREEMENT = "Yes, please go ahead."
@@ -27,24 +27,24 @@ _FIRST_PERSON = (
 class OracleUser:
     """Answers each question with the sentence of its instruction that fits best, or the next one not said yet."""
 
-    def __init__(self, task: Task, patience: int = PATIENCE) -> None:
+    def __init__(self, task: Task, max_replies: int = MAX_REPLIES) -> None:
         self._opening = task.opening
         self._facts = [_first_person(fact) for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip()) if fact]
         self._unsaid = list(range(len(self._facts)))
         self._awaited = [_plain(output) for output in task.outputs]
         self._waits = bool(task.outputs)
-        self._patience = patience
+        self._replies_left = max_replies
 
     def open(self) -> str:
         return self._opening
 
     def reply(self, message: str) -> str:
-        self._patience -= 1
+        self._replies_left -= 1
         self._awaited = [output for output in self._awaited if output not in _plain(message)]
         # What is asked for consent has often told the outputs already, and is yet to be done.
-        if self._patience > 0 and "?" in message and _ASKS_CONSENT.search(message):
+        if self._replies_left > 0 and "?" in message and _ASKS_CONSENT.search(message):
             return AGREEMENT
-        if self._patience <= 0 or (self._waits and not self._awaited):
+        if self._replies_left <= 0 or (self._waits and not self._awaited):
             return FAREWELL
         if not self._unsaid and "?" not in message:
             return FAREWELL if not self._waits else self._facts[-1]

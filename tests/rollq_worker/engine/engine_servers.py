@@ -1,4 +1,4 @@
-"""Engines for tests: a scripted HTTP server that misbehaves on order, and the replay engine in a thread."""
+"""Engines for tests: an HTTP server that gives scripted answers, and the replay engine in a thread."""
 
 import asyncio
 import json
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from rollq_worker.replay_engine.generate import Options
+from rollq_worker.replay_engine.generate import ReplayOptions
 from rollq_worker.replay_engine.server import run
 
 Answer = tuple[int, Any] | str | Callable[[dict[str, Any]], Any]
-"""Status and body; `reset`; `hang`; or a function from the request's body to a 200's body."""
+"""Status and body; `reset`; `hang`; or a function from the request's body to the body of a 200."""
 
 
-def fine(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
+def good_reply(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
     """A reply of three tokens, the last of which ends the turn."""
     return reply([7, 8, 9], prompt_tokens=len(body["input_ids"]), id=body["rid"], **meta)
 
@@ -42,14 +42,14 @@ def reply(ids: list[int], **meta: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Scripted:
-    """Answers /generate by `answers` in turn, then well; other paths by `paths`, else 404."""
+class ScriptedEngine:
+    """Answers /generate by `answers` in turn, then with good replies; other paths by `paths`, else 404."""
 
     answers: list[Answer] = field(default_factory=list)
     paths: dict[str, Answer] = field(default_factory=dict)
     port: int = 0
-    seen: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
-    """Path, body and headers of every request."""
+    requests: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    """Path, body and headers of each."""
     closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -58,23 +58,23 @@ class Scripted:
         return f"http://127.0.0.1:{self.port}"
 
     def bodies(self, path: str = "/generate") -> list[dict[str, Any]]:
-        return [body for at, body, _ in self.seen if at == path]
+        return [body for at, body, _ in self.requests if at == path]
 
     def answer(self, path: str, body: dict[str, Any]) -> Answer:
         if path != "/generate":
             return self.paths.get(path, (404, {"detail": "Not Found"}))
         with self._lock:
-            return self.answers.pop(0) if self.answers else fine
+            return self.answers.pop(0) if self.answers else good_reply
 
 
-def _handler(script: Scripted) -> type[BaseHTTPRequestHandler]:
+def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = 1 << 16
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-            script.seen.append((self.path, body, dict(self.headers)))
+            script.requests.append((self.path, body, dict(self.headers)))
             self.play("reset" if script.closed else script.answer(self.path, body), body)
 
         do_GET = do_POST
@@ -109,9 +109,9 @@ def _handler(script: Scripted) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def scripted(*answers: Answer, port: int = 0, **paths: Answer) -> Iterator[Scripted]:
-    """A scripted engine; `paths` are answers by path, without the slash."""
-    script = Scripted(list(answers), {"/" + name: answer for name, answer in paths.items()})
+def scripted_engine(*answers: Answer, port: int = 0, **paths: Answer) -> Iterator[ScriptedEngine]:
+    """`paths` are answers by path, without the slash."""
+    script = ScriptedEngine(list(answers), {"/" + name: answer for name, answer in paths.items()})
     server = ThreadingHTTPServer(("127.0.0.1", port), _handler(script))
     server.daemon_threads = True
     server.handle_error = lambda *args: None  # type: ignore[method-assign]  # clients hang up in these tests
@@ -137,7 +137,7 @@ def replaying(**options: Any) -> Iterator[str]:
         address.append(url)
         ready.set()
 
-    chosen = Options(**{"port": 0, **options})
+    chosen = ReplayOptions(**{"port": 0, **options})
     thread = threading.Thread(target=lambda: loop.run_until_complete(run(chosen, until, announce)))
     thread.start()
     try:

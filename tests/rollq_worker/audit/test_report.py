@@ -1,0 +1,144 @@
+"""The numbers of an audit, and its verdict."""
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq_worker.audit.comparison import WORST
+from rollq_worker.audit.report import spread
+from rollq_worker.audit.scorer import Scores, ScoringRefused
+from tests.rollq_worker.audit.exported import FakeScorer, audit, record, true_logprob
+
+PLACE = 7
+"""Of the token that decoding and prefill score differently."""
+
+
+class RoundingScorer(FakeScorer):
+    """Its prefill gives the true logprobs; its decoding is off by `by`."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def score_next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
+        return super().score_next(ids, token, temperature=temperature) + self.by
+
+    def records(self, count: int, off: int) -> list[dict[str, Any]]:
+        """With 8 sampled tokens each; in the first `off` records one logprob is what decoding gives."""
+        records = [record(job=f"r/g/{i}") for i in range(count)]
+        for changed in records[:off]:
+            changed["logprobs"][PLACE] += self.by
+        return records
+
+
+class TestSecondOpinion:
+    """On the few tokens of a good file that a prefill rounds the other way."""
+
+    def test_a_token_that_stands_out_is_decoded_as_well(self, tmp_path: Path) -> None:
+        scorer = RoundingScorer(-0.06)
+        found = audit(tmp_path, *scorer.records(200, 1), scorer=scorer)
+        assert (found["max_abs"], found["revised"], found["verdict"]) == (pytest.approx(0, abs=1e-9), 1, "ok")
+        assert found["max_abs_prefill"] == pytest.approx(0.06) == found["worst"][0]["abs"]
+        worst = found["worst"][0]
+        assert worst["decoded"] == pytest.approx(worst["recorded"]) == pytest.approx(worst["scored"] - 0.06)
+        assert found["worst"][1]["decoded"] is None
+        assert found["mean_abs"] == pytest.approx(0.06 / 1600)  # the prefill's
+        assert scorer.next_calls == [(PLACE, record()["tokens"][PLACE], 1.0)]
+
+    @pytest.mark.parametrize("by", [-3.0, -0.4, 0.3])
+    def test_a_decoding_that_no_prefill_agrees_with_is_what_an_audit_looks_for(self, tmp_path: Path, by: float) -> None:
+        scorer = RoundingScorer(by)
+        found = audit(tmp_path, *scorer.records(75, 24), scorer=scorer)  # 4 % of 600 tokens
+        assert found["verdict"] == "bad" and not scorer.next_calls
+        assert found["mean_abs"] == pytest.approx(abs(by) * 0.04)
+        assert found["p99_abs"] == found["max_abs"] == found["max_abs_prefill"] == pytest.approx(abs(by))
+        assert found["revised"] == 0 and {token["decoded"] for token in found["worst"]} == {None}
+
+    @pytest.mark.parametrize(
+        ("count", "off", "asked"),
+        [(1, 1, 1), (20, 2, 2), (20, 3, 0), (200, 9, 9), (200, 16, WORST), (200, 17, 0)],
+    )
+    def test_it_is_asked_about_the_worst_if_no_more_than_a_hundredth_is_off(
+        self, tmp_path: Path, count: int, off: int, asked: int
+    ) -> None:
+        scorer = RoundingScorer(0.06)
+        found = audit(tmp_path, *scorer.records(count, off), scorer=scorer)
+        assert len(scorer.next_calls) == found["revised"] == asked
+        assert found["max_abs_prefill"] == pytest.approx(0.06)
+
+    def test_the_largest_is_that_of_all_tokens(self, tmp_path: Path) -> None:
+        scorer = RoundingScorer(0.06)
+        found = audit(tmp_path, *scorer.records(200, WORST + 1), scorer=scorer)
+        assert len(scorer.next_calls) == found["revised"] == WORST
+        assert found["max_abs"] == pytest.approx(0.06)  # the eleventh was not asked for
+
+    @pytest.mark.parametrize("by", [0.009, 0.13, 3.0])
+    def test_a_difference_that_is_no_rounding_is_not_asked_for(self, tmp_path: Path, by: float) -> None:
+        scorer = RoundingScorer(by)
+        found = audit(tmp_path, *scorer.records(1000, 1), scorer=scorer)
+        assert not scorer.next_calls and found["max_abs"] == found["max_abs_prefill"] == pytest.approx(by)
+
+    def test_a_decoding_that_is_nearer_but_still_off_does_not_count(self, tmp_path: Path) -> None:
+        scorer = RoundingScorer(0.06)
+        records = scorer.records(200, 1)
+        for by, left, revised in ((0.055, 0.005, 1), (0.04, 0.06, 0), (-0.05, 0.06, 0), (0.2, 0.06, 0)):
+            scorer.by = by
+            found = audit(tmp_path, *records, scorer=scorer)
+            assert (found["max_abs"], found["revised"]) == (pytest.approx(left), revised)
+
+    def test_an_engine_that_refuses_changes_nothing(self, tmp_path: Path) -> None:
+        class Refuses(RoundingScorer):
+            def score_next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
+                raise ScoringRefused("no")
+
+        scorer = Refuses(0.06)
+        found = audit(tmp_path, *scorer.records(200, 1), scorer=scorer)
+        assert found["max_abs"] == pytest.approx(0.06) and found["skipped"] == found["revised"] == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 100, 101, 1000])
+def test_the_spread_of_differences(n: int) -> None:
+    found = spread(array("d", [(i * 37 % n) / n for i in range(n)]) if n != 2 else array("d", [1.0, 3.0]))
+    ordered = [i / n for i in range(n)] if n != 2 else [1.0, 3.0]
+    assert found["p99_abs"] == ordered[int(0.99 * (n - 1))] and found["max_abs"] == ordered[-1]
+    assert found["mean_abs"] == pytest.approx(sum(ordered) / n) and found["tokens"] == n
+
+
+def test_a_bad_mean_and_a_bad_percentile(tmp_path: Path) -> None:
+    found = audit(tmp_path, record(), scorer=FakeScorer(noise=0.05))
+    assert found["verdict"] == "bad" and "mean" in found["reasons"][0]
+    records = [record(job=f"r/g/{i}") for i in range(40)]
+    for changed in records[:2]:  # few tokens far off: too few to show in the mean of a long file
+        changed["logprobs"] = [p - 0.2 if p else 0.0 for p in changed["logprobs"]]
+    found = audit(tmp_path, *records)
+    assert found["mean_abs"] == pytest.approx(0.01, abs=0.001) and found["verdict"] == "bad"
+    assert any("99th percentile" in reason for reason in found["reasons"])
+    assert [token["job"] for token in found["worst"]].count("r/g/0") >= 1 and len(found["worst"]) == 10
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_shifted_file_is_named_as_such(tmp_path: Path, by: int) -> None:
+    shifted = record()
+    positions = [i for i, bit in enumerate(shifted["mask"]) if bit]
+    tokens = array("I", shifted["tokens"])
+    for i in positions:
+        shifted["logprobs"][i] = true_logprob(tokens, (i + by) % len(tokens))
+    found = audit(tmp_path, shifted)
+    assert (found["verdict"], found["shift"]) == ("bad", by)
+    assert found["reasons"][-1].endswith("later" if by > 0 else "earlier")
+
+
+def test_a_confident_policy_is_not_taken_for_shifted(tmp_path: Path) -> None:
+    class Sure(FakeScorer):
+        def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
+            return Scores(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
+
+    found = audit(tmp_path, record(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
+    assert (found["verdict"], found["shift"]) == ("ok", 0)
+
+
+def test_a_file_without_sampled_tokens_proves_nothing(tmp_path: Path) -> None:
+    found = audit(tmp_path, record(mask=[0] * 16, versions=[None] * 16))
+    assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")

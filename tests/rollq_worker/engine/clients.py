@@ -1,0 +1,49 @@
+"""How the engine tests use a client."""
+
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.failures import Drained
+from rollq_worker.protocols import Generated
+from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply
+
+KEY = "run/group/0"
+Connect = Callable[..., SGLangEngine]
+
+
+def generate(
+    client: SGLangEngine,
+    key: str = KEY,
+    ids: Sequence[int] = (1, 2, 3),
+    check: Callable[[], None] = lambda: None,
+    **sampling: Any,
+) -> Generated:
+    """At most ten tokens."""
+    return client.generate(array("I", ids), sampling=sampling, max_new_tokens=10, key=key, check=check)
+
+
+def port(client: SGLangEngine) -> int:
+    return int(client.url.rsplit(":", 1)[1])
+
+
+def is_waiting(client: SGLangEngine, engine: ScriptedEngine, requests: int = 1) -> bool:
+    """That many requests have arrived, and their threads wait for a response, so that the waits can be cut."""
+    return len(engine.bodies()) == len(client._http.sockets) == requests
+
+
+def raise_drained() -> None:
+    raise Drained("stopping")
+
+
+class HeldReply:
+    """A good reply that comes when `release` is set."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.release.wait(60)
+        return good_reply(body)

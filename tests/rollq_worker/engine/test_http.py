@@ -1,0 +1,134 @@
+"""The connections to an engine: garbage instead of HTTP, idle connections, waits that end."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from rollq.errors import EngineFailure
+from rollq_worker.engine import http, sglang_client
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
+from tests.rollq_worker.engine.clients import KEY, Connect, generate
+from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
+
+
+@contextmanager
+def raw_server(answer: bytes) -> Iterator[str]:
+    """A server that answers every POST with these bytes and hangs up, and every GET well."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        over = threading.Event()
+
+        def serve() -> None:
+            while not over.is_set():
+                with suppress(TimeoutError, OSError):
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.settimeout(30)
+                        post = connection.recv(1 << 16).startswith(b"POST")
+                        connection.sendall(answer if post else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+GARBAGE = [
+    b"",
+    b"\r\n\r\n",
+    b"\x00\xff" * 100,
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/9.9 abc\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+    b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: repr(answer[:60]))
+def test_garbage_instead_of_http_is_a_failure_of_the_engine(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(sglang_client, "CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
+    with (
+        raw_server(answer) as url,
+        pytest.raises(EngineFailure, match=rf"{KEY}: .* {RETRIES + 1} times in a row"),
+    ):
+        generate(connect(url))
+
+
+def open_sockets(client: SGLangEngine) -> int:
+    pools = client._http._adapter.poolmanager.pools
+    queues = [pools[key].pool for key in pools.keys()]  # noqa: SIM118
+    return sum(connection.sock is not None for queue in queues for connection in queue.queue if connection)
+
+
+def test_no_thread_waits_after_its_response(connect: Connect) -> None:
+    with scripted_engine("reset", (500, b""), ready=(200, {}), abort_request=(200, b"")) as engine:
+        client = connect(engine)
+        generate(client)
+        client.ready()
+        client._control.abort("x")
+        assert len(client._http.sockets) == 0
+    assert not client.ready() and len(client._http.sockets) == 0
+
+
+def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_IDLE_S", 1000.0)
+    together = threading.Barrier(6, timeout=60)
+
+    def at_once(body: dict[str, Any]) -> dict[str, Any]:
+        together.wait()
+        return good_reply(body)
+
+    with scripted_engine(*[at_once] * 6) as engine:
+        client = connect(engine)
+        threads = [threading.Thread(target=generate, args=(client,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert open_sockets(client) == 6
+        client.close_idle_connections()
+        assert open_sockets(client) == 6  # they were used just now
+        monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
+        client.close_idle_connections()
+        assert open_sockets(client) == 0
+        generate(client)
+
+
+def test_a_connection_that_lay_idle_is_not_used_again(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_IDLE_S", 1000.0)
+    ports: list[int] = []
+    with scripted_engine(ready=(200, {})) as engine:
+        client = connect(engine)
+        sockets = client._http.sockets
+        add = sockets.add
+        monkeypatch.setattr(sockets, "add", lambda sock: (ports.append(sock.getsockname()[1]), add(sock)))
+        assert client.ready() and client.ready()
+        monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
+        assert client.ready()
+    assert ports[0] == ports[1] != ports[2]
+
+
+def test_a_client_whose_reply_was_cut_off_takes_another_connection() -> None:
+    with scripted_engine((200, b"[" + b"1," * (8 << 20))) as engine:
+        connections = EngineHttp(engine.url, 1, max_bytes=1 << 20)
+        body = b'{"input_ids": [1], "rid": "r"}'
+        assert 1 << 20 < len(connections.post("/generate", body, timeout_s=60.0).body) < 2 << 20
+        assert connections.post("/generate", body, timeout_s=60.0).json() == good_reply({"input_ids": [1], "rid": "r"})
+        connections.close()

@@ -1,0 +1,177 @@
+"""Requests under which engines die."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from rollq.errors import EngineFailure, JobFailure
+from rollq.trajectory import Finish
+from rollq_worker.engine.availability import OutageClock
+from rollq_worker.engine.quarantine import PoisonJob, Quarantine
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.failures import Drained
+from tests.rollq_worker.engine.clients import generate, port, raise_drained
+from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, scripted_engine
+from tests.waiting import until
+
+POISON = 666
+
+
+class MortalEngine:
+    """An engine that dies of requests with the id POISON and is started again by a supervisor, on the same port."""
+
+    def __init__(self, client: SGLangEngine, *, dies_of_every_request: bool = False) -> None:
+        self.port = port(client)
+        self.dies_of_every_request = dies_of_every_request
+        self.deaths: list[int] = []
+        """Requests in flight at each death."""
+        self._dead = threading.Event()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._broken: set[int] = set()
+        """Threads whose requests broke off at the last death."""
+        self._noticed: set[int] = set()
+        """Threads that asked since then and found the engine away."""
+        self._in_flight = client._in_flight
+        self._ready = client.ready
+        client.ready = self._watched_ready  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self._supervise)
+
+    def __enter__(self) -> "MortalEngine":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._dead.set()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while not self._over.is_set():
+            self._dead.clear()
+            self._broken.clear()
+            with scripted_engine(port=self.port, ready=(200, {})) as engine:
+                engine.answers = _Always(lambda body: self._answer(engine, body))  # type: ignore[assignment]
+                self._dead.wait()
+                engine.closed = True
+            # Away until every thread has seen it: one that comes late would take it for a connection that broke.
+            until(lambda: self._over.is_set() or (not self._requests and self._broken <= self._noticed))
+
+    def _watched_ready(self) -> bool:
+        ready = self._ready()
+        if not ready:
+            self._noticed.add(threading.get_ident())
+        return ready
+
+    def _answer(self, engine: ScriptedEngine, body: dict[str, Any]) -> Any:
+        with self._lock:
+            self._requests += 1
+        try:
+            if self.dies_of_every_request or POISON in body["input_ids"]:
+                time.sleep(0.05)
+                with self._lock:
+                    if not self._dead.is_set():
+                        self.deaths.append(self._requests)
+                    engine.closed = True  # set here, so that the next request gets no answer, however soon it comes
+                    self._dead.set()
+            self._dead.wait(0.15)
+            with self._lock:
+                if not self._dead.is_set():
+                    return good_reply(body)
+                thread = self._in_flight._requests[body["rid"]].thread
+                self._noticed.discard(thread)
+                self._broken.add(thread)
+            raise ConnectionAbortedError  # the connection ends without an answer
+        finally:
+            with self._lock:
+                self._requests -= 1
+
+
+class _Always:
+    """A list of answers that never ends."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
+        self.answer = answer
+
+    def pop(self, index: int) -> Callable[[dict[str, Any]], Any]:
+        return self.answer
+
+
+def test_a_job_that_kills_engines_is_found_and_no_other_is_blamed(client: SGLangEngine) -> None:
+    with MortalEngine(client) as engine, ThreadPoolExecutor(11) as pool:
+        innocent = [pool.submit(generate, client, f"r/g/{i}") for i in range(10)]
+        guilty = pool.submit(generate, client, "r/poison/0", [1, POISON])
+        with pytest.raises(PoisonJob, match="r/poison/0: this job kills engines"):
+            guilty.result(60)
+        assert all(one.result(60).finish is Finish.STOP for one in innocent)
+        assert engine.deaths[-2:] == [1, 1]
+        assert generate(client).finish is Finish.STOP
+        assert len(engine.deaths) <= 6  # twice beside others, if each death was seen as one
+
+
+def test_after_one_death_no_request_is_sent_alone(client: SGLangEngine) -> None:
+    dead, together = threading.Event(), threading.Barrier(5, timeout=60)
+
+    def dies(body: dict[str, Any]) -> dict[str, Any]:
+        dead.wait(60)
+        raise ConnectionAbortedError  # the connection ends without an answer
+
+    def at_once(body: dict[str, Any]) -> dict[str, Any]:
+        together.wait()
+        return good_reply(body)
+
+    with ThreadPoolExecutor(5) as pool:
+        with scripted_engine(*[dies] * 5, port=port(client), ready=(200, {})) as engine:
+            waiting = [pool.submit(generate, client, f"r/g/{i}") for i in range(5)]
+            until(lambda: len(engine.bodies()) == 5)
+        dead.set()
+        until(lambda: not client.available)
+        with scripted_engine(*[at_once] * 5, port=port(client), ready=(200, {})):
+            assert all(one.result(60).finish is Finish.STOP for one in waiting)
+
+
+def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine) -> None:
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise Drained("stopping")
+
+    with MortalEngine(client, dies_of_every_request=True) as engine, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(generate, client, f"r/g/{i}", check=check) for i in range(3)]
+        until(lambda: len(engine.deaths) > 10)
+        assert not any(one.done() for one in waiting)
+        stop.set()
+        for one in waiting:
+            with pytest.raises(Drained):
+                one.result(60)
+
+
+def test_a_connection_that_breaks_while_the_engine_lives_blames_no_job(client: SGLangEngine) -> None:
+    with scripted_engine(*["reset"] * 50, port=port(client), ready=(200, {})), pytest.raises(EngineFailure):
+        generate(client)
+
+
+def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
+    clock = OutageClock()
+    quarantine = Quarantine(clock)
+    with quarantine.suspect() as suspect:
+        with pytest.raises(Drained), quarantine.gate(None, raise_drained):
+            pytest.fail("it did not wait")
+        with quarantine.gate(suspect, raise_drained):
+            time.sleep(0.01)
+        assert clock.seconds > 0
+    before = clock.seconds
+    time.sleep(0.01)
+    assert clock.seconds == before
+    with quarantine.gate(None, raise_drained), quarantine.gate(None, raise_drained):
+        pass
+
+
+def test_a_poison_job_is_a_failure_of_the_job() -> None:
+    assert issubclass(PoisonJob, JobFailure)

@@ -1,0 +1,363 @@
+"""The user played by a model, against a real HTTP server that misbehaves on demand."""
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.errors import Fenced, UserFailure
+from rollq.settings import Endpoint
+from rollq_worker.protocols import STOP_MARKER, User
+from rollq_worker.users import openai, user_factory
+from tests.rollq_worker.users.tasks import TASK
+
+KEY = "sk-very-secret-1234"
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Server"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        self.server.headers.append(dict(self.headers))
+        self.server.paths.append(self.path)
+        answers = self.server.answers
+        (answers.pop(0) if len(answers) > 1 else answers[0])(self)
+
+    def send(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Answer] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.released = threading.Event()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients hang up in some tests."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(openai, "BACKOFF_S", (0.01, 8.0))
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(60)
+    openai._http_client().close()
+
+
+def say(content: object, **choice: object) -> Answer:
+    body = json.dumps({"choices": [{"message": {"role": "assistant", "content": content}, **choice}]}).encode()
+    return lambda handler: handler.send(body)
+
+
+def status(code: int, body: bytes = b"{}", **headers: str) -> Answer:
+    return lambda handler: handler.send(body, code, **headers)
+
+
+def raw(body: bytes) -> Answer:
+    return lambda handler: handler.send(body)
+
+
+def hang(handler: Handler) -> None:
+    handler.server.released.wait(60)
+
+
+def trickle(handler: Handler) -> None:
+    """Bytes come, but never all of them."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    while not handler.server.released.wait(0.02):
+        handler.wfile.write(b" ")
+
+
+def cut(handler: Handler) -> None:
+    handler.send(b"{", Content_Length="100")
+    handler.close_connection = True
+
+
+def chunked(handler: Handler) -> None:
+    body = json.dumps({"choices": [{"message": {"content": "In chunks."}}]}).encode()
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for part in (body[:7], body[7:]):
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+@dataclass
+class Simulated:
+    """An openai user of the server and what it needs."""
+
+    server: Server
+    key_file: Path | None = None
+    check: Callable[[], None] | None = None
+    options: dict[str, object] = field(default_factory=dict)
+
+    def user(self, *answers: Answer) -> User:
+        self.server.answers = list(answers)
+        url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 60, "retries": 3, **self.options}
+        endpoints = {"sim": Endpoint(url, self.key_file)}
+        return user_factory(spec, TASK, seed=7, endpoints=endpoints, check=self.check)
+
+
+def test_a_conversation_with_flipped_roles(server: Server) -> None:
+    user = Simulated(server, options={"temperature": 0.5, "max_tokens": 99}).user(
+        say("Hi, I am Ada."), say(" It is S-1. \n"), say(f"{STOP_MARKER}")
+    )
+    assert user.open() == "Hi, I am Ada."
+    assert user.reply("Which order?") == "It is S-1."
+    assert user.reply("Done.") == STOP_MARKER
+    assert server.paths == ["/v1/chat/completions"] * 3
+    last = server.bodies[-1]
+    system, *messages = last.pop("messages")
+    assert last == {"model": "m-1", "max_tokens": 99, "seed": 7, "temperature": 0.5}
+    assert system["role"] == "system" and TASK.instruction in system["content"] and STOP_MARKER in system["content"]
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("user", openai.GREETING),
+        ("assistant", "Hi, I am Ada."),
+        ("user", "Which order?"),
+        ("assistant", "It is S-1."),
+        ("user", "Done."),
+    ]
+    assert "1299.50" not in json.dumps(server.bodies)
+
+
+def test_a_job_without_temperature_and_key_sends_none(server: Server) -> None:
+    Simulated(server).user(say("Hi")).open()
+    assert "temperature" not in server.bodies[0]
+    assert "Authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "heard"),
+    [
+        ("<think>He wants the id.</think>It is S-1.", "It is S-1."),
+        ("<think>a</think>It is <think>b\nc</think>S-1.", "It is S-1."),
+        ("He wants the id.\n</think>\n\nIt is S-1.", "It is S-1."),
+        (f"It is S-1.<think>shall I say {STOP_MARKER}", "It is S-1."),
+        ("I think so.", "I think so."),
+    ],
+)
+def test_thoughts_are_not_spoken(server: Server, content: str, heard: str) -> None:
+    assert Simulated(server).user(say(content)).open() == heard
+
+
+def test_unavailable_twice_then_fine(server: Server) -> None:
+    assert Simulated(server).user(status(503), status(503), say("Hi")).open() == "Hi"
+    assert len(server.bodies) == 3
+    assert server.bodies[0] == server.bodies[2]
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 529])
+def test_other_statuses_worth_a_repeat(server: Server, code: int) -> None:
+    assert Simulated(server).user(status(code), say("Hi")).open() == "Hi"
+
+
+@pytest.mark.parametrize("answer", [chunked, say("In chunks.")])
+def test_chunks(server: Server, answer: Answer) -> None:
+    assert Simulated(server).user(answer).open() == "In chunks."
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (raw(b"<html>not JSON"), "no chat completion"),
+        (raw(b"\xff\xfe"), "no chat completion"),
+        (raw(b"[]"), "no chat completion"),
+        (raw(b'{"choices": []}'), "no chat completion"),
+        (raw(b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
+        (raw(b'{"choices": [null]}'), "no chat completion"),
+        (raw(b"x" * (openai.MAX_BYTES + 1)), "no chat completion"),
+        (raw(b""), "no chat completion"),
+        (cut, "no answer|no chat completion"),
+        (say(None), "answered nothing"),
+        (say(""), "answered nothing"),
+        (say(" \n"), "answered nothing"),
+        (say([{"type": "text", "text": "hi"}]), "answered nothing"),
+        (say("<think>on and on", finish_reason="length"), "cut short: the user's max_tokens is too low"),
+        (say("I would like to", finish_reason="length"), "cut short: the user's max_tokens is too low"),
+        (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),
+        (say(None, finish_reason="tool_calls"), "calls a tool"),
+        (say(None, finish_reason=["stop"]), "answered nothing"),
+        (say("<think>on and on", finish_reason="stop"), r"nothing \(finish_reason 'stop'\)"),
+        (status(503), "answered 503"),
+    ],
+)
+def test_nonsense_is_asked_again_and_then_a_user_failure(server: Server, bad: Answer, words: str) -> None:
+    assert Simulated(server).user(bad, say("Hi")).open() == "Hi"
+    server.bodies.clear()
+    user = Simulated(server, options={"retries": 1}).user(bad)
+    with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': .*({words}).*\(tried 2 times\)"):
+        user.open()
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize("stuck", [hang, trickle])
+def test_an_answer_that_does_not_come_in_time(server: Server, stuck: Answer) -> None:
+    def first(handler: Handler) -> None:
+        user._options = replace(user._options, timeout_s=60.0)  # for whatever is asked after this
+        stuck(handler)
+
+    user: Any = Simulated(server, options={"timeout_s": 1.0, "retries": 60}).user(first, say("Hi"))
+    assert user.open() == "Hi"
+    with pytest.raises(UserFailure, match=r"no answer \(.*(Timeout|in time).*\)"):
+        Simulated(server, options={"timeout_s": 1.0, "retries": 1}).user(stuck).open()
+
+
+def test_an_endpoint_that_is_away(server: Server) -> None:
+    port = server.server_port
+    server.shutdown()
+    server.server_close()
+    spec = {"kind": "openai", "endpoint": "sim", "model": "m", "retries": 1}
+    endpoints = {"sim": Endpoint(f"http://user:{KEY}@127.0.0.1:{port}/v1")}
+    user = user_factory(spec, TASK, seed=7, endpoints=endpoints)
+    with pytest.raises(UserFailure, match=r"'sim'.*no answer \(ConnectionError: .*\) \(tried 2 times\)") as caught:
+        user.open()
+    assert KEY not in str(caught.value)
+
+
+def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Server) -> None:
+    with pytest.raises(UserFailure, match=f"said {STOP_MARKER} before it said anything"):
+        Simulated(server).user(say(f"{STOP_MARKER}")).open()
+
+
+def test_the_server_says_when_to_come_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(openai, "wait", lambda seconds, check: pauses.append(seconds))
+    user = Simulated(server, options={"timeout_s": 30}).user(
+        status(429, Retry_After="3"), status(429, Retry_After="soon"), status(503, Retry_After="100000"), say("Hi")
+    )
+    assert user.open() == "Hi"
+    assert pauses[0] == 3.0 and pauses[1] < 0.1 and pauses[2] == 60.0
+
+
+def test_repeats_end_with_the_time_for_a_reply(server: Server) -> None:
+    user = Simulated(server, options={"timeout_s": 14.5, "retries": 3}).user(status(429, Retry_After="60"))
+    start = time.monotonic()
+    with pytest.raises(UserFailure, match=r"answered 429 \(tried 1 times\)"):
+        user.open()
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 422])
+def test_other_statuses_fail_at_once(server: Server, code: int, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text(f"{KEY}\n")
+    body = f"bad\nrequest with {KEY} {'x' * 350} {KEY}".encode()
+    user = Simulated(server, key_file).user(status(code, body, Location="http://127.0.0.1:9/"), say("Hi"))
+    with pytest.raises(UserFailure, match=f"user endpoint 'sim', model 'm-1': answered {code}") as caught:
+        user.open()
+    assert len(server.bodies) == 1
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "sk-very" not in shown
+    if code in (401, 403):
+        assert str(key_file) in shown and "bad" not in str(caught.value)
+    else:
+        assert ("redirects are not followed" if code == 301 else "bad request with ***") in shown
+
+
+def test_the_key_is_sent_read_again_and_shown_nowhere(server: Server, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("old")
+    user = Simulated(server, key_file).user(say("Hi"), say("Ho"), hang)
+    key_file.write_text(f"{KEY}\n")
+    user.open()
+    key_file.write_text("newer")
+    user.reply("?")
+    assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {KEY}", "Bearer newer"]
+    assert KEY not in repr(user) + repr(vars(user)) + repr(vars(openai._http_client()._session))
+
+
+def test_the_key_is_not_in_what_caused_a_failure(server: Server, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text(KEY)
+    user = Simulated(server, key_file, options={"timeout_s": 0.1, "retries": 0}).user(hang)
+    with pytest.raises(UserFailure) as caught:
+        user.open()
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert not hasattr(error, "request")  # requests' errors carry the headers
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])
+def test_a_key_file_without_a_key(server: Server, tmp_path: Path, content: str | bytes | None) -> None:
+    key_file = tmp_path / "key"
+    if content is not None:
+        key_file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserFailure, match=r"'sim'.*its key file .*key (cannot be read|holds no key)"):
+        Simulated(server, key_file).user(say("Hi")).open()
+    assert server.bodies == []
+
+
+def test_the_attempt_can_be_stopped_between_repeats(server: Server) -> None:
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Fenced("gone")
+
+    with pytest.raises(Fenced):
+        Simulated(server, check=check).user(status(503)).open()
+    assert 1 <= len(server.bodies) <= 2
+
+
+def test_a_failed_reply_can_be_asked_for_again(server: Server) -> None:
+    user = Simulated(server, options={"retries": 0}).user(say("Hi"), status(503), say("S-1"))
+    user.open()
+    with pytest.raises(UserFailure):
+        user.reply("Which order?")
+    assert user.reply("Which order?") == "S-1"
+    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_text_that_is_no_unicode_can_be_said(server: Server) -> None:
+    assert Simulated(server).user(say("Hi")).reply("broken \ud800 text") == "Hi"
+
+
+def test_many_users_at_once(server: Server) -> None:
+    def echo(handler: Handler) -> None:
+        say(handler.server.bodies[-1]["model"])(handler)
+
+    users = [Simulated(server).user(echo) for _ in range(32)]
+    heard: list[str] = []
+    threads = [threading.Thread(target=lambda user=user: heard.append(user.open())) for user in users]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert heard == ["m-1"] * 32

@@ -1,0 +1,134 @@
+"""HTTP over pooled connections: a request ends in a `Response` or in a `NoResponse`, whatever the server does.
+
+The invariant: bodies are read up to a limit, and no error holds a header or an address, which may contain keys. It
+knows nothing of retries or of what is sent.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
+
+CHUNK = 1 << 18
+"""Bytes that are read at a time."""
+
+
+class NoResponse(Exception):
+    """The connection broke before the whole response came; the server may have seen the request."""
+
+
+class ConnectFailed(NoResponse):
+    """There was no connection, so nothing was sent."""
+
+
+class ResponseTimeout(NoResponse):
+    """The request was sent, and the response did not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    body: bytes
+    """Cut off at the client's limit."""
+    retry_after: str = ""
+    """The header of that name."""
+
+    def json(self) -> object:
+        """The body as JSON; None when it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+
+class HttpClient:
+    """One pool of connections, for all threads. Sends JSON and follows no redirects, which lose the body.
+
+    `environment`: honour the machine's proxies and certificates (HTTPS_PROXY, REQUESTS_CA_BUNDLE). Its .netrc is never
+    read.
+    """
+
+    def __init__(
+        self,
+        adapter: HTTPAdapter | None = None,
+        *,
+        max_bytes: int,
+        connect_timeout_s: float,
+        environment: bool = False,
+    ) -> None:
+        adapter = adapter or HTTPAdapter(pool_connections=16, pool_maxsize=256)
+        self._max_bytes = max_bytes
+        self._connect_timeout_s = connect_timeout_s
+        self._session = requests.Session()
+        self._session.trust_env = environment
+        self._session.headers["Content-Type"] = "application/json"
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, adapter)
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        total: bool = False,
+    ) -> Response:
+        """Raises NoResponse. `timeout_s` is for each read of the response, with `total` for the whole exchange."""
+        until = time.monotonic() + timeout_s if total else None
+        connect_timeout_s = min(self._connect_timeout_s, timeout_s) if total else self._connect_timeout_s
+        try:
+            with self._session.request(
+                method,
+                url,
+                data=body,
+                headers=headers,
+                auth=_unchanged if self._session.trust_env else None,
+                timeout=(connect_timeout_s, timeout_s),
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                content = self._read(response, until)
+                return Response(response.status_code, content, response.headers.get("Retry-After", ""))
+        except (OSError, HTTPError) as e:  # all errors of requests are OSErrors
+            failure = _failure(e)
+        raise failure  # outside of the except block: the library's exception holds the request with its headers
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _read(self, response: requests.Response, until: float | None) -> bytes:
+        """The body. Raises ResponseTimeout when `until` passes, even if each byte comes in time."""
+        read: Callable[..., bytes] = response.raw.read
+        if until is not None:
+            read = getattr(response.raw, "read1", read)  # returns what is there
+        pieces, length = [], 0
+        while length <= self._max_bytes and (piece := read(CHUNK, decode_content=True)):
+            pieces.append(piece)
+            length += len(piece)
+            if until is not None and time.monotonic() > until:
+                raise ResponseTimeout("the response did not end in time")
+        return b"".join(pieces)
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """As `auth` it keeps requests from looking into .netrc."""
+    return request
+
+
+def _failure(error: Exception) -> NoResponse:
+    """The same without the request, the address and whatever else may hold a key."""
+    if isinstance(error, ValueError):  # a bad address or header, which its text repeats
+        return NoResponse(type(error).__name__)
+    reason = getattr(error.args[0] if error.args else None, "reason", None) or error
+    text = f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"
+    if isinstance(error, requests.ConnectTimeout) or isinstance(reason, NewConnectionError):
+        return ConnectFailed(text)
+    if isinstance(error, requests.ReadTimeout | ReadTimeoutError):
+        return ResponseTimeout(text)
+    return NoResponse(text)

@@ -1,4 +1,4 @@
-"""Resume: an episode cut anywhere and played again ends as if nothing had happened, with nothing asked twice."""
+"""Resume: an episode that is interrupted anywhere ends as if it had not been, and nothing is asked twice."""
 
 from dataclasses import replace
 
@@ -7,32 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure
-from rollq.job import Budget, History, Job
+from rollq.job import History
 from rollq.trajectory import Observed, Prompt, Sampled, Stop
 from rollq.wire.codec import decode_event, encode_event
-from rollq_worker.episode.loop import play
 from rollq_worker.episode.resume import Diverged
-from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.protocols import Action, Observation
+from tests.rollq_worker.episode.episodes import play_with_fakes
 
 CALL = '{"name": "add", "arguments": {"a": [1, 2.5, null]}}'
 TEXTS = (CALL, "and now?", "{oops", CALL, "one more", "bye")
 LINES = ("hello", "go on", "more")
 
 
-def run(recorded=(), *, engine=None, user=None, environment=None, journal=None, budget=None):
-    return play(
-        Job(run="r", group="g", env="fake", task=0, budget=budget or Budget()),
-        engine=engine or FakeEngine(TEXTS),
-        renderer=FakeRenderer(),
-        environment=environment or FakeEnvironment(),
-        user=user or FakeUser(LINES),
-        journal=journal or FakeJournal(),
-        recorded=recorded,
-    )
+def run(recorded=(), *, user=None, **options):
+    return play_with_fakes(*TEXTS, user=user or FakeUser(LINES), recorded=recorded, **options)
 
 
-def wired(events):
+def read_back(events):
     """As they come back from Redis."""
     return [decode_event(encode_event(event, "r/g/0"), "r/g/0") for event in events]
 
@@ -48,8 +40,8 @@ def seen(trajectory):
     )
 
 
-class Counting(FakeUser):
-    """Goes on from what it was made to recall, and counts what it is asked."""
+class CountingUser(FakeUser):
+    """Counts how often it is asked."""
 
     asked = 0
 
@@ -67,7 +59,7 @@ class Counting(FakeUser):
 def test_a_cut_anywhere_changes_nothing(data, interrupts):
     whole = run(engine=FakeEngine(TEXTS, interrupts=interrupts))
     cut = data.draw(st.integers(0, len(whole.events) - 1))
-    recorded = wired(whole.events[:cut])
+    recorded = read_back(whole.events[:cut])
     turns = [event.turn for event in recorded if isinstance(event, Sampled) and event.finish != "abort"]
     engine = FakeEngine(TEXTS[len(turns) :] or ["never"])
     partial = [event for event in recorded if isinstance(event, Sampled)]
@@ -75,7 +67,7 @@ def test_a_cut_anywhere_changes_nothing(data, interrupts):
     if open_turn:  # the engine goes on with what is left of the interrupted turn
         said = sum(len(event.ids) for event in partial if event.turn == partial[-1].turn)
         engine = FakeEngine([TEXTS[len(turns)][said:], *TEXTS[len(turns) + 1 :]])
-    user, journal = Counting(LINES), FakeJournal()
+    user, journal = CountingUser(LINES), FakeJournal()
     again = run(recorded, engine=engine, user=user, journal=journal)
     assert seen(again) == seen(whole)
     replies = sum(isinstance(e, Observed) and any(a["name"] == "respond" for a in e.actions) for e in recorded)
@@ -89,12 +81,12 @@ class NoEngine:
 
 
 @pytest.mark.parametrize(
-    ("budget", "stop"), [(Budget(), "done"), (Budget(max_tokens=250), "length"), (Budget(max_turns=3), "turns")]
+    ("budget", "stop"), [({}, "done"), ({"max_tokens": 250}, "length"), ({"max_turns": 3}, "turns")]
 )
 def test_a_finished_journal_needs_no_engine(budget, stop):
     whole = run(budget=budget)
     assert whole.stop == stop
-    again = run(wired(whole.events[:-1]), engine=NoEngine(), budget=budget)
+    again = run(read_back(whole.events[:-1]), engine=NoEngine(), budget=budget)
     assert seen(again) == seen(whole)
 
 
@@ -103,23 +95,18 @@ class Fickle(FakeEnvironment):
         return Observation("something else")
 
 
-class OtherPolicy(FakeEnvironment):
-    system_prompt = "another policy"
-
-    def __init__(self) -> None:
-        super().__init__(system_prompt="another policy")
-
-
-@pytest.mark.parametrize("environment", [Fickle(), OtherPolicy()], ids=["observation", "prompt"])
+@pytest.mark.parametrize(
+    "environment", [Fickle(), FakeEnvironment(system_prompt="another policy")], ids=["observation", "prompt"]
+)
 def test_a_replay_that_diverges_is_the_environments_failure(environment):
     whole = run()
     with pytest.raises(Diverged):
-        run(wired(whole.events[:4]), environment=environment)
+        run(read_back(whole.events[:4]), environment=environment)
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_a_journal_that_cannot_have_been_is_refused(cut):
-    events = wired(run().events[:-1])
+    events = read_back(run().events[:-1])
     del events[cut]
     if cut < len(events):
         with pytest.raises(Diverged):
@@ -127,7 +114,7 @@ def test_a_journal_that_cannot_have_been_is_refused(cut):
 
 
 def test_sampled_tokens_of_another_turn_are_refused():
-    prompt, sampled, *_ = wired(run().events)
+    prompt, sampled, *_ = read_back(run().events)
     assert isinstance(prompt, Prompt)
     with pytest.raises(Diverged, match="turn 5"):
         run([prompt, replace(sampled, turn=5)])
@@ -137,7 +124,7 @@ ASK = '{"name": "ask", "arguments": {"question": "%s"}}'
 
 
 class Consulting(FakeEnvironment):
-    """Asks its user within a tool call, shows the answer otherwise than it was said, and respells all replies."""
+    """Asks its user within a tool call, and changes the spelling of what the user says."""
 
     def step(self, action: Action) -> Observation:
         assert self.user is not None
@@ -154,13 +141,12 @@ WORDS = ("hello", *(f"word {n}" for n in range(20)))
 
 
 def consult(recorded=(), texts=TALK, user=None, environment=None):
-    return play(
-        Job(run="r", group="g", env="fake", task=0, agent_args={"calls": "all"}, budget=Budget(max_turns=5)),
-        engine=FakeEngine(texts),
-        renderer=FakeRenderer(),
+    return play_with_fakes(
+        *texts,
+        budget={"max_turns": 5},
+        agent_args={"calls": "all"},
         environment=environment or Consulting(),
-        user=user or Counting(WORDS),
-        journal=FakeJournal(),
+        user=user or CountingUser(WORDS),
         recorded=recorded,
     )
 
@@ -170,19 +156,19 @@ def test_a_user_who_is_asked_within_tool_calls_is_not_asked_again(cut):
     whole = consult()
     assert [len(e.actions) for e in whole.events if isinstance(e, Observed)] == [1, 1, 1, 2, 1]
     assert whole.messages[3]["content"] == "WORD 0 / WORD 1"
-    recorded = wired(whole.events[:cut])
+    recorded = read_back(whole.events[:cut])
     turns = sum(isinstance(event, Sampled) for event in recorded)
-    user = Counting(WORDS)
+    user = CountingUser(WORDS)
     again = consult(recorded, TALK[turns:] or ("never",), user)
     assert seen(again) == seen(whole)
     answered = sum(isinstance(event, Observed) for event in recorded)
     assert user.asked == 9 - [0, 1, 3, 3, 4, 8, 9][answered + bool(recorded)]
-    assert len(user.heard) == 8  # what it did not say it was told of
+    assert len(user.heard) == 8  # asked now, or recalled
 
 
 def test_an_environment_that_asks_more_or_less_than_it_did_has_diverged():
-    recorded = wired(consult().events[:3])
-    user = Counting(WORDS)
+    recorded = read_back(consult().events[:3])
+    user = CountingUser(WORDS)
 
     class Curious(Consulting):
         def step(self, action: Action) -> Observation:
@@ -213,7 +199,7 @@ def test_an_environment_that_answers_for_its_user():
     texts = ("hm", CALL, "hm", CALL, CALL, "bye")
     whole = consult((), texts, environment=Answers())
     for cut in range(len(whole.events)):
-        recorded = wired(whole.events[:cut])
+        recorded = read_back(whole.events[:cut])
         turns = sum(isinstance(event, Sampled) for event in recorded)
         assert seen(consult(recorded, texts[turns:] or ("never",), environment=Answers())) == seen(whole)
 
@@ -221,22 +207,14 @@ def test_an_environment_that_answers_for_its_user():
 @pytest.mark.parametrize("history", list(History))
 @pytest.mark.parametrize("context", [60, 200, 330, 1 << 20])
 def test_a_successor_with_another_context_does_not_diverge(history, context):
-    """Whether a turn was followed by another one is recorded, not worked out anew."""
+    """Whether another turn followed is taken from the journal, not worked out again."""
 
     def again(recorded, engine):
-        return play(
-            Job(run="r", group="g", env="fake", task=0, history=history),
-            engine=engine,
-            renderer=FakeRenderer(),
-            environment=FakeEnvironment(),
-            user=FakeUser(LINES),
-            journal=FakeJournal(),
-            recorded=recorded,
-        )
+        return run(recorded, engine=engine, history=history)
 
     whole = again((), FakeEngine(TEXTS, context=context))
     for cut in range(1, len(whole.events)):
-        recorded = wired(whole.events[:cut])
+        recorded = read_back(whole.events[:cut])
         ended = cut == len(whole.events) - 1
         for other in (1, 1 << 20):
             if not any(isinstance(event, Sampled) for event in recorded) and other == 1:
@@ -244,6 +222,6 @@ def test_a_successor_with_another_context_does_not_diverge(history, context):
                     again(recorded, FakeEngine(["bye"], context=other))
                 continue
             found = again(recorded, FakeEngine(["bye"], context=other))
-            assert wired(found.events[:cut]) == recorded
+            assert read_back(found.events[:cut]) == recorded
             if ended and not (history is History.TEMPLATE and whole.stop is Stop.LENGTH):
                 assert seen(found) == seen(whole)

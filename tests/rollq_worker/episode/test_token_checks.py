@@ -77,7 +77,7 @@ GOOD: dict[str, tuple[dict[str, Any], list[Event]]] = {
         {},
         [prompt(), sampled(0, 5, finish=Finish.ABORT), sampled(0, 6, END), observed(0, 4), sampled(1, END)],
     ),
-    "interrupted behind its last token": ({}, [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)]),
+    "interrupted after its last token": ({}, [prompt(), sampled(0, 5, END, finish=Finish.ABORT), observed(0, 4)]),
     "a stop token at the very limit": ({}, [prompt(), sampled(0, 5, END, finish=Finish.LENGTH), observed(0, 4)]),
     "cut by its length": ({}, [prompt(), sampled(0, 5, 6, finish=Finish.LENGTH), observed(0)]),
     "a padding id": ({}, [prompt(), sampled(0, PADDING, END), observed(0, 4)]),
@@ -127,13 +127,13 @@ BROKEN: dict[str, tuple[list[Event], Event, type[RolloutFailure]]] = {
     "I3 no prompt": ([], sampled(0, 5, END), JobBreach),
     "I3 an empty prompt": ([], replace(prompt(), ids=array("I")), JobBreach),
     "I3 a prompt in mid-turn": (OPEN, prompt(), JobBreach),
-    "I3 a prompt behind a bridge": ([*ENDED, observed(0, 4)], prompt(), JobBreach),
+    "I3 a prompt after a bridge": ([*ENDED, observed(0, 4)], prompt(), JobBreach),
     "I3 sampled without a bridge": ([*ENDED, observed(0)], sampled(1, END), JobBreach),
-    "I3 sampled on behind the end": (ENDED, sampled(0, END), JobBreach),
+    "I3 sampled on after the end": (ENDED, sampled(0, END), JobBreach),
     "I9 answered before anything was sampled": (OPEN, observed(0, END, 4), JobBreach),
     "I4 stop without a stop token": (OPEN, sampled(0, 5, 6), EngineBreach),
-    "I4 sampled behind a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
-    "I4 sampled behind an abort at a stop token": (
+    "I4 sampled after a stop token": (OPEN, sampled(0, END, 5, finish=Finish.LENGTH), EngineBreach),
+    "I4 sampled after an abort at a stop token": (
         [*OPEN, sampled(0, END, finish=Finish.ABORT)],
         sampled(0, END),
         JobBreach,
@@ -177,7 +177,7 @@ def test_what_is_sent_is_what_the_events_hold() -> None:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[Event]:
-    """What a loop that does everything right may record, but for rewritten history."""
+    """What a correct loop may record, without rewritten history."""
     ids = st.lists(st.integers(10, VOCABULARY - 1), min_size=1, max_size=4)
     events: list[Event] = [prompt(*draw(ids))]
     for turn in range(draw(st.integers(1, 4))):
@@ -198,14 +198,14 @@ def cut(event: Sampled, drop: int) -> Sampled:
 
 
 BREAKS: dict[str, tuple[type, Any]] = {
-    # What becomes of an event so that the invariant no longer holds.
+    # A change of an event that breaks the invariant.
     "I3 no prompt": (Prompt, lambda e: []),
     "I3 two prompts": (Prompt, lambda e: [e, e]),
     "I3 a turn without an answer": (Observed, lambda e: []),
     "I3 an answer without a bridge": (Observed, lambda e: [replace(e, ids=array("I")), sampled(e.turn + 1, END)]),
-    "I4 stop behind any token": (Sampled, lambda e: changed(sampled(e.turn, 5), finish=Finish.STOP)),
-    "I4 on behind a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
-    "I5 a bridge in the middle of nowhere": (
+    "I4 stop after any token": (Sampled, lambda e: changed(sampled(e.turn, 5), finish=Finish.STOP)),
+    "I4 on after a stop token": (Sampled, lambda e: [sampled(e.turn, END, 5, finish=Finish.LENGTH)]),
+    "I5 a bridge after a cut turn": (
         Observed,
         lambda e: [replace(e, ids=array("I", [4, END])) if e.ids else e],
     ),
@@ -246,7 +246,7 @@ def test_anything_else_sent_than_what_was_recorded_is_found(events: list[Event],
 
 
 class Cutting(FakeEngine):
-    """Ends turns behind a stop string, where the job has one."""
+    """Ends turns at a stop string, if the job has one."""
 
     def generate(self, ids: Any, *, sampling: Any, **options: Any) -> Any:
         got = super().generate(ids, sampling=sampling, **options)

@@ -24,14 +24,7 @@ class TestStop:
         stack.engine("--latency", "30")
         submit_singles(stack, "stalled", 8, user={"kind": "openai", "endpoint": "slow", "model": "m"})
         submit_singles(stack, "many", 264, budget=Budget(deadline_s=600.0))
-        worker = stack.start(
-            "worker",
-            "-c",
-            "256",
-            "--engine",
-            stack.engine_url,
-            env=hanging_server.user_endpoint,
-        )
+        worker = stack.start("worker", "-c", "256", "--engine", stack.engine_url, env=hanging_server.user_endpoint)
         broker = redis.Redis.from_url(stack.redis_url)
         keys = [Keys(run).leased for run in ("many", "stalled")]
         stack.wait(lambda: sum(map(broker.zcard, keys)) == 256 and hanging_server.asked, 300, "256 leases")
@@ -82,14 +75,7 @@ class TestStop:
         stats = stack.stats("int")
         assert (stats["leased"], stats["released"]) == (4, 4) or stats["leased"] == 8 or not calm
         submit_singles(stack, "stall", 4, user={"kind": "openai", "endpoint": "slow", "model": "m"})
-        third = stack.start(
-            "worker",
-            "-c",
-            "12",
-            "--engine",
-            stack.engine_url,
-            env=hanging_server.user_endpoint,
-        )
+        third = stack.start("worker", "-c", "12", "--engine", stack.engine_url, env=hanging_server.user_endpoint)
         stack.wait(lambda: hanging_server.asked, 150, "a stalled user")
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCONT):  # both arrive together
             third.send_signal(number)

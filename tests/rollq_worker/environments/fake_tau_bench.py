@@ -47,17 +47,10 @@ FILES = {
             except Exception as e:
                 return f"Error: {e}"
 
-        class TimeLimit(Exception):
-            pass
-
-        def limit(data):
-            raise TimeLimit("soft limit")
-
         TOOLS = {
             "rename": rename,
             "keep": keep,
             "calculate": calculate,
-            "limit": limit,
             "think": lambda data, thought: "",
             "send_certificate": lambda data, key: None,
             "find": lambda data, name: next(k for k, v in data["users"].items() if v["name"] == name),

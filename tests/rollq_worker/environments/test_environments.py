@@ -10,8 +10,9 @@ import pytest
 
 from rollq.errors import JobFailure, SettingsError
 from rollq_worker import environments
-from rollq_worker.protocols import RESPOND, Action
-from rollq_worker.users import ScriptedUser
+from rollq_worker.fakes import FakeUser
+from rollq_worker.protocols import Action, Domain
+from tests.rollq_worker.environments.episodes import play, respond
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -80,31 +81,29 @@ def test_an_unknown_name_lists_what_there_is(name: str) -> None:
         assert repr(name) in str(caught.value)
 
 
+def assert_ground_truth_earns_the_reward(domain: Domain) -> None:
+    size = domain.splits()["train"]
+    assert len({domain.task("train", index).opening for index in range(size)}) == size == 100
+    for index in range(size):
+        task = domain.task("train", index)
+        grade, texts = play(domain, "train", index, task.moves)
+        assert (grade.reward, texts[1:]) == (1.0, [task.replies[0]])
+
+
 def test_the_example_is_found_and_played(package: Package) -> None:
     package.install("guess_number", (EXAMPLES / "guess_number.py").read_text(), "guess = guess_number:load")
     domain = environments.domain("guess")
-    assert len({domain.task("train", index).opening for index in range(100)}) == domain.splits()["train"] == 100
-    for index in range(100):
-        task = domain.task("train", index)
-        environment = domain.open("train", index, {})
-        assert environment.reset(ScriptedUser(task.opening, task.replies)) == task.opening
-        observations = [environment.step(move) for move in task.moves]
-        assert [(one.text, one.done) for one in observations] == [("right", False), (task.replies[0], True)]
-        assert environment.grade().reward == 1.0
+    assert_ground_truth_earns_the_reward(domain)
+    assert play(domain, "train", 0, domain.task("train", 0).moves)[1][0] == "right"
 
 
-def test_the_one_in_the_documents_is_played(package: Package) -> None:
+def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     text = (EXAMPLES.parent / "docs" / "environments.md").read_text()
     code = text[text.index("```python\n") + 10 :].partition("```")[0]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 32
     package.install("doubles", code, "doubles = doubles:load")
     domain = environments.domain("doubles")
-    for index in range(domain.splits()["train"]):
-        task = domain.task("train", index)
-        environment = domain.open("train", index, {})
-        assert environment.reset(ScriptedUser(task.opening, task.replies)) == task.opening
-        assert [environment.step(move).done for move in task.moves] == [False, True]
-        assert environment.grade().reward == 1.0
+    assert_ground_truth_earns_the_reward(domain)
     assert domain.open("train", 0, {}).step(Action("double", {})).text.startswith("Error: ")
 
 
@@ -115,11 +114,11 @@ def test_the_example_takes_no_nonsense(package: Package) -> None:
         with pytest.raises(JobFailure):
             domain.open(split, index, args)
     environment = domain.open("train", 0, {})
-    environment.reset(ScriptedUser("Hi", ["Bye ###STOP###"]))
+    environment.reset(FakeUser(["Hi", "Bye ###STOP###"]))
     for name, arguments in (("guess", {}), ("guess", {"number": "5"}), ("guess", {"number": True}), ("add", {})):
         assert environment.step(Action(name, arguments)).text.startswith("Error: ")
     assert [environment.step(Action("guess", {"number": n})).text for n in (0, 2, 1)] == ["higher", "lower", "right"]
-    environment.step(Action(RESPOND, {"content": "1 or 2 or 3"}))
+    environment.step(respond("1 or 2 or 3"))
     assert environment.grade().reward == 0.0
 
 

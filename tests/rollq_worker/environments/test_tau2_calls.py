@@ -61,13 +61,6 @@ def test_a_wrong_call_is_an_observation(airline, name, arguments, message):
     assert airline._backend.database.changes(airline._view) == {}
 
 
-def test_arguments_nested_without_end_are_an_observation(airline):
-    deep = []
-    for _ in range(5000):
-        deep = [deep]
-    assert "nested too deeply" in airline.step(Action("get_user_details", {"user_id": deep})).text
-
-
 def test_errors_without_end_are_cut(airline):
     text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
     assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid")
@@ -103,16 +96,3 @@ def test_a_transfer_leaves_the_last_word_to_the_user():
 def test_the_user_s_markers_end_it(marker):
     environment = begin(domain("tau2:retail"), 0, f"so {marker} then")
     assert environment.step(respond("hi")) == Observation(f"so {marker} then", True)
-
-
-class TimeLimit(Exception):
-    """As task queues raise into a running task."""
-
-
-def test_only_errors_of_the_call_become_observations(airline, monkeypatch):
-    def stop(*_):
-        raise TimeLimit("soft limit")
-
-    monkeypatch.setattr(airline._backend, "_run", stop)
-    with pytest.raises(TimeLimit):
-        airline.step(Action("get_user_details", {"user_id": "mia_li_3668"}))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.errors import JobFailure
 from rollq_worker.environments import tau_bench
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action
 from tests.rollq_worker.environments import fake_tau_bench as package
@@ -178,20 +178,11 @@ def test_the_tasks_survive_what_tools_do_to_arguments(fake_tau_bench):
     assert fake_tau_bench.task("test", 0).moves[1].arguments == before
 
 
-def test_only_errors_of_the_call_become_observations(fake_tau_bench):
-    with pytest.raises(sys.modules["tau_bench.envs"].TimeLimit):
-        begin(fake_tau_bench, 0).step(Action("limit"))
-
-
-def test_a_transfer_ends_the_episode_for_good(fake_tau_bench):
-    environment = begin(fake_tau_bench, 0)
-    assert environment.step(Action("transfer_to_human_agents", {"summary": "s"})).done
-    for move in fake_tau_bench.task("test", 0).moves:
-        with pytest.raises(EnvironmentFailure, match="done"):
-            environment.step(move)
-    assert environment.grade().reward == 0.0
-    with pytest.raises(EnvironmentFailure, match="twice"):
-        environment.grade()
+def test_a_transfer_ends_the_episode_even_when_it_is_called_wrongly(fake_tau_bench):
+    for arguments in ({"summary": "s"}, {}):
+        environment = begin(fake_tau_bench, 0)
+        assert environment.step(Action("transfer_to_human_agents", arguments)).done
+        assert environment.grade().reward == 0.0
 
 
 def test_only_tau_bench_s_marker_ends_it(fake_tau_bench):

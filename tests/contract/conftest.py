@@ -1,7 +1,8 @@
 """The two servers that the contract holds for: the replay engine, and a real SGLang server on the CPU.
 
-The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER, or is started from a folder with
-`install.sh`, `tiny_model.py` and `serve.sh` (shared/sglang_cpu), into ROLLQ_SGLANG_VENV and ROLLQ_SGLANG_MODEL.
+The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER. Without that address it is started from
+a folder with `install.sh`, `tiny_model.py` and `serve.sh` (shared/sglang_cpu), in ROLLQ_SGLANG_VENV and with the model
+ROLLQ_SGLANG_MODEL.
 """
 
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import requests
 
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.conftest import free_port
-from tests.contract.held import Gate
+from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
@@ -34,9 +36,9 @@ class Server:
     url: str
     tokenizer: Tokenizer
     process: "Process | None" = None
-    """None for a server that somebody else started."""
+    """None for a server that was running before the tests."""
     gate: Gate | None = None
-    """What its generations stop at; a real server has none."""
+    """Where its generations stop; a real server has none."""
 
     @property
     def real(self) -> bool:
@@ -55,25 +57,42 @@ class Server:
         reply: dict[str, Any] = answer.json()
         return reply
 
+    def load(self) -> tuple[int, int]:
+        """Running and queued requests."""
+        load = self.get("/v1/loads").json()["loads"][0]
+        return load["num_running_reqs"], load["num_waiting_reqs"]
+
+    def weight_version(self) -> str:
+        return str(self.get("/model_info").json()["weight_version"])
+
     def prompt(self, text: str = "Hello, I would like to know where my order is.") -> list[int]:
         """A conversation with one user message, ready for the first turn."""
         return list(self.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"))
 
-    def hold(self) -> None:
-        """Have generations stop on their way, where that can be done."""
+    def close_gate(self) -> None:
+        """Have generations stop on their way, if the server has a gate."""
         if self.gate:
             self.gate.close()
 
-    def let_go(self) -> None:
+    def open_gate(self) -> None:
         if self.gate:
             self.gate.open()
 
     def reset(self) -> None:
         """As it was started: running, empty, version `default`."""
-        self.let_go()
+        self.open_gate()
         self.post("/abort_request", {"abort_all": True})
         self.post("/continue_generation", {})
         self.post("/update_weight_version", {"new_version": "default"})
+
+
+def spans_of(meta: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """The version spans of a reply's `meta_info`, which tile its output ids."""
+    spans = [(span["version"], span["start"], span["end"]) for span in meta["weight_versions"]]
+    assert spans[0][1] == 0 and spans[-1][2] == meta["completion_tokens"]
+    assert all(left[2] == right[1] for left, right in pairwise(spans))
+    assert meta["weight_version"] == spans[-1][0]
+    return spans
 
 
 class Process:
@@ -83,7 +102,7 @@ class Process:
         self.command, self.url, self.seconds, self.log = command, url, seconds, log
 
     def start(self) -> None:
-        """Until it is ready."""
+        """Wait until it is ready."""
         with self.log.open("wb") as out:
             self.popen = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         until = time.monotonic() + self.seconds
@@ -132,7 +151,7 @@ def _ready(url: str) -> bool:
 @contextmanager
 def replay(folder: Path, **options: Any) -> Iterator[Server]:
     port, gate = free_port(), Gate(folder / "gate")
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.held import main; "
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from tests.contract.gated_engine import main; "
     code += f"main({str(gate.path)!r}, port={port}, **{options!r})"
     with running([sys.executable, "-c", code], f"http://127.0.0.1:{port}", 120, folder / "log") as process:
         yield Server(f"http://127.0.0.1:{port}", load_tokenizer(), process, gate)

@@ -1,4 +1,4 @@
-"""A turn that is interrupted goes on from its partial ids: against the real server and the replay engine."""
+"""An interrupted turn continues from its partial ids, against a real SGLang server and the replay engine."""
 
 import json
 import os
@@ -16,220 +16,220 @@ import pytest
 from rollq import cli
 from rollq.job import Budget, Job
 from rollq.trajectory import Finish, Stop, Trajectory
-from rollq_worker.engine.hang_watch import EngineWatch
+from rollq_worker.engine.hang_watch import HangWatch
+from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Process, Server
-from tests.contract.episodes import Operator, Stage, pieces, play_disturbed, stage, wait_until, write
-from tests.contract.test_engine_contract import LONG, Running
+from tests.contract.interrupted_episodes import (
+    Operator,
+    RecordedEngine,
+    play_interrupted,
+    recorded_engine,
+    sampled_pieces,
+    write,
+)
+from tests.waiting import until
 
 TURN = {False: 256, True: 1000}
-"""Tokens of a turn, by whether the server is a real one: there they last some seconds."""
+"""Tokens of a turn, by whether the server is real: on a real one they last some seconds."""
 TRIES = 5
 """A real server may finish a turn before it is interrupted."""
 
 
-def long_turn(stage: Stage, sample: int = 0) -> Job:
+def long_turn(recorded: RecordedEngine, sample: int = 0) -> Job:
     """One turn of exactly TURN tokens, without a stop token anywhere in it."""
-    tokens = TURN[stage.server.real]
+    tokens = TURN[recorded.server.real]
     budget = Budget(max_new_tokens=tokens, max_turns=1)
     sampling = {"min_new_tokens": tokens, "temperature": 1.0}
     return Job(run="r", group="long", sample=sample, size=16, env="shop", task=1, sampling=sampling, budget=budget)
 
 
 @pytest.fixture
-def held_server(slow_server: Server) -> Server:
-    """Its generations do not end before it lets go of them; a real one's take some seconds."""
-    slow_server.hold()
-    return slow_server
+def gated(slow_server: Server, tmp_path: Path) -> Iterator[RecordedEngine]:
+    """A server whose generations end when its gate opens; those of a real one take some seconds."""
+    slow_server.close_gate()
+    with recorded_engine(slow_server, tmp_path) as recorded:
+        yield recorded
 
 
-@pytest.fixture
-def held_stage(held_server: Server, tmp_path: Path) -> Iterator[Stage]:
-    with stage(held_server, tmp_path) as found:
-        yield found
-
-
-class Over(Exception):
+class TurnOver(Exception):
     """The turn ended before it was interrupted."""
 
 
-class Playing:
-    """Episodes in the background."""
+class BackgroundEpisodes:
+    """Episodes in the background; the gate opens at the end."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, recorded: RecordedEngine) -> None:
+        self.recorded = recorded
         self.pool = ThreadPoolExecutor(16)
         self.started: list[Future[Trajectory]] = []
 
-    def __enter__(self) -> "Playing":
+    def __enter__(self) -> "BackgroundEpisodes":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stage.server.let_go()
+        self.recorded.server.open_gate()
         self.pool.shutdown()
 
     def start(self, job: Job) -> "Future[Trajectory]":
-        self.started.append(self.pool.submit(self.stage.play, job))
+        self.started.append(self.pool.submit(self.recorded.play, job))
         return self.started[-1]
 
-    def wait_for(self, running: int, waiting: int = 0) -> None:
-        """Until the server has so many requests. Raises Over."""
+    def wait_for(self, running: int, queued: int = 0) -> None:
+        """Until the server has so many requests. Raises TurnOver."""
 
-        def there() -> bool:
-            if any(reply.done() for reply in self.started):
-                [reply.result() for reply in self.started if reply.done()]
-                raise Over
-            load = self.stage.server.get("/v1/loads").json()["loads"][0]
-            return bool((load["num_running_reqs"], load["num_waiting_reqs"]) == (running, waiting))
+        def loaded() -> bool:
+            if over := [reply for reply in self.started if reply.done()]:
+                assert all(reply.result() for reply in over)
+                raise TurnOver
+            return self.recorded.server.load() == (running, queued)
 
-        wait_until(there)
+        until(loaded)
 
 
-def interrupted(stage: Stage, scenario: Callable[[int], Trajectory], pieces_at_least: int = 2) -> Trajectory:
-    """Play the scenario, given the number of the sample, until the interruption came while there was a turn."""
+def interrupted(recorded: RecordedEngine, scenario: Callable[[int], Trajectory], least_pieces: int = 2) -> Trajectory:
+    """Play the scenario, given the number of the sample, until the interruption came during a turn."""
     for sample in range(TRIES):
-        with suppress(Over):
+        with suppress(TurnOver):
             trajectory = scenario(sample)
-            if len(pieces(trajectory)) >= pieces_at_least:
+            if len(sampled_pieces(trajectory)) >= least_pieces:
                 return trajectory
-        assert stage.server.real, "nothing here depends on time"
+        assert recorded.server.real, "on the replay engine nothing depends on time"
     pytest.fail(f"{TRIES} turns were over before they were interrupted")
 
 
-def whole(stage: Stage, trajectory: Trajectory) -> None:
-    """The turn has all of its budget, in one trace, as the proxy saw it."""
-    parts = pieces(trajectory)
+def assert_whole_turn(recorded: RecordedEngine, trajectory: Trajectory) -> None:
+    """The turn has all of its budget in one trace, as the proxy saw it."""
+    parts = sampled_pieces(trajectory)
     assert trajectory.sampled_tokens == trajectory.job.budget.max_new_tokens
     assert trajectory.stop is Stop.LENGTH and len(trajectory.traces) == 1
     assert {part.turn for part in parts} == {0}
     assert [part.finish for part in parts[:-1]] == [Finish.ABORT] * (len(parts) - 1)
     assert parts[-1].finish is Finish.LENGTH
-    stage.check(trajectory)
+    recorded.check(trajectory)
 
 
 ABORTS = ["abort_by_id", "abort_all", "rename_and_abort", "load_and_abort", "pause_abort"]
-HOLDS = ["pause_in_place", "pause_retract", "rename"]
+PAUSES = ["pause_in_place", "pause_retract", "rename"]
 
 
-@pytest.mark.parametrize("order", ABORTS)
-def test_an_aborted_turn_goes_on_with_what_is_left_of_its_budget(held_stage: Stage, order: str) -> None:
-    operator = Operator(held_stage)
+@pytest.mark.parametrize("interruption", ABORTS)
+def test_an_aborted_turn_continues_with_the_rest_of_its_budget(gated: RecordedEngine, interruption: str) -> None:
+    operator = Operator(gated)
 
     def aborted_twice(sample: int) -> Trajectory:
-        held_stage.server.hold()
-        before = len(held_stage.proxy.calls())
-        with Playing(held_stage) as playing:
-            reply = playing.start(long_turn(held_stage, sample))
+        gated.server.close_gate()
+        before = len(gated.proxy.calls())
+        with BackgroundEpisodes(gated) as playing:
+            reply = playing.start(long_turn(gated, sample))
             for times in (1, 2):  # the continuation is interrupted as well
                 playing.wait_for(1)
-                getattr(operator, order)()
-                wait_until(lambda times=times: reply.done() or len(held_stage.proxy.calls()) >= before + times)
+                getattr(operator, interruption)()
+                until(lambda times=times: reply.done() or len(gated.proxy.calls()) >= before + times)
             playing.wait_for(1)
-            held_stage.server.let_go()
+            gated.server.open_gate()
             return reply.result(150)
 
-    trajectory = interrupted(held_stage, aborted_twice)
-    whole(held_stage, trajectory)
-    if not held_stage.server.real:
-        assert [len(piece.ids) for piece in pieces(trajectory)] == [128, 64, 64]  # half, half of the rest, all
+    trajectory = interrupted(gated, aborted_twice)
+    assert_whole_turn(gated, trajectory)
+    if not gated.server.real:
+        assert [len(piece.ids) for piece in sampled_pieces(trajectory)] == [128, 64, 64]  # half, half of the rest, all
     used = list(dict.fromkeys(version for version in trajectory.versions if version))
     assert used == [version for version in operator.versions if version in used]  # in their order
     if len(operator.versions) > 1:
         assert len(used) > 1
 
 
-@pytest.mark.parametrize("order", HOLDS)
-def test_a_turn_over_a_pause_is_one_reply_with_both_versions(held_stage: Stage, order: str) -> None:
-    operator = Operator(held_stage)
+@pytest.mark.parametrize("interruption", PAUSES)
+def test_a_turn_over_a_pause_is_one_reply_with_both_versions(gated: RecordedEngine, interruption: str) -> None:
+    operator = Operator(gated)
 
     def paused(sample: int) -> Trajectory:
-        held_stage.server.hold()
+        gated.server.close_gate()
         before = operator.versions[-1]
-        with Playing(held_stage) as playing:
-            reply = playing.start(long_turn(held_stage, sample))
+        with BackgroundEpisodes(gated) as playing:
+            reply = playing.start(long_turn(gated, sample))
             playing.wait_for(1)
-            time.sleep(0.3 if held_stage.server.real else 0)  # for tokens of the old weights
-            getattr(operator, order)()
-            held_stage.server.let_go()
+            time.sleep(0.3 if gated.server.real else 0)  # for tokens of the old weights
+            getattr(operator, interruption)()
+            gated.server.open_gate()
             trajectory = reply.result(150)
-        if [span.version for span in pieces(trajectory)[0].versions] != [before, operator.versions[-1]]:
-            raise Over
+        if [span.version for span in sampled_pieces(trajectory)[0].versions] != [before, operator.versions[-1]]:
+            raise TurnOver
         return trajectory
 
-    trajectory = interrupted(held_stage, paused, pieces_at_least=1)
-    whole(held_stage, trajectory)
-    assert len(pieces(trajectory)) == 1
+    trajectory = interrupted(gated, paused, least_pieces=1)
+    assert_whole_turn(gated, trajectory)
+    assert len(sampled_pieces(trajectory)) == 1
 
 
-def test_queued_and_aborted_costs_nothing(held_stage: Stage) -> None:
-    with Running(held_stage.server) as others, Playing(held_stage) as playing:
-        for number in range(4):
-            others.start(f"running-{number}", **LONG)
-        others.wait_for(4)
-        replies = [playing.start(long_turn(held_stage, sample)) for sample in range(2)]
+def test_queued_and_aborted_costs_nothing(gated: RecordedEngine) -> None:
+    with BackgroundRequests(gated.server) as others, BackgroundEpisodes(gated) as playing:
+        others.fill()
+        replies = [playing.start(long_turn(gated, sample)) for sample in range(2)]
         playing.wait_for(4, 2)
-        Operator(held_stage).abort_by_id()
-        wait_until(lambda: len(held_stage.proxy.calls()) == 2)
+        Operator(gated).abort_by_id()
+        until(lambda: len(gated.proxy.calls()) == 2)
         playing.wait_for(4, 2)
-        held_stage.server.let_go()
-        held_stage.server.post("/abort_request", {"abort_all": True})
+        gated.server.open_gate()
+        gated.server.post("/abort_request", {"abort_all": True})
         trajectories = [reply.result(150) for reply in replies]
     for trajectory in trajectories:
-        whole(held_stage, trajectory)
-        body = held_stage.replies(trajectory.job)[0][1]
+        assert_whole_turn(gated, trajectory)
+        body = gated.replies(trajectory.job)[0][1]
         assert body["output_ids"] == [] and "prompt_tokens" not in body["meta_info"]
 
 
-def ours(stage: Stage) -> Process:
-    if stage.server.process is None:
-        pytest.skip("this server was started by somebody else")
-    return stage.server.process
+def own_process(recorded: RecordedEngine) -> Process:
+    if recorded.server.process is None:
+        pytest.skip("this server was running before the tests")
+    return recorded.server.process
 
 
-def test_a_hang_costs_the_request_and_not_the_episode(held_stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    process, watch = ours(held_stage), EngineWatch(held_stage.engine)
+def test_a_hang_costs_the_request_and_not_the_episode(gated: RecordedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, watch = own_process(gated), HangWatch(gated.engine)
     monkeypatch.setattr("rollq_worker.engine.hang_watch.SLOW_S", 0.0)
-    monkeypatch.setattr("rollq_worker.engine.control.PROBE_TIMEOUT_S", 1.0)
-    with Playing(held_stage) as playing:
-        reply = playing.start(long_turn(held_stage))
+    monkeypatch.setattr("rollq_worker.engine.control.QUESTION_TIMEOUT_S", 1.0)
+    with BackgroundEpisodes(gated) as playing:
+        reply = playing.start(long_turn(gated))
         playing.wait_for(1)
         process.signal(signal.SIGSTOP)
         try:
-            watch.look()
-            assert held_stage.engine.available  # once is not enough
-            watch.look()
-            wait_until(lambda: not held_stage.engine.available)
+            watch.check()
+            assert gated.engine.available  # once is not enough
+            watch.check()
+            until(lambda: not gated.engine.available)
             assert not reply.done()
         finally:
             process.signal(signal.SIGCONT)
-        held_stage.server.let_go()
+        gated.server.open_gate()
         trajectory = reply.result(120)
-    whole(held_stage, trajectory)
-    assert held_stage.engine.available and held_stage.engine.outage_s > 0
+    assert_whole_turn(gated, trajectory)
+    assert gated.engine.available and gated.engine.outage_s > 0
 
 
-def test_a_crash_costs_the_request_and_not_the_episode(held_stage: Stage) -> None:
+def test_a_crash_costs_the_request_and_not_the_episode(gated: RecordedEngine) -> None:
     """What was sampled since the last reply is lost with the engine; the turn is sampled again from there."""
-    process = ours(held_stage)
-    operator = Operator(held_stage)
+    process = own_process(gated)
+    operator = Operator(gated)
 
     def crashed(sample: int) -> Trajectory:
-        held_stage.server.hold()
-        before = len(held_stage.proxy.calls())
-        with Playing(held_stage) as playing:
-            reply = playing.start(long_turn(held_stage, sample))
+        gated.server.close_gate()
+        before = len(gated.proxy.calls())
+        with BackgroundEpisodes(gated) as playing:
+            reply = playing.start(long_turn(gated, sample))
             playing.wait_for(1)
             operator.abort_by_id()  # a partial reply, which must survive
-            wait_until(lambda: reply.done() or len(held_stage.proxy.calls()) > before)
+            until(lambda: reply.done() or len(gated.proxy.calls()) > before)
             playing.wait_for(1)
             process.crash()
             playing.wait_for(1)
-            held_stage.server.let_go()
+            gated.server.open_gate()
             return reply.result(120)
 
-    trajectory = interrupted(held_stage, crashed)
-    whole(held_stage, trajectory)
-    assert len(pieces(trajectory)) == 2
-    assert held_stage.engine.available
+    trajectory = interrupted(gated, crashed)
+    assert_whole_turn(gated, trajectory)
+    assert len(sampled_pieces(trajectory)) == 2
+    assert gated.engine.available
 
 
 def jobs(first: int, count: int) -> list[Job]:
@@ -240,9 +240,9 @@ def jobs(first: int, count: int) -> list[Job]:
     ]
 
 
-def disturbed(trajectories: Sequence[Trajectory]) -> bool:
+def interrupted_enough(trajectories: Sequence[Trajectory]) -> bool:
     """Enough of them were interrupted, under enough versions."""
-    aborts = sum(piece.finish is Finish.ABORT for t in trajectories for piece in pieces(t))
+    aborts = sum(piece.finish is Finish.ABORT for t in trajectories for piece in sampled_pieces(t))
     return aborts >= 5 and len({version for t in trajectories for version in t.versions if version}) >= 4
 
 
@@ -274,10 +274,10 @@ def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
         (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), (2.0, 4.0)) if slow_server.real else (8, (0.2, 0.5))
     )
     trajectories: list[Trajectory] = []
-    with stage(slow_server, tmp_path) as playing:
-        while not disturbed(trajectories):  # by chance, or on a busy machine, the operator came too late
+    with recorded_engine(slow_server, tmp_path) as playing:
+        while not interrupted_enough(trajectories):  # by chance, or on a busy machine, the operator came too late
             assert len(trajectories) < TRIES * count
-            trajectories += play_disturbed(playing, jobs(len(trajectories), count), at_once=8, seconds=seconds)
+            trajectories += play_interrupted(playing, jobs(len(trajectories), count), at_once=8, seconds=seconds)
         for trajectory in trajectories:
             playing.check(trajectory)
         Operator(playing).rename()  # /model_info does not name weights whose update was answered with UNFLUSHED

@@ -1,4 +1,4 @@
-"""POST /tokenize: the ids of texts and of conversations, which say whose tokenizer a server has."""
+"""POST /tokenize: the ids of texts and of conversations, which show which tokenizer a server has."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from tests.contract.conftest import Server
-from tests.contract.errors import assert_invalid
+from tests.contract.refusal_shapes import assert_body_refused
 
 TURNS = [{"role": "user", "content": "Where is my order?"}, {"role": "assistant", "content": "On its way."}]
 
@@ -46,7 +46,7 @@ def test_a_conversation(server: Server) -> None:
     assert tokens_of(server, messages=[*TURNS, {"role": "user", "content": parts}]) == rendered(asked, True)
 
 
-def test_a_conversation_that_was_answered_is_taken_for_a_question(server: Server) -> None:
+def test_a_conversation_that_ends_with_an_answer_is_taken_for_a_question(server: Server) -> None:
     asked = [TURNS[0], {"role": "user", "content": TURNS[1]["content"]}]
     assert tokens_of(server, messages=TURNS) == tokens_of(server, messages=asked)
 
@@ -66,8 +66,8 @@ def test_a_conversation_that_was_answered_is_taken_for_a_question(server: Server
     ],
     ids=repr,
 )
-def test_what_is_no_text(server: Server, body: object) -> None:
-    assert_invalid(server.post("/tokenize", body))
+def test_a_wrong_body_is_refused(server: Server, body: object) -> None:
+    assert_body_refused(server.post("/tokenize", body))
 
 
 def test_an_empty_conversation(server: Server) -> None:
@@ -78,6 +78,6 @@ def test_an_empty_conversation(server: Server) -> None:
 
 def test_no_json(server: Server) -> None:
     headers = {"Content-Type": "application/json"}
-    assert_invalid(requests.post(f"{server.url}/tokenize", data="{", headers=headers, timeout=10))
-    assert_invalid(requests.post(f"{server.url}/tokenize", timeout=10))
+    assert_body_refused(requests.post(f"{server.url}/tokenize", data="{", headers=headers, timeout=10))
+    assert_body_refused(requests.post(f"{server.url}/tokenize", timeout=10))
     assert server.get("/tokenize").status_code == 405

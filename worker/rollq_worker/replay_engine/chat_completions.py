@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: the scripted user for a user simulator, the ground truth for a plain assistant.
+"""POST /v1/chat/completions: the scripted user's lines for a user simulator, the ground truth for an assistant.
 
-Which of the two is asked for, and of which task, stands in the messages. It knows no token ids.
+The messages say which of the two is asked for, and of which task. It knows no token ids.
 """
 
 import json
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from rollq.job import Json
 from rollq_worker.protocols import RESPOND, Action, ReadTurn
-from rollq_worker.replay_engine.errors import bad_body
 from rollq_worker.replay_engine.ground_truth import POLITE
-from rollq_worker.replay_engine.task_progress import Progress, Scripts
+from rollq_worker.replay_engine.http_bodies import bad_body
+from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 
@@ -40,11 +40,14 @@ class ChatReply:
         return message
 
 
-def complete(body: object, scripts: Scripts, tokenizer: Tokenizer, version: str) -> dict[str, Json]:
-    """The reply to a request; `version` is that of the weights. Raises HttpError for a body that is no conversation."""
-    messages = _messages(body)
-    assert isinstance(body, dict)  # it has messages
-    reply = chat_reply(messages, scripts)
+def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, version: str) -> dict[str, Json]:
+    """The reply to a request; `version` is that of the weights. Raises HttpError."""
+    messages = body.get("messages")
+    if messages is None:
+        raise bad_body("messages", "Field required")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise bad_body("messages", "Input should be a valid list")
+    reply = chat_reply(messages, tasks)
     message = reply.message()
     finish = "tool_calls" if reply.calls else "stop"
     sampled = tokenizer.encode_plain(reply.content)[0]
@@ -64,33 +67,22 @@ def complete(body: object, scripts: Scripts, tokenizer: Tokenizer, version: str)
     }
 
 
-def chat_reply(messages: Sequence[Mapping[str, Json]], scripts: Scripts) -> ChatReply:
+def chat_reply(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> ChatReply:
     """The next message of a conversation."""
     for message in messages:
-        if message.get("role") == "system" and (task := scripts.told_in(_text(message))):
+        if message.get("role") == "system" and (task := tasks.by_instruction(_text(message))):
             said = sum(message.get("role") == "assistant" for message in messages)
-            return ChatReply(task.opening if not said else task.replies[min(said, len(task.replies)) - 1])
-    progress = Progress()
+            return ChatReply([task.opening, *task.replies][min(said, len(task.replies))])
+    progress = TaskProgress()
     for message in messages:
         if message.get("role") == "user":
-            progress = progress.after_user(_text(message), scripts)
+            progress = progress.after_user(_text(message), tasks)
         elif message.get("role") == "assistant":
             progress = progress.after_turn(ReadTurn(_text(message), _calls(message)))
-    if progress.task is None or progress.made >= len(progress.task.moves):
+    move = progress.next_move
+    if move is None:
         return ChatReply(POLITE)
-    move = progress.task.moves[progress.made]
     return ChatReply(str(move.arguments["content"])) if move.name == RESPOND else ChatReply("", (move,))
-
-
-def _messages(body: object) -> list[Mapping[str, Json]]:
-    if not isinstance(body, dict):
-        raise bad_body("", "Input should be a dictionary or an instance of ChatCompletionRequest")
-    messages = body.get("messages")
-    if messages is None:
-        raise bad_body("messages", "Field required")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise bad_body("messages", "Input should be a valid list")
-    return messages
 
 
 def _text(message: Mapping[str, Json]) -> str:

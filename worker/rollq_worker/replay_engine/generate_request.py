@@ -1,210 +1,282 @@
-"""The body of POST /generate, checked as SGLang checks it: first types, then the sampling contract, then values.
+"""The body of POST /generate: one prompt and its sampling parameters, checked as SGLang checks them.
 
-The invariant: what passes here can be generated. It knows nothing of HTTP or of what will be said.
+The invariant: what passes here can be generated, and nothing that would change the reply is dropped in silence, except
+a grammar, which has no effect. It knows nothing of HTTP or of what will be said.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import math
+import re
 import uuid
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollq_worker.replay_engine.errors import bad_body, bad_contract, bad_value, broken
-from rollq_worker.replay_engine.features import refuse_features
-from rollq_worker.replay_engine.sampling_parameters import (
-    DEFAULT_NEW_TOKENS,
-    Sampling,
+from rollq_worker.replay_engine.http_bodies import (
+    HttpError,
     are_ints,
     are_texts,
+    bad_body,
+    bad_type,
+    bad_value,
+    is_bool,
     is_int,
+    is_map,
+    is_number,
     is_text,
-    read_sampling,
-    shown,
 )
 
-RESERVE = 6
+DEFAULT_NEW_TOKENS = 128
+MAX_STOPS = 32
+MAX_STOP_REGEX = 256
+"""Bytes."""
+PROMPT_RESERVE = 6
 """Tokens of the context that a prompt may not use (SGLang's max_req_input_len)."""
-EACH = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
-"""What may be a list with an entry for each prompt of a batch."""
+SCHEDULER_RESERVE = 2
+"""Tokens of the context that SGLang's scheduler never fills."""
+
+Check = Callable[[Any], bool]
+
+BODY_FIELDS: dict[str, tuple[Check, str]] = {
+    "input_ids": (are_ints, "Input should be the token ids of one prompt"),
+    "text": (is_text, "Input should be a valid string, one prompt"),
+    "rid": (is_text, "Input should be a valid string"),
+    "sampling_params": (is_map, "Input should be a valid dictionary"),
+    "token_ids_logprob": (are_ints, "Input should be a valid list"),
+    "extra_key": (is_text, "Input should be a valid string"),
+}
+"""What each field must be, and how SGLang says that it is not."""
+TYPED_FIELDS: dict[str, tuple[Check, str]] = {
+    "return_logprob": (is_bool, "a value or an array of values for BoolOrList"),
+    "logprob_start_len": (is_int, "a value or an array of values for Int64OrList"),
+    "top_logprobs_num": (is_int, "a value or an array of values for Int64OrList"),
+    "return_text_in_logprobs": (is_bool, "a boolean"),
+    "return_prompt_token_ids": (is_bool, "a boolean"),
+}
+"""Fields that SGLang checks like sampling parameters: what each must be, and how SGLang calls that."""
+PARAMETERS: dict[str, tuple[Check, str]] = {
+    "max_new_tokens": (is_int, "i64"),
+    "stop": (are_texts, "a value or an array of values for StringOrList"),
+    "stop_token_ids": (are_ints, "i64"),
+    "stop_regex": (are_texts, "a value or an array of values for StringOrList"),
+    "temperature": (is_number, "f64"),
+    "top_p": (is_number, "f64"),
+    "top_k": (is_int, "i64"),
+    "min_p": (is_number, "f64"),
+    "frequency_penalty": (is_number, "f64"),
+    "presence_penalty": (is_number, "f64"),
+    "repetition_penalty": (is_number, "f64"),
+    "min_new_tokens": (is_int, "i64"),
+    "json_schema": (is_text, "a string"),
+    "regex": (is_text, "a string"),
+    "ebnf": (is_text, "a string"),
+    "ignore_eos": (is_bool, "a boolean"),
+    "skip_special_tokens": (is_bool, "a boolean"),
+    "no_stop_trim": (is_bool, "a boolean"),
+    "logit_bias": (lambda bias: is_map(bias) and all(map(is_number, bias.values())), "a map to f64"),
+    "sampling_seed": (is_int, "i64"),
+}
+"""The sampling parameters that a job can carry or the engine client adds."""
+RANGES: dict[str, tuple[Check, str]] = {
+    "temperature": (lambda x: 0 <= x < math.inf, "must be a non-negative finite number"),
+    "top_p": (lambda x: 0 < x <= 1, "must be in (0, 1]"),
+    "min_p": (lambda x: 0 <= x <= 1, "must be in [0, 1]"),
+    "top_k": (lambda x: x == -1 or x >= 1, "must be -1 (disable) or at least 1"),
+    "frequency_penalty": (lambda x: -2 <= x <= 2, "must be in [-2, 2]"),
+    "presence_penalty": (lambda x: -2 <= x <= 2, "must be in [-2, 2]"),
+    "repetition_penalty": (lambda x: 0 < x <= 2, "must be in (0, 2] (1.0 = no penalty)"),
+    "min_new_tokens": (lambda x: x >= 0, "must be in [0, max_new_tokens]"),
+    "max_new_tokens": (lambda x: x >= 0, "must be at least 0"),
+    "sampling_seed": (lambda x: -(2**63) <= x < 2**63, "must be in [-2**63, 2**63 - 1]"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParameters:
+    """The parameters that change what a replay engine says; the others are checked and have no effect."""
+
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt of a /generate call."""
+    """One /generate call."""
 
     rid: str
     ids: array[int]
-    sampling: Sampling
+    """array('I'): the prompt."""
+    sampling: SamplingParameters
     max_new_tokens: int
-    """What fits the context, when the request does not say."""
-    return_logprob: bool = False
-    logprob_start: int = -1
-    """Score the prompt from this token on; -1: not at all."""
-    text_in_logprobs: bool = False
-    asked_about: tuple[int, ...] = ()
+    """At most what is left of the context."""
+    return_logprob: bool
+    logprob_start: int
+    """The prompt is scored from this token on; -1: not at all."""
+    text_in_logprobs: bool
+    scored_ids: Sequence[int]
     """Ids whose logprob is wanted at every sampled position."""
-    top_logprobs: int = 0
-    """So many of the best tokens are wanted at every scored position."""
-    show_prompt: bool = False
-    """The reply repeats the prompt's ids."""
+    top_logprobs: int
+    """The number of best tokens wanted at every scored position."""
+    return_prompt_ids: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What fits: tokens of context, and the size of the vocabulary."""
+class ModelSize:
+    """Tokens of context, and the number of token ids."""
 
     context: int
     vocab: int
 
     @property
     def prompt(self) -> int:
-        """Prompts of that many tokens or more are refused."""
-        return self.context - RESERVE
+        """Prompts of this many tokens or more are refused."""
+        return self.context - PROMPT_RESERVE
 
 
-def read_requests(body: object, limits: Limits, encode: Callable[[str], array[int]]) -> list[GenerateRequest]:
-    """The prompts of one call; a single one unless `input_ids` or `text` is a list of prompts. Raises HttpError."""
-    if not isinstance(body, dict):
-        raise bad_body("", "Input should be a dictionary or an instance of GenerateReqInput")
-    prompts, batch = _prompts(body, encode)
-    params = body.get("sampling_params")
-    if params is not None and not isinstance(params, dict | list):
-        raise bad_body("sampling_params", "Input should be a valid dictionary")
-    if isinstance(params, list) and not batch:
-        raise broken()
-    each = params if isinstance(params, list) else [params] * len(prompts)
-    if len(each) != len(prompts):
-        raise bad_value("The specified sampling_params length mismatch with the batch_size for batch processing.")
-    rids = _rids(body.get("rid"), len(prompts), batch)
-    bodies = _split(body, len(prompts)) if batch else [body]
-    refuse_features(body)
-    return [
-        _one(mine, ids, rid, {} if one is None else one, limits)
-        for mine, ids, rid, one in zip(bodies, prompts, rids, each, strict=True)
-    ]
-
-
-def is_batch(body: Mapping[str, Any]) -> bool:
-    """Whether the reply is a list."""
-    given = body.get("input_ids") if body.get("input_ids") is not None else body.get("text")
-    return isinstance(given, list) and bool(given) and isinstance(given[0], list | str)
-
-
-def _split(body: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-    """One body for each prompt of a batch."""
-    lists = {name: body[name] for name in EACH if isinstance(body.get(name), list) and body[name]}
-    if lists.get("token_ids_logprob") and not isinstance(lists["token_ids_logprob"][0], list):
-        del lists["token_ids_logprob"]  # the same ids for every prompt
-    for name, values in lists.items():
-        if len(values) != count:
-            raise bad_value(f"The length of {name} should be equal to the batch size.")
-    return [{**body, **{name: values[at] for name, values in lists.items()}} for at in range(count)]
-
-
-def _prompts(body: Mapping[str, Any], encode: Callable[[str], array[int]]) -> tuple[list[Any], bool]:
-    ids, text = body.get("input_ids"), body.get("text")
-    if ids is not None:
-        if not isinstance(ids, list):
-            raise bad_body("input_ids", f"Value error, must be list or null; got {type(ids).__name__}")
-        nested = bool(ids) and isinstance(ids[0], list)
-        prompts = ids if nested else [ids]
-        if not all(map(are_ints, prompts)):
-            raise bad_body("input_ids", "Value error, elements must be int or list")
-        return prompts, nested
-    if text is None:
-        raise bad_value("Either text, input_ids or input_embeds should be provided.")
-    if not are_texts(text):
-        raise bad_body("text", "Input should be a valid string")
-    texts = [text] if isinstance(text, str) else text
-    return [encode(one) for one in texts], not isinstance(text, str)
-
-
-def _rids(rid: object, count: int, batch: bool) -> list[str]:
-    if rid is None:
-        return [uuid.uuid4().hex for _ in range(count)]
-    if isinstance(rid, str):
-        return [f"{rid}_{i}" for i in range(count)] if batch else [rid]
-    if not (isinstance(rid, list) and all(map(is_text, rid))):
-        raise bad_body("rid", "Input should be a valid string")
-    if not batch:
-        raise broken()
-    if len(rid) != count:
-        raise bad_value("The specified rids length mismatch with the batch_size for batch processing.")
-    if len(set(rid)) != count:
-        raise bad_value(f"Duplicate request IDs detected within the request: {rid}")
-    return rid
-
-
-def _one(body: Mapping[str, Any], ids: Any, rid: str, params: Any, limits: Limits) -> GenerateRequest:
-    for name in ("return_logprob", "return_text_in_logprobs", "return_prompt_token_ids", "stream"):
-        if not isinstance(body.get(name) or False, bool):
-            many = "a value or an array of values for BoolOrList" if name in EACH else "a boolean"
-            raise bad_contract(f"invalid type: {shown(body[name])}, expected {many}")
-    if body.get("stream"):
-        raise bad_value("The replay engine does not stream.")
-    start, top, asked = _scored(body, limits)
-    sampling = read_sampling(params, limits.vocab)
-    room = _fit(ids, params.get("max_new_tokens", DEFAULT_NEW_TOKENS), "max_new_tokens" in params, limits)
-    scores = bool(body.get("return_logprob"))
-    if scores and start > len(ids):
-        raise bad_value(f"req.logprob_start_len={start} is higher than the number of input tokens {len(ids)}.")
-    return GenerateRequest(
-        rid=rid,
-        ids=array("I", ids),
+def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]) -> GenerateRequest:
+    """The request that `body` asks for. Raises HttpError."""
+    _check_fields(body)
+    given = {name: value for name, value in body.items() if value is not None}
+    params = given.get("sampling_params", {})
+    sampling = _read_sampling(params, size.vocab)
+    ids = _prompt(given, size, encode)
+    request = GenerateRequest(
+        rid=given.get("rid", uuid.uuid4().hex),
+        ids=ids,
         sampling=sampling,
-        max_new_tokens=room,
-        return_logprob=scores,
-        logprob_start=start,
-        text_in_logprobs=bool(body.get("return_text_in_logprobs")),
-        asked_about=tuple(asked),
-        top_logprobs=top,
-        show_prompt=bool(body.get("return_prompt_token_ids")),
+        max_new_tokens=_max_new_tokens(len(ids), params, size),
+        return_logprob=given.get("return_logprob", False),
+        logprob_start=given.get("logprob_start_len", -1),
+        text_in_logprobs=given.get("return_text_in_logprobs", False),
+        scored_ids=given.get("token_ids_logprob", ()),
+        top_logprobs=max(0, given.get("top_logprobs_num", 0)),
+        return_prompt_ids=given.get("return_prompt_token_ids", False),
+    )
+    _check_scoring(request, size)
+    return request
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    for name, value in body.items():
+        if name in BODY_FIELDS:
+            check, expected = BODY_FIELDS[name]
+            if value is not None and not check(value):
+                raise bad_body(name, expected)
+        elif name in TYPED_FIELDS:
+            _check_type(value, *TYPED_FIELDS[name])
+        elif value:
+            raise bad_value(f"The replay engine does not take `{name}`.")
+
+
+def _check_type(value: object, check: Check, expected: str) -> None:
+    if value is not None and not check(value):
+        raise bad_type(f"invalid type: {value!r}, expected {expected}")
+
+
+def _read_sampling(params: Mapping[str, Any], vocab: int) -> SamplingParameters:
+    for name, value in params.items():
+        if name not in PARAMETERS:
+            expected = ", ".join(f"`{known}`" for known in PARAMETERS)
+            raise bad_type(f"unknown field `{name}`, expected one of {expected}")
+        _check_type(value, *PARAMETERS[name])
+    given = {name: value for name, value in params.items() if value is not None}
+    for name, (check, message) in RANGES.items():
+        if name in given and not check(given[name]):
+            raise bad_value(f"{name} {message}, got {given[name]}.")
+    longest, shortest = params.get("max_new_tokens", DEFAULT_NEW_TOKENS), given.get("min_new_tokens", 0)
+    if longest is not None and shortest > longest:
+        raise bad_value(f"min_new_tokens must be in [0, max_new_tokens({longest})], got {shortest}.")
+    _check_bias(given.get("logit_bias", {}), vocab)
+    return SamplingParameters(
+        min_new_tokens=shortest,
+        stop=_texts(given.get("stop", ()), "stop strings"),
+        stop_regex=_patterns(given.get("stop_regex", ())),
+        stop_token_ids=frozenset(given.get("stop_token_ids", ())),
+        ignore_eos=given.get("ignore_eos", False),
+        skip_special_tokens=given.get("skip_special_tokens", True),
+        no_stop_trim=given.get("no_stop_trim", False),
+        seed=given.get("sampling_seed"),
     )
 
 
-def _scored(body: Mapping[str, Any], limits: Limits) -> tuple[int, int, list[int]]:
-    """Where scoring begins, how many of the best tokens it shows, and which tokens besides."""
-    numbers = {}
-    for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
-        value = default if body.get(name) is None else body[name]
-        if not is_int(value):
-            raise bad_contract(f"invalid type: {shown(value)}, expected a value or an array of values for Int64OrList")
-        numbers[name] = value
-    start, top = numbers["logprob_start_len"], numbers["top_logprobs_num"]
-    if body.get("return_logprob") and (start < -1 or top > limits.vocab):
-        wrong = f"logprob_start_len={start} or top_logprobs_num={top} is out of range"
-        raise bad_value(f"{wrong} (a real server would have died of it).")
-    asked = body.get("token_ids_logprob") or []
-    if not are_ints(asked):
-        raise bad_body("token_ids_logprob", "Input should be a valid list")
-    if strangers := [id for id in asked if not 0 <= id < limits.vocab]:
-        wrong = f"token_ids_logprob contains out-of-vocabulary token id {strangers[0]}"
-        raise bad_value(f"{wrong}; valid range is [0, {limits.vocab}).")
-    return start, max(top, 0), asked
+def _check_bias(bias: Mapping[str, float], vocab: int) -> None:
+    for token in bias:
+        try:
+            known = 0 <= int(token) < vocab
+        except ValueError as e:
+            raise bad_value(str(e)) from e
+        if not known:
+            raise bad_value(f"logit_bias must has keys in [0, {vocab - 1}], got {token}.")
 
 
-def _fit(ids: Any, asked: int | None, given: bool, limits: Limits) -> int:
-    """How many tokens will be sampled at most. An id outside the vocabulary kills a real server; here it is refused."""
-    if not len(ids):
+def _texts(value: str | Sequence[str], what: str) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if len(texts) > MAX_STOPS:
+        raise bad_value(f"at most {MAX_STOPS} {what} are allowed, got {len(texts)}")
+    return texts
+
+
+def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
+    patterns = _texts(value, "stop_regex patterns")
+    for pattern in patterns:
+        if (size := len(pattern.encode("utf-8", "replace"))) > MAX_STOP_REGEX:
+            raise bad_value(f"stop_regex is {size} bytes, over the {MAX_STOP_REGEX}-byte limit")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as e:
+            raise HttpError(500, "Internal Server Error") from e  # a real server does not expect it either
+    return patterns
+
+
+def _prompt(given: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]) -> array[int]:
+    """The prompt's ids. An id outside the vocabulary kills a real server; here it is refused."""
+    if "input_ids" not in given and "text" not in given:
+        raise bad_value("Either text, input_ids or input_embeds should be provided.")
+    ids = given["input_ids"] if "input_ids" in given else encode(given["text"])
+    if not ids:
         raise bad_value("input_ids cannot be empty.")
     for worst in (min(ids), max(ids)):
-        if not 0 <= worst < limits.vocab:
+        if not 0 <= worst < size.vocab:
             raise bad_value(f"Token id {worst} is outside the vocabulary (a real server would have died of it).")
-    count, context = len(ids), limits.context
+    return array("I", ids)
+
+
+def _max_new_tokens(count: int, params: Mapping[str, Any], size: ModelSize) -> int:
+    """How many tokens will be sampled at most behind a prompt of `count` tokens."""
+    asked, context = params.get("max_new_tokens", DEFAULT_NEW_TOKENS), size.context
     if count >= context:
         raise bad_value(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")
-    if given and asked is not None and count + asked > context:
+    if "max_new_tokens" in params and asked is not None and count + asked > context:
         raise bad_value(
             f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
             f"total of {count + asked} tokens: {count} tokens from the input messages and {asked} tokens for the "
             "completion."
         )
-    if count >= limits.prompt:
-        allowed = f"exceeds the maximum allowed length ({limits.prompt} tokens)"
+    if count >= size.prompt:
+        allowed = f"exceeds the maximum allowed length ({size.prompt} tokens)"
         raise bad_value(
             f"Input length ({count} tokens) {allowed}. Use a shorter input or enable --allow-auto-truncate."
         )
-    room = context - count - 2  # the scheduler keeps two tokens to itself
+    room = context - count - SCHEDULER_RESERVE
     return room if asked is None else min(asked, room)
+
+
+def _check_scoring(request: GenerateRequest, size: ModelSize) -> None:
+    start, count = request.logprob_start, len(request.ids)
+    if request.return_logprob and start > count:
+        raise bad_value(f"req.logprob_start_len={start} is higher than the number of input tokens {count}.")
+    if request.return_logprob and (start < -1 or request.top_logprobs > size.vocab):
+        wrong = f"logprob_start_len={start} or top_logprobs_num={request.top_logprobs} is out of range"
+        raise bad_value(f"{wrong} (a real server would have died of it).")
+    for id in request.scored_ids:
+        if not 0 <= id < size.vocab:
+            wrong = f"token_ids_logprob contains out-of-vocabulary token id {id}"
+            raise bad_value(f"{wrong}; valid range is [0, {size.vocab}).")

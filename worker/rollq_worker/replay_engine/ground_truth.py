@@ -1,7 +1,7 @@
-"""What the replay engine says: the next ground-truth move of the task that the prompt's text is about, as token ids.
+"""What the replay engine says: the next ground-truth move of the task that the prompt is about, as token ids.
 
-The invariant: the answer depends on the prompt's text and on drawn mistakes alone. What was read before is cached by
-prefix, so that a turn costs the decoding of what is new, but nothing depends on the cache.
+The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations that were read
+before are cached by prefix, so a turn costs the decoding of what is new, but no reply depends on the cache.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -12,12 +12,13 @@ import random
 import re
 from array import array
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rollq_worker.protocols import RESPOND, Action
-from rollq_worker.replay_engine.mistakes import Mistake, chance, draw, spoilt
-from rollq_worker.replay_engine.task_progress import Progress, Scripts
+from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
+from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.model_family import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
@@ -26,119 +27,120 @@ log = logging.getLogger(__name__)
 
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
-"""Said in conversations that are nobody's task, and when all moves are made."""
-PREFIXES = 50_000
-"""Conversations' beginnings that are remembered."""
+"""Said in conversations about no known task, and when all moves are made."""
+CACHED = 50_000
+"""Prefixes of conversations, and encoded texts, that are kept."""
+LOOKED_UP = 8
+"""The prefixes of a prompt that are looked up in the cache: those that end before its last messages."""
 _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlannedTurn:
     """What is said to one prompt."""
 
     ids: array[int]
     """array('I'): the rest of the turn, with the stop token at its end; never empty."""
-    known: int
-    """Tokens of the prompt that were seen before."""
+    cached: int
+    """Tokens of the prompt that were read before."""
 
 
-class Player:
-    """Plays the tasks of `scripts` through one ChatML tokenizer. `mistakes` is the chance that an episode has one."""
+class GroundTruth:
+    """Plays `tasks` through one ChatML tokenizer. `mistakes` is the chance that an episode has at least one."""
 
-    def __init__(self, tokenizer: Tokenizer, scripts: Scripts, mistakes: float = 0.0) -> None:
+    def __init__(self, tokenizer: Tokenizer, tasks: TaskIndex, mistakes: float = 0.0) -> None:
         self.tokenizer = tokenizer
-        self._scripts = scripts
+        self._tasks = tasks
         self._mistakes = mistakes
         family = family_of(tokenizer)
         self._read = PARSERS[family.parser]
-        self.ends = {tokenizer.added_tokens[stop] for stop in family.stops if stop in tokenizer.added_tokens}
+        added = tokenizer.added_tokens
+        self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)
         """The tokens at which the model would stop by itself."""
-        self._start = tokenizer.added_tokens[START]
-        self._end = tokenizer.added_tokens[END]
+        self._start, self._end = added[START], added[END]
         self._header = tokenizer.encode(f"{START}assistant\n")
-        self._seen: OrderedDict[tuple[int, int], Progress] = OrderedDict()
-        self._texts: dict[str, array[int]] = {}
+        self._cache: OrderedDict[tuple[int, int], TaskProgress] = OrderedDict()
+        self._encoded: dict[str, array[int]] = {}
         self._warned = False
 
-    def answer(self, ids: array[int], rng: random.Random) -> Answer:
+    def next_turn(self, ids: array[int], rng: random.Random) -> PlannedTurn:
         """The rest of the turn that the prompt `ids` leaves open."""
         starts = _positions(ids, self._start)
         last = starts[-1] if starts else 0
-        progress, known = self._progress(ids, starts)
+        progress, cached = self._progress(ids, starts)
         begun = ids[last + len(self._header) :] if ids[last : last + len(self._header)] == self._header else array("I")
-        return Answer(self._turn(progress, begun, rng), known)
+        return PlannedTurn(self._rest(progress, begun, rng), cached)
 
-    def forget(self) -> None:
-        """Flush the cache."""
-        self._seen.clear()
+    def flush_cache(self) -> None:
+        self._cache.clear()
 
-    def _progress(self, ids: array[int], starts: list[int]) -> tuple[Progress, int]:
-        """How far the conversation in front of the last header is, and how many of its tokens were seen before."""
+    def _progress(self, ids: array[int], starts: list[int]) -> tuple[TaskProgress, int]:
+        """How far the messages before the last header have come, and how many of their tokens were read before."""
         view = memoryview(ids).cast("B")
-        keys = [(start, hash(bytes(view[: 4 * start]))) for start in reversed(starts[-8:])]
-        progress, known, left = Progress(), 0, starts
+        keys = [(start, hash(bytes(view[: 4 * start]))) for start in reversed(starts[-LOOKED_UP:])]
+        progress, cached, unread = TaskProgress(), 0, starts
         for key in keys:
-            if key in self._seen:
-                self._seen.move_to_end(key)
-                progress, known = self._seen[key], key[0]
-                left = [start for start in starts if start >= known]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                progress, cached = self._cache[key], key[0]
+                unread = [start for start in starts if start >= cached]
                 break
-        for begin, end in pairwise(left):
+        for begin, end in pairwise(unread):
             progress = self._after(progress, self.tokenizer.decode(ids[begin + 1 : end]))
-        if keys and keys[0] not in self._seen:
-            self._seen[keys[0]] = progress
-            if len(self._seen) > PREFIXES:
-                self._seen.popitem(last=False)
-        return progress, known
+        if keys and keys[0] not in self._cache:
+            self._cache[keys[0]] = progress
+            if len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return progress, cached
 
-    def _after(self, progress: Progress, message: str) -> Progress:
+    def _after(self, progress: TaskProgress, message: str) -> TaskProgress:
         role, _, text = message.partition("\n")
         text = text.rpartition(END)[0] if END in text else text
         if role.strip() == "user":
-            return progress.after_user(text, self._scripts)
+            return progress.after_user(text, self._tasks)
         if role.strip() == "assistant":
             return progress.after_turn(self._read(text, False))
         return progress
 
-    def _turn(self, progress: Progress, begun: array[int], rng: random.Random) -> array[int]:
+    def _rest(self, progress: TaskProgress, begun: array[int], rng: random.Random) -> array[int]:
         if thought := _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun)) if begun else None:
             # The template opened the reasoning; there is nothing to reason about.
-            return self.spell(self._choose(progress, rng), "" if thought[1] else "\n</think>\n\n")
+            return self.encode_turn(self._choose(progress, rng), "" if thought[1] else "\n</think>\n\n")
         if not begun:
-            return self.spell(self._choose(progress, rng))
+            return self.encode_turn(self._choose(progress, rng))
         for choice in self._choices(progress):
-            whole = self.spell(choice)
+            whole = self.encode_turn(choice)
             if len(begun) < len(whole) and whole[: len(begun)] == begun:
                 return whole[len(begun) :]
-        return array("I", [self._end])  # somebody else began this turn, or it is over
+        return array("I", [self._end])  # this engine did not begin the turn, or the turn is over
 
-    def _choose(self, progress: Progress, rng: random.Random) -> Action | str:
-        task = progress.task
+    def _choose(self, progress: TaskProgress, rng: random.Random) -> Action | str:
+        task, move = progress.task, progress.next_move
         if task is None and not self._warned:
             self._warned = True
-            log.warning("a conversation is about no task of this engine's: it is told %r (--env plays others)", POLITE)
-        if task is None or progress.made >= len(task.moves):
+            log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", POLITE)
+        if task is None or move is None:
             return POLITE
-        if self._mistakes and rng.random() < chance(self._mistakes, task):
-            return draw(rng, task, progress.made) or task.moves[progress.made]
-        return task.moves[progress.made]
+        if self._mistakes and rng.random() < chance_per_turn(self._mistakes, task):
+            return draw_mistake(rng, task, progress.made) or move
+        return move
 
-    def _choices(self, progress: Progress) -> list[Action | str]:
-        """Everything that may be said at this place."""
-        task = progress.task
-        if task is None or progress.made >= len(task.moves):
+    def _choices(self, progress: TaskProgress) -> list[Action | str]:
+        """Everything that `_choose` may say here."""
+        task, move = progress.task, progress.next_move
+        if task is None or move is None:
             return [POLITE]
-        spoiled = [spoilt(kind, task, progress.made) for kind in Mistake]
-        return [task.moves[progress.made], *(choice for choice in spoiled if choice is not None)]
+        spoiled = [spoiled_move(kind, task, progress.made) for kind in Mistake]
+        return [move, *(choice for choice in spoiled if choice is not None)]
 
-    def spell(self, said: Action | str, before: str = "") -> array[int]:
+    def encode_turn(self, said: Action | str, before: str = "") -> array[int]:
         """array('I'): the turn as sampled tokens, stop token included."""
         text = before + (said if isinstance(said, str) else turn_text(said))
-        ids = self._texts.get(text)
+        ids = self._encoded.get(text)
         if ids is None:
-            if len(self._texts) >= PREFIXES:
-                self._texts.clear()
-            ids = self._texts[text] = self.tokenizer.encode(text) + array("I", [self._end])
+            if len(self._encoded) >= CACHED:
+                self._encoded.clear()
+            ids = self._encoded[text] = self.tokenizer.encode(text) + array("I", [self._end])
         return ids
 
 
@@ -151,11 +153,8 @@ def turn_text(move: Action) -> str:
 
 
 def _positions(ids: array[int], token: int) -> list[int]:
-    found: list[int] = []
-    at = -1
-    try:
+    found, at = [], -1
+    with suppress(ValueError):  # no more
         while True:
-            at = ids.index(token, at + 1)
-            found.append(at)
-    except ValueError:
-        return found
+            found.append(at := ids.index(token, at + 1))
+    return found

@@ -1,36 +1,33 @@
 """Logprobs for tokens that no model sampled.
 
-The invariant: a token's logprob depends on itself and the token before it alone, so that scoring a sequence again by
-prefill gives exactly what generating it gave.
+The invariant: a token's logprob depends only on itself and the token before it, so scoring a sequence again by prefill
+gives exactly what generating it gave.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-STEPS = 1 << 20
+RESOLUTION = 1 << 20
 OTHERS = 100
-"""Tokens that compete, at the least, with those that are shown as the best ones."""
+"""The least number of other tokens that the best ones are chosen from."""
 
 
 def logprob(before: int, token: int) -> float:
-    """Somewhere in (-3, 0), the same for the same two tokens."""
+    """In (-3, 0), the same for the same two tokens."""
     mixed = (before * 0x9E3779B1 + token * 0x85EBCA77) & 0xFFFFFFFF
     mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
-    return round(-3.0 * ((mixed >> 12) + 1) / (STEPS + 1), 6)
+    return round(-3.0 * ((mixed >> 12) + 1) / (RESOLUTION + 1), 6)
 
 
 def continuation(before: int, tokens: Sequence[int]) -> list[float]:
-    """One for each of `tokens`, the first of which follows the token `before`."""
-    scored = []
-    for token in tokens:
-        scored.append(logprob(before, token))
-        before = token
-    return scored
+    """The logprobs of `tokens`, the first of which follows the token `before`."""
+    return [logprob(*pair) for pair in pairwise([before, *tokens])]
 
 
 def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:
-    """The `count` highest of `token` and of some others at its place, with their ids, the best one first.
+    """The `count` highest logprobs of `token` and of some others in its place, with their ids, the best first.
 
-    Scoring the whole vocabulary in Python would take a tenth of a second a token.
+    Scoring the whole vocabulary in Python would take 0.1 s a token.
     """
     step = max(1, vocab // (count + OTHERS))
     ids = {token, *range(before % step, vocab, step)}
@@ -38,6 +35,6 @@ def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, i
 
 
 def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
-    """One for each of `tokens[start:]`; None for the first of them, as SGLang has it."""
+    """The logprobs of `tokens[start:]`; None for the first, as SGLang has it."""
     rest = tokens[start:]
     return [None, *continuation(rest[0], rest[1:])] if rest else []

@@ -1,7 +1,7 @@
-"""What a policy that is not perfect says instead of the next move.
+"""What an imperfect policy says instead of the next move.
 
-The invariant: for one task and place, a mistake of one kind is always the same text, so that a turn which was
-interrupted in the middle of a mistake can be finished by whoever sees it next. Half of the mistakes cost the reward.
+The invariant: for one task and move, a mistake of one kind is always the same text, so any server can finish a turn
+that was interrupted in the middle of a mistake. Half of the mistakes cost the reward.
 """
 
 import json
@@ -14,50 +14,50 @@ from rollq_worker.protocols import RESPOND, Action, Task
 
 
 class Mistake(StrEnum):
-    """The kinds."""
+    """The kinds of mistakes."""
 
     MALFORMED = "malformed"
     """A tool call that breaks off in the middle of its JSON."""
     UNKNOWN = "unknown"
     """A tool that does not exist."""
     CHAT = "chat"
-    """Talk where a tool call was due."""
+    """Words where a tool call was due."""
     ARGUMENT = "argument"
-    """A tool call with one wrong argument: fatal for the last call, which is what the others lead up to."""
+    """A tool call with one wrong argument; in the last call it costs the reward."""
     SKIP = "skip"
     """The last call left out."""
     FINISH = "finish"
-    """The last words, with calls still to be made."""
+    """The last message, with calls still to be made."""
 
 
 CHATTER = "One moment, please, I am looking into that for you."
 
 
-def chance(rate: float, task: Task) -> float:
-    """The chance of a mistake in each turn that makes an episode contain one with chance `rate`."""
+def chance_per_turn(rate: float, task: Task) -> float:
+    """The chance of a mistake in each turn with which an episode has at least one with chance `rate`."""
     places = last_call(task) + 1
     return 1.0 - math.pow(1.0 - rate, 1.0 / places) if places else 0.0
 
 
 def last_call(task: Task) -> int:
-    """The index of the last move that is a tool call; behind it there is nothing to get wrong. -1: there is none."""
+    """The index of the last move that is a tool call, after which nothing can go wrong; -1 without tool calls."""
     return max((index for index, move in enumerate(task.moves) if move.name != RESPOND), default=-1)
 
 
-def draw(rng: random.Random, task: Task, made: int) -> Action | str | None:
-    """A spoilt move, fatal or not with equal chances where both are possible; None where nothing can go wrong."""
+def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | None:
+    """The move with a mistake, fatal or not with equal chances where both are possible; None where neither is."""
     fatal: list[Action | str] = []
     other: list[Action | str] = []
     for kind in Mistake:
-        if (said := spoilt(kind, task, made)) is not None:
+        if (said := spoiled_move(kind, task, made)) is not None:
             at_last = kind is Mistake.ARGUMENT and made == last_call(task)
             (fatal if kind in (Mistake.SKIP, Mistake.FINISH) or at_last else other).append(said)
     choices = [kinds for kinds in (fatal, other) if kinds]
     return rng.choice(rng.choice(choices)) if choices else None
 
 
-def spoilt(kind: Mistake, task: Task, made: int) -> Action | str | None:
-    """The move at `made` with that mistake: an action, or a text to be sampled as it is. None: impossible here."""
+def spoiled_move(kind: Mistake, task: Task, made: int) -> Action | str | None:
+    """The move at `made` with that mistake: an action, or a text to sample as it is. None: impossible here."""
     move, last = task.moves[made], last_call(task)
     if made > last:
         return None
@@ -85,7 +85,7 @@ def _wrong_argument(move: Action) -> Action | None:
 
 
 def _wrong(value: Json) -> Json:
-    """Another value of the same type, None if there is none that is surely wrong."""
+    """Another value of the same type; None for an empty or unknown one."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

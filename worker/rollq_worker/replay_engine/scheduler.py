@@ -1,10 +1,8 @@
 """Generations in flight: tokens released over time, with the queue, aborts, pauses and weight versions of a server.
 
-The invariant: each token belongs to the version in force when it was released, and what an abort returns is what had
-been released by then. It knows nothing of HTTP or of what the tokens say.
+The invariant: each token belongs to the version in force when it was released, and an abort returns what had been
+released by then. It knows nothing of HTTP or of what the tokens say.
 """
-
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import asyncio
 import time
@@ -12,9 +10,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rollq_worker.replay_engine.errors import bad_value, overloaded
-
-Span = tuple[str, int, int]
+from rollq_worker.replay_engine.http_bodies import bad_value, queue_full
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,31 +24,30 @@ class Generation:
     started: bool = False
     aborted: bool = False
     retractions: int = 0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    """Weight version, first token and end of each stretch of the released tokens."""
     ran: float = 0.0
     """Seconds that it has run, up to `since`."""
     since: float | None = None
-    """Monotonic time since which it runs; None while it stands still."""
+    """Monotonic time since which it runs; None while its clock is stopped."""
 
     def released(self) -> int:
         """Tokens so far."""
         if not self.started:
             return 0
-        left = self.left()
+        left = self.seconds_left()
         return self.total if left <= 0 else min(self.total, int(self.total * (1 - left / self.seconds)))
 
-    def left(self) -> float:
-        """Seconds to go if nothing stops it."""
+    def seconds_left(self) -> float:
         return self.seconds - self.ran - (time.monotonic() - self.since if self.since is not None else 0.0)
 
-    def stand(self) -> None:
-        """Stop the clock."""
+    def stop_clock(self) -> None:
         if self.since is not None:
             self.ran += time.monotonic() - self.since
             self.since = None
 
-    async def woken(self, seconds: float | None) -> None:
-        """Wait for that long or until something happens to it."""
+    async def wait(self, seconds: float | None) -> None:
+        """Until the scheduler wakes it, at most so long."""
         self.wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -64,8 +59,8 @@ class Generation:
         if count > reached:
             self.spans.append((version, reached, count))
 
-    def cut(self, count: int) -> None:
-        """Make it one that was aborted after `count` tokens."""
+    def abort_after(self, count: int) -> None:
+        """Make a whole generation one that was aborted after `count` tokens."""
         self.aborted, self.total = True, count
         self.spans = [(name, start, min(end, count)) for name, start, end in self.spans if start < count]
 
@@ -79,47 +74,46 @@ class Scheduler:
         self.running = 0
         self._max_running = max_running
         self._max_queued = max_queued
-        self._rids: set[str] = set()  # the ones held at the door included
-        self._inside: dict[str, Generation] = {}
+        self._rids: set[str] = set()  # those that wait for the end of a pause included
+        self._accepted: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
-        self._door = asyncio.Event()
-        self._door.set()
+        self._accepting = asyncio.Event()
+        self._accepting.set()
         self._empty = asyncio.Event()
 
     @property
-    def waiting(self) -> int:
+    def queued(self) -> int:
         return len(self._queue)
 
     async def run(self, generation: Generation) -> None:
-        """Let it run to its end or its abort. Raises HttpError: a duplicate request id, a full queue."""
+        """Run it to its end or its abort. Raises HttpError: a duplicate request id, a full queue."""
         if generation.rid in self._rids:
             raise bad_value(f"Duplicate request ID detected: {generation.rid}")
         self._rids.add(generation.rid)
         try:
-            await self.opened()
-            self._inside[generation.rid] = generation
-            await self._play(generation)
+            await self.wait_while_paused()
+            self._accepted[generation.rid] = generation
+            await self._queue_and_run(generation)
         finally:
             self._rids.discard(generation.rid)
-            if self._inside.pop(generation.rid, None) and not self._inside:
+            if self._accepted.pop(generation.rid, None) and not self._accepted:
                 self._empty.set()
 
-    async def opened(self) -> None:
-        """Wait while the server is paused."""
-        await self._door.wait()
+    async def wait_while_paused(self) -> None:
+        await self._accepting.wait()
 
-    async def _play(self, generation: Generation) -> None:
+    async def _queue_and_run(self, generation: Generation) -> None:
         if not self._max_running or self.running < self._max_running:
             self._start(generation)
         elif self._max_queued and len(self._queue) >= self._max_queued:
-            raise overloaded()
+            raise queue_full()
         else:
             self._queue.append(generation)
         try:
             while not (generation.started or generation.aborted):
-                await generation.woken(None)
+                await generation.wait(None)
             if generation.started:
-                await self._run(generation)
+                await self._release_all(generation)
         finally:
             if generation.started:
                 self.running -= 1
@@ -135,58 +129,58 @@ class Scheduler:
             generation.since = time.monotonic()
         generation.wake.set()
 
-    async def _run(self, generation: Generation) -> None:
-        # Aborted in a pause, it leaves when the pause ends.
-        while self.paused or not (generation.aborted or generation.left() <= 0):
-            await generation.woken(None if self.paused else generation.left())
+    async def _release_all(self, generation: Generation) -> None:
+        # If it is aborted during a pause, it leaves when the pause ends.
+        while self.paused or not (generation.aborted or generation.seconds_left() <= 0):
+            await generation.wait(None if self.paused else generation.seconds_left())
         if not generation.aborted:
             generation.ran, generation.since = generation.seconds, None
         generation.close_span(self.version)
 
     def abort(self, rid: str | None) -> None:
-        """End that request, or all with None, with what has been released. Those held at the door cannot be reached."""
-        for generation in list(self._inside.values()):
+        """End that request, or all with None. Requests that wait for the end of a pause cannot be aborted."""
+        for generation in list(self._accepted.values()):
             if rid in (None, generation.rid):
                 generation.aborted = True
-                generation.stand()
+                generation.stop_clock()
                 generation.wake.set()
 
     async def pause(self, mode: str) -> None:
-        """Close the door; generations stand still (in_place, retract) or are aborted first (abort)."""
-        self._door.clear()
+        """Accept nothing; stop all clocks (in_place, retract), or abort all first (abort)."""
+        self._accepting.clear()
         if mode == "abort":
             self.abort(None)
-            await self._emptied()
+            await self._wait_until_empty()
         self.paused = True
-        for generation in self._inside.values():
-            generation.stand()
+        for generation in self._accepted.values():
+            generation.stop_clock()
             generation.retractions += mode == "retract" and generation.started
             generation.wake.set()
 
     def resume(self) -> None:
         self.paused = False
-        for generation in self._inside.values():
+        for generation in self._accepted.values():
             if generation.started and not generation.aborted:
                 generation.since = time.monotonic()
             generation.wake.set()
-        self._door.set()
+        self._accepting.set()
 
-    def relabel(self, version: str) -> None:
+    def set_version(self, version: str) -> None:
         """Tokens from now on come from other weights."""
-        for generation in self._inside.values():
+        for generation in self._accepted.values():
             generation.close_span(self.version)
         self.version = version
 
-    async def reload(self, version: str | None) -> None:
-        """New weights: at once in a pause, else when all that are running have finished."""
+    async def load_weights(self, version: str | None) -> None:
+        """At once during a pause, else when all accepted requests have finished. None keeps the version's name."""
         if not self.paused:
-            self._door.clear()
-            await self._emptied()
-            self._door.set()
+            self._accepting.clear()
+            await self._wait_until_empty()
+            self._accepting.set()
         if version is not None:
-            self.relabel(version)
+            self.set_version(version)
 
-    async def _emptied(self) -> None:
-        while self._inside:
+    async def _wait_until_empty(self) -> None:
+        while self._accepted:
             self._empty.clear()
             await self._empty.wait()

@@ -1,7 +1,6 @@
 """The HTTP surface of the replay engine: SGLang's paths, statuses and shapes.
 
-Every error has the shape the real server gives it. What cannot be done without a model (streaming, several samples a
-prompt) is refused, never faked. It does not know what is said or when: that is `engine`'s.
+Every error has the shape that the real server gives it. It does not know what is said or when.
 """
 
 import asyncio
@@ -16,40 +15,43 @@ from aiohttp import web
 import rollq
 from rollq.errors import SettingsError
 from rollq_worker.replay_engine.chat_completions import complete
-from rollq_worker.replay_engine.errors import HttpError, bad_body, bad_value, detail, overloaded
-from rollq_worker.replay_engine.faults import Fault
-from rollq_worker.replay_engine.generate import Options, ReplayEngine
-from rollq_worker.replay_engine.generate_request import Limits, is_batch, read_requests
-from rollq_worker.replay_engine.ground_truth import Player
-from rollq_worker.replay_engine.json_bodies import json_body
-from rollq_worker.replay_engine.task_progress import Scripts
+from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptions
+from rollq_worker.replay_engine.generate_request import ModelSize, read_request
+from rollq_worker.replay_engine.ground_truth import GroundTruth
+from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
+from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.replay_engine.tokenize import tokenize
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 LARGEST_BODY = 64 << 20
 """Bytes of a request."""
 HEALTH_TIMEOUT_S = 20.0
-"""How long /health waits for a paused server before it answers 503, as SGLang's does."""
+"""How long /health waits for the end of a pause before it answers 503, as SGLang's does."""
+SHUTDOWN_S = 0.1
 MODEL = "replay"
-MODES = ("abort", "retract", "in_place")
+UNLIMITED_TOKENS = 1 << 30
+PAUSE_MODES = ("abort", "retract", "in_place")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Server:
+class ReplayServer:
     """The routes of one replay engine."""
 
-    def __init__(self, options: Options, tokenizer: Tokenizer, scripts: Scripts) -> None:
+    def __init__(self, options: ReplayOptions, tokenizer: Tokenizer, tasks: TaskIndex) -> None:
         self.options = options
         self.tokenizer = tokenizer
-        self.scripts = scripts
-        self.engine = ReplayEngine(options, Player(tokenizer, scripts, options.mistakes))
+        self.tasks = tasks
+        self.ground_truth = GroundTruth(tokenizer, tasks, options.mistakes)
+        self.engine = ReplayEngine(options, self.ground_truth)
         self.scheduler = self.engine.scheduler
-        self.limits = Limits(context=options.context_length, vocab=tokenizer.vocab_size)
-        self.model_path = options.tokenizer or MODEL
+        self.size = ModelSize(context=options.context_length, vocab=tokenizer.vocab_size)
+        self.first_model_path = options.tokenizer or MODEL
+        self.model_path = self.first_model_path
+        """Changes with the weights."""
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
-        for paths, handler in (
+        for path, handler in (
             ("/generate", self.generate),
             ("/abort_request", self.abort_request),
             ("/pause_generation", self.pause_generation),
@@ -59,10 +61,11 @@ class Server:
             ("/v1/chat/completions", self.chat_completions),
             ("/tokenize", self.tokenize),
             ("/v1/tokenize", self.tokenize),
+            ("/flush_cache", self.flush_cache),
         ):
-            app.router.add_post(paths, handler)
+            app.router.add_post(path, handler)
         app.router.add_put("/generate", self.generate)
-        for path, answer in (
+        for path, handler in (
             ("/", self.root),
             ("/ping", self.ping),
             ("/ready", self.ready),
@@ -76,21 +79,18 @@ class Server:
             ("/v1/models", self.models),
             ("/flush_cache", self.flush_cache),
         ):
-            app.router.add_get(path, answer)
-        app.router.add_post("/flush_cache", self.flush_cache)
+            app.router.add_get(path, handler)
         return app
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         rng = self.engine.randomness()
-        fault = self.engine.fault(rng)
+        fault = self.engine.draw_fault(rng)
         if fault is Fault.FULL:
-            raise overloaded()
+            raise queue_full()
         if fault is Fault.RESET:
             _reset(request)
-        body = await json_body(request)
-        prompts = read_requests(body, self.limits, self.tokenizer.encode)
-        replies = await asyncio.gather(*(self.engine.generate(prompt, rng, fault) for prompt in prompts))
-        text = json.dumps(replies if is_batch(body) else replies[0])
+        asked = read_request(await json_body(request), self.size, self.tokenizer.encode)
+        text = json.dumps(await self.engine.generate(asked, rng, fault))
         if fault is Fault.GARBAGE:
             text = text[: len(text) // 2]
         return web.Response(text=text, content_type="application/json")
@@ -105,7 +105,7 @@ class Server:
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         mode = (await json_body(request)).get("mode", "abort")
-        if mode not in MODES:
+        if mode not in PAUSE_MODES:
             raise bad_body("mode", "Input should be 'abort', 'retract' or 'in_place'")
         await self.scheduler.pause(mode)
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
@@ -120,7 +120,7 @@ class Server:
         version = body.get("new_version")
         if not isinstance(version, str):
             raise bad_body("new_version", "Field required")
-        self.scheduler.relabel(version)
+        self.scheduler.set_version(version)
         if body.get("abort_all_requests", True):
             self.scheduler.abort(None)
         message = f"Weight version updated to {version}"
@@ -133,19 +133,19 @@ class Server:
         if body.get("abort_all_requests"):
             self.scheduler.abort(None)
         version = body.get("weight_version")
-        await self.scheduler.reload(version)
+        await self.scheduler.load_weights(version)
         self.model_path = body["model_path"]
         if body.get("flush_cache", True):
-            self.engine.player.forget()
+            self.ground_truth.flush_cache()
         message = "Succeeded to update model weights."
         if version is not None:
             message += f" Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        if self.scheduler.running or self.scheduler.waiting:
+        if self.scheduler.running or self.scheduler.queued:
             return web.Response(status=400, text="Flush cache failed.\n")
-        self.engine.player.forget()
+        self.ground_truth.flush_cache()
         return web.Response(text="Cache flushed.\n")
 
     async def root(self, request: web.Request) -> web.Response:
@@ -160,7 +160,7 @@ class Server:
     async def health(self, request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await self.scheduler.opened()
+                await self.scheduler.wait_while_paused()
         except TimeoutError:
             return web.Response(status=503)
         return web.Response()
@@ -170,7 +170,7 @@ class Server:
             {
                 "model_path": self.model_path,
                 "served_model_name": self.model_path,
-                "tokenizer_path": self.options.tokenizer or MODEL,
+                "tokenizer_path": self.first_model_path,
                 "is_generation": True,
                 "weight_version": self.scheduler.version,
                 "reasoning_parser": None,
@@ -183,13 +183,13 @@ class Server:
     async def server_info(self, request: web.Request) -> web.Response:
         return web.json_response(
             {
-                "model_path": self.options.tokenizer or MODEL,
-                "served_model_name": self.options.tokenizer or MODEL,
-                "tokenizer_path": self.options.tokenizer or MODEL,
+                "model_path": self.first_model_path,
+                "served_model_name": self.first_model_path,
+                "tokenizer_path": self.first_model_path,
                 "weight_version": self.options.weight_version,  # the one it was started with, as on the real server
-                "context_length": self.limits.context,
-                "max_req_input_len": self.limits.prompt,
-                "max_total_num_tokens": 1 << 30,
+                "context_length": self.size.context,
+                "max_req_input_len": self.size.prompt,
+                "max_total_num_tokens": UNLIMITED_TOKENS,
                 "max_running_requests": self.options.max_running or None,
                 "max_queued_requests": self.options.max_queued or None,
                 "version": f"rollq-{rollq.__version__}",
@@ -202,9 +202,9 @@ class Server:
             "timestamp": time.time(),
             "dp_rank": 0,
             "num_running_reqs": self.scheduler.running,
-            "num_waiting_reqs": self.scheduler.waiting,
+            "num_waiting_reqs": self.scheduler.queued,
             "num_used_tokens": 0,
-            "max_total_num_tokens": 1 << 30,
+            "max_total_num_tokens": UNLIMITED_TOKENS,
             "max_running_requests": self.options.max_running or None,
             "token_usage": 0.0,
             "gen_throughput": 0.0,
@@ -214,19 +214,19 @@ class Server:
 
     async def models(self, request: web.Request) -> web.Response:
         card = {"id": self.model_path, "object": "model", "created": int(time.time()), "owned_by": "rollq"}
-        card |= {"root": self.model_path, "parent": None, "max_model_len": self.limits.context}
+        card |= {"root": self.model_path, "parent": None, "max_model_len": self.size.context}
         return web.json_response({"object": "list", "data": [card]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await json_body(request, strictly=True)
-        return web.json_response(tokenize(body, self.tokenizer, self.limits.context))
+        return web.json_response(tokenize(body, self.tokenizer, self.size.context))
 
     async def chat_completions(self, request: web.Request) -> web.Response:
         body = await json_body(request, strictly=True)
         if body.get("stream"):
             raise bad_value("The replay engine does not stream.")
-        await self.scheduler.opened()
-        return web.json_response(complete(body, self.scripts, self.tokenizer, self.scheduler.version))
+        await self.scheduler.wait_while_paused()
+        return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
 
 
 def _reset(request: web.Request) -> None:
@@ -246,15 +246,14 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as e:
         if e.status < 400:
             raise
-        body = detail(e.status, e.reason).body
-        return web.json_response(body, status=e.status)
+        return web.json_response({"detail": e.reason}, status=e.status)
 
 
-async def run(options: Options, until: asyncio.Event, ready: Callable[[str], None]) -> None:
+async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str], None]) -> None:
     """Serve until `until` is set; `ready` gets the address. Raises SettingsError when the port is taken."""
-    server = Server(options, load_tokenizer(options.tokenizer), Scripts.load(options.env))
+    server = ReplayServer(options, load_tokenizer(options.tokenizer), TaskIndex.load(options.env))
     # A client that hangs up ends its generation, so that its request id is free again.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port).start()
@@ -268,11 +267,11 @@ async def run(options: Options, until: asyncio.Event, ready: Callable[[str], Non
 
 
 def serve(**options: Any) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT; the keywords are those of `Options`.
+    """Serve in the foreground until SIGTERM or SIGINT; the keywords are those of `ReplayOptions`.
 
     One line on stdout says when it is ready, and where.
     """
-    chosen = Options(**options)
+    chosen = ReplayOptions(**options)
 
     async def until_signalled() -> None:
         stopped = asyncio.Event()

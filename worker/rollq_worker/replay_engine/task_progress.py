@@ -1,10 +1,10 @@
-"""Which task a conversation is about, and how far its ground truth has been played.
+"""Which task a conversation is about, and how many of its ground-truth moves have been made.
 
-The invariant: progress is read off the conversation alone, so a server that was restarted, or that sees only every
-second request behind a router, goes on where the conversation is. It knows texts, never token ids.
+The invariant: progress is read off the conversation alone, so a server that restarted, or that sees only some of the
+requests behind a router, continues where the conversation is. It knows texts, never token ids.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,45 +15,47 @@ from rollq_worker.protocols import RESPOND, Action, Domain, ReadTurn, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a conversation has come to."""
+class TaskProgress:
+    """How far a conversation has come."""
 
     task: Task | None = None
-    """None: nobody's task."""
+    """None: the conversation is about no known task."""
     opened: bool = False
     """The first user message has been read."""
     made: int = 0
-    """The next of the task's moves; past the end when all are made."""
+    """Index of the task's next move; past the end when all are made."""
 
-    def after_user(self, text: str, scripts: Scripts) -> Progress:
-        """The first user message says whose conversation it is; the others, tool results among them, change nothing."""
-        return self if self.opened else Progress(scripts.opened_by(text), opened=True)
+    def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
+        """The first user message names the task; the others, tool results among them, change nothing."""
+        return self if self.opened else TaskProgress(tasks.by_opening(text), opened=True)
 
-    def after_turn(self, turn: ReadTurn) -> Progress:
-        """A turn counts as the first move from here on that it makes; skipped moves are not caught up on."""
+    def after_turn(self, turn: ReadTurn) -> TaskProgress:
+        """A turn counts as the first of the remaining moves that it makes; moves before that stay skipped."""
         if self.task is None or (turn.errors and not turn.calls):
             return self
         moves = self.task.moves
         for index in range(self.made, len(moves)):
             if _makes(turn, moves[index]):
-                return self._at(index + 1)
-        # Other words where words were due are as good: the scripted user counts, it does not listen.
+                return TaskProgress(self.task, True, index + 1)
+        # Where a message is due any words will do: the scripted user answers by number, whatever was said.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
-        return self._at(self.made + 1) if spoken else self
+        return TaskProgress(self.task, True, self.made + 1) if spoken else self
 
-    def _at(self, made: int) -> Progress:
-        return Progress(self.task, opened=True, made=made)
+    @property
+    def next_move(self) -> Action | None:
+        """None when there is no task, or no move left."""
+        return self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
 
 
 def _makes(turn: ReadTurn, move: Action) -> bool:
     if turn.calls:
-        call = turn.calls[0]  # the others are not carried out
+        call = turn.calls[0]  # only the first call of a turn is carried out
         return call.name == move.name and dict(call.arguments) == dict(move.arguments)
     return move.name == RESPOND and _plain(turn.content) == _plain(str(move.arguments.get("content", "")))
 
 
-class Scripts:
-    """The tasks of some domains by what their scripted users say first, and by what simulated ones are told."""
+class TaskIndex:
+    """The tasks of some domains, by their scripted user's first message and by a simulated user's instruction."""
 
     def __init__(self, domains: Iterable[Domain]) -> None:
         self._by_opening: dict[str, Task] = {}
@@ -66,8 +68,8 @@ class Scripts:
                     self._by_instruction.setdefault(_plain(task.instruction), task)
 
     @classmethod
-    def load(cls, env: str) -> Scripts:
-        """The tasks of the environments named: one, several with commas between them, or `all` that are installed."""
+    def load(cls, env: str) -> TaskIndex:
+        """The tasks of one environment, of several with commas between them, or of `all` that are installed."""
         if env != "all":
             return cls(domain(name.strip()) for name in env.split(","))
         found: list[Domain] = []
@@ -78,14 +80,11 @@ class Scripts:
                 continue
         return cls(found)
 
-    def __len__(self) -> int:
-        return len(self._by_opening)
-
-    def opened_by(self, text: str) -> Task | None:
+    def by_opening(self, text: str) -> Task | None:
         """The task whose user opens with `text`, or with a part of it."""
         return _find(self._by_opening, text)
 
-    def told_in(self, text: str) -> Task | None:
+    def by_instruction(self, text: str) -> Task | None:
         """The task whose instruction is in `text`, the prompt of a simulated user."""
         return _find(self._by_instruction, text)
 
@@ -99,5 +98,5 @@ def _find(tasks: dict[str, Task], text: str) -> Task | None:
 
 
 def _plain(text: str) -> str:
-    """White space is the template's."""
+    """Templates may add or strip white space."""
     return " ".join(text.split())

@@ -1,23 +1,22 @@
-"""POST /tokenize: the ids of a text, or of a conversation as the chat template shows it.
+"""POST /tokenize: the ids of a text, or of a conversation in the chat template.
 
-No token that begins or ends a text is ever added, whatever `add_special_tokens` says: the tokenizer knows none.
+No token that begins or ends a text is ever added, whatever `add_special_tokens` says: the tokenizer has none.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from rollq.errors import JobFailure
-from rollq_worker.replay_engine.errors import bad_body, bad_request
-from rollq_worker.replay_engine.sampling_parameters import are_texts, is_text
+from rollq_worker.replay_engine.http_bodies import are_texts, bad_body, bad_openai_request, is_text
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 ROLES = ("system", "user", "assistant", "tool", "function", "developer", "latest_reminder", "root")
-UNKNOWN = ("tools", "chat_template_kwargs", "continue_final_message")
+UNSUPPORTED = ("tools", "chat_template_kwargs", "continue_final_message")
 FLAGS = ("add_special_tokens", "add_generation_prompt", "continue_final_message")
 
 
 def tokenize(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> dict[str, Any]:
-    """SGLang's answer, lists of both for a list of texts. Raises HttpError."""
+    """SGLang's reply; a list of texts gets lists of ids and counts. Raises HttpError."""
     prompt: Any = body.get("prompt")
     messages = body.get("messages")
     for flag in FLAGS:
@@ -26,7 +25,7 @@ def tokenize(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> dic
     if (prompt is None) == (messages is None):
         raise bad_body("", "Value error, Exactly one of prompt or messages must be provided.")
     if messages is not None:
-        prompt = _conversation(body, messages, tokenizer)
+        prompt = _rendered(body, messages, tokenizer)
     if not are_texts(prompt):
         raise bad_body("prompt", "Input should be a valid string")
     if isinstance(prompt, str):
@@ -36,27 +35,28 @@ def tokenize(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> dic
     return {"tokens": each, "count": list(map(len, each)), "max_model_len": context}
 
 
-def _conversation(body: Mapping[str, Any], messages: object, tokenizer: Tokenizer) -> str:
+def _rendered(body: Mapping[str, Any], messages: object, tokenizer: Tokenizer) -> str:
     if not isinstance(messages, list):
         raise bad_body("messages", "Input should be a valid list")
     if not messages:
-        raise bad_request("Messages cannot be empty.")
+        raise bad_openai_request("Messages cannot be empty.")
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise bad_body("messages", f"Value error, role must be one of {', '.join(ROLES)}")
-    if any(body.get(name) for name in UNKNOWN) or any(message.get("tool_calls") for message in messages):
-        raise bad_request("The replay engine shows no tools, has no arguments of templates and continues no message.")
+    if any(body.get(name) for name in UNSUPPORTED) or any(message.get("tool_calls") for message in messages):
+        unsupported = ", ".join((*UNSUPPORTED, "tool_calls"))
+        raise bad_openai_request(f"The replay engine tokenizes conversations without {unsupported}.")
     opens = body.get("add_generation_prompt")
-    shown = [{**message, "content": _plain(message.get("content"))} for message in messages]
+    shown = [{**message, "content": _text(message.get("content"))} for message in messages]
     if opens is None and shown[-1]["role"] == "assistant":
-        shown[-1]["role"] = "user"  # as for a chat completion, which SGLang never lets answer itself
+        shown[-1]["role"] = "user"  # SGLang never lets an assistant answer itself
     try:
         return tokenizer.render(shown, add_generation_prompt=opens is not False)
     except JobFailure as e:
-        raise bad_request(str(e)) from e
+        raise bad_openai_request(str(e)) from e
 
 
-def _plain(content: Any) -> Any:
+def _text(content: Any) -> Any:
     """The text of a content in parts."""
     if not isinstance(content, list):
         return content

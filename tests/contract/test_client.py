@@ -1,4 +1,4 @@
-"""`SGLangEngine` against the real server and the replay engine: what an episode sees of an engine."""
+"""`SGLangEngine` against a real SGLang server and the replay engine: what an episode sees of an engine."""
 
 import time
 from array import array
@@ -13,8 +13,9 @@ from rollq.errors import JobFailure
 from rollq.trajectory import Finish
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
+from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Server
-from tests.contract.test_engine_contract import Running
+from tests.waiting import until
 
 
 class Client:
@@ -65,12 +66,12 @@ def test_a_turn(client: Client) -> None:
     assert got.finish is Finish.STOP
     assert got.ids[-1] in (client.server.tokenizer.added_tokens["<|im_end|>"], *client.server.tokenizer.eos_ids)
     assert len(got.ids) > 1 and got.text
-    assert got.versions[0].version == client.server.get("/model_info").json()["weight_version"]
+    assert got.versions[0].version == client.server.weight_version()
     assert_whole(got)
     assert client.engine.available and client.engine.ready()
 
 
-def test_a_turn_cut_by_its_length_can_go_on(client: Client) -> None:
+def test_a_turn_that_was_cut_by_its_length_continues(client: Client) -> None:
     first = client.generate(max_new_tokens=2, temperature=0)
     assert (first.finish, len(first.ids)) == (Finish.LENGTH, 2)
     rest = client.generate(client.prompt + first.ids, temperature=0, max_new_tokens=3)
@@ -78,7 +79,7 @@ def test_a_turn_cut_by_its_length_can_go_on(client: Client) -> None:
     assert first.ids + rest.ids == whole.ids
 
 
-def test_the_jobs_own_stop_tokens_are_added(client: Client) -> None:
+def test_the_jobs_own_stop_tokens_also_end_the_turn(client: Client) -> None:
     ids = client.generate(max_new_tokens=6, temperature=0).ids
     got = client.generate(max_new_tokens=6, temperature=0, stop_token_ids=[ids[2]])
     assert got.finish is Finish.STOP
@@ -98,9 +99,7 @@ def test_a_full_context_ends_the_turn_by_length(client: Client) -> None:
     assert (got.finish, len(got.ids)) == (Finish.LENGTH, 0)
 
 
-def test_a_context_that_nobody_told_of_is_learnt_from_the_refusal(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_context_is_learnt_from_the_refusal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     context = client.server.get("/server_info").json()["context_length"]
     monkeypatch.setattr(client.engine._limits, "_get", lambda path: None)  # as behind a router
     assert client.engine.room(1) > context
@@ -109,14 +108,14 @@ def test_a_context_that_nobody_told_of_is_learnt_from_the_refusal(
     assert client.engine.room(1) < context
 
 
-def test_what_would_kill_a_server_is_not_sent(client: Client) -> None:
+def test_a_prompt_that_would_kill_a_server_is_not_sent(client: Client) -> None:
     for ids in (array("I"), array("I", [10_000_000])):
         with pytest.raises(JobFailure, match="run/group/0"):
             client.generate(ids)
     assert client.engine.ready()
 
 
-def test_a_request_the_engine_refuses_is_the_jobs_fault(client: Client) -> None:
+def test_a_refused_request_fails_its_job(client: Client) -> None:
     with pytest.raises(JobFailure, match=r"run/group/0.*temperature must be a non-negative"):
         client.generate(temperature=-1)
     with pytest.raises(JobFailure, match=r"run/group/0.*unknown field `max_tokens`"):
@@ -124,7 +123,7 @@ def test_a_request_the_engine_refuses_is_the_jobs_fault(client: Client) -> None:
 
 
 def test_aborted_in_mid_turn(slow_client: Client) -> None:
-    with Running(slow_client.server) as running:
+    with BackgroundRequests(slow_client.server) as running:
         reply: Future[Generated] = running.pool.submit(slow_client.generate, max_new_tokens=4000, ignore_eos=True)
         running.wait_for(1)
         while not reply.done():
@@ -138,10 +137,8 @@ def test_aborted_in_mid_turn(slow_client: Client) -> None:
 
 
 def test_aborted_in_the_queue(slow_client: Client) -> None:
-    with Running(slow_client.server) as running:
-        for number in range(4):
-            running.start(f"running-{number}", max_new_tokens=4000, ignore_eos=True)
-        running.wait_for(4)
+    with BackgroundRequests(slow_client.server) as running:
+        running.fill()
         reply: Future[Generated] = running.pool.submit(slow_client.generate)
         running.wait_for(4, 1)
         slow_client.engine.abort_running()
@@ -151,13 +148,8 @@ def test_aborted_in_the_queue(slow_client: Client) -> None:
 
 def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
     checks = []
-    with Running(slow_client.server) as running, ThreadPoolExecutor(1) as pool:
-        for number in range(4):
-            running.start(f"running-{number}", max_new_tokens=4000, ignore_eos=True)
-        running.wait_for(4)
-        for number in range(4):
-            running.start(f"queued-{number}", max_new_tokens=4000, ignore_eos=True)
-        running.wait_for(4, 4)
+    with BackgroundRequests(slow_client.server) as running, ThreadPoolExecutor(1) as pool:
+        running.fill(queued=4)
         reply = pool.submit(
             slow_client.engine.generate,
             slow_client.prompt,
@@ -166,9 +158,8 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
             key="run/group/0",
             check=lambda: checks.append(slow_client.engine.available),
         )
-        while False not in checks:
-            assert not reply.done()
-            time.sleep(0.02)
+        until(lambda: False in checks or reply.done())
+        assert not reply.done()
         slow_client.server.reset()
         assert reply.result(60).finish in (Finish.LENGTH, Finish.STOP)
     assert slow_client.engine.available
@@ -176,8 +167,8 @@ def test_a_full_queue_is_waited_for(slow_client: Client) -> None:
 
 
 def test_new_weights_in_mid_turn(slow_client: Client) -> None:
-    slow_client.server.hold()
-    with Running(slow_client.server) as running:
+    slow_client.server.close_gate()
+    with BackgroundRequests(slow_client.server) as running:
         reply: Future[Generated] = running.pool.submit(slow_client.generate, max_new_tokens=60, ignore_eos=True)
         running.wait_for(1)
         slow_client.server.post("/pause_generation", {"mode": "in_place"})
@@ -185,7 +176,7 @@ def test_new_weights_in_mid_turn(slow_client: Client) -> None:
         body = {"new_version": "next", "abort_all_requests": False}
         slow_client.server.post("/update_weight_version", body)
         slow_client.server.post("/continue_generation", {})
-        slow_client.server.let_go()
+        slow_client.server.open_gate()
         got = reply.result(60)
     assert got.finish is Finish.LENGTH
     assert got.versions[-1].version == "next"

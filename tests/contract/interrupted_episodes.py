@@ -1,9 +1,8 @@
-"""Whole episodes against a server, seen by a recording proxy, while an operator gets in the way."""
+"""Whole episodes against a server behind a recording proxy, while an operator interrupts them."""
 
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from rollq.trajectory import Sampled, Trajectory
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
-from rollq_worker.episode.token_checks import Invariants
+from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.users import user_factory
@@ -26,11 +25,11 @@ from tests.contract.conftest import Server
 from tests.recorder import Recorder, recording
 
 UNFLUSHED = "Weights were updated, but the cache was not flushed"
-"""SGLang's word for new weights that are in use although it answers 400: a turn went on before it could flush."""
+"""SGLang answers 400 with these words when the new weights are in use, but a turn ran before it could flush."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class RecordedEngine:
     """A server behind a proxy, and a client of the proxy."""
 
     server: Server
@@ -80,60 +79,59 @@ class Stage:
             for version in [span["version"]] * (span["end"] - span["start"])
         ]
         assert [v for v in trajectory.versions if v is not None] == spans
-        follow(trajectory, self.server)
+        check_invariants(trajectory, self.server)
 
 
-def follow(trajectory: Trajectory, server: Server) -> None:
-    """The invariants hold."""
+def check_invariants(trajectory: Trajectory, server: Server) -> None:
     renderer = checked_renderer(server.tokenizer, list(domain(trajectory.job.env).open("train", 0, {}).tools))
-    checks = Invariants(trajectory.job, renderer)
+    checks = TokenChecks(trajectory.job, renderer)
     for event in trajectory.events:
-        checks.follow(event)
+        checks.check_event(event)
 
 
 @contextmanager
-def stage(server: Server, folder: Path) -> Iterator[Stage]:
+def recorded_engine(server: Server, folder: Path) -> Iterator[RecordedEngine]:
     tokenizer = server.tokenizer
     stops = [tokenizer.added_tokens["<|im_end|>"], *tokenizer.eos_ids]
     with recording(server.url, folder / "calls.jsonl") as proxy:
         engine = SGLangEngine(proxy.url, stop_ids=stops, vocab_size=tokenizer.vocab_size)
         try:
-            yield Stage(server, proxy, engine)
+            yield RecordedEngine(server, proxy, engine)
         finally:
             engine.close()
 
 
 class Operator:
-    """Does to a server what its operators do: aborts, pauses, new weights under new names (the same ones in fact)."""
+    """Aborts, pauses and updates weights. All versions are the same weights under new names."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.server = stage.server
-        self.versions = [self.server.get("/model_info").json()["weight_version"]]
+    def __init__(self, recorded: RecordedEngine) -> None:
+        self.engine = recorded.engine
+        self.server = recorded.server
+        self.versions = [self.server.weight_version()]
         self.model = self.server.get("/model_info").json()["model_path"]
 
     def new_version(self) -> str:
         self.versions.append(f"w{len(self.versions)}")
         return self.versions[-1]
 
-    def order(self, path: str, **body: Any) -> None:
+    def post(self, path: str, **body: Any) -> None:
         answer = self.server.post(path, body)
         assert answer.status_code == 200 or UNFLUSHED in answer.text, f"{path}: {answer.text}"
 
     def abort_by_id(self) -> None:
-        self.stage.engine.abort_running()
+        self.engine.abort_running()
 
     def abort_all(self) -> None:
-        self.order("/abort_request", abort_all=True)
+        self.post("/abort_request", abort_all=True)
 
     def rename(self) -> None:
-        self.order("/update_weight_version", new_version=self.new_version(), abort_all_requests=False)
+        self.post("/update_weight_version", new_version=self.new_version(), abort_all_requests=False)
 
     def rename_and_abort(self) -> None:
-        self.order("/update_weight_version", new_version=self.new_version())
+        self.post("/update_weight_version", new_version=self.new_version())
 
     def load(self, **body: Any) -> None:
-        self.order("/update_weights_from_disk", model_path=self.model, weight_version=self.new_version(), **body)
+        self.post("/update_weights_from_disk", model_path=self.model, weight_version=self.new_version(), **body)
 
     def load_and_abort(self) -> None:
         self.load(abort_all_requests=True)
@@ -148,14 +146,14 @@ class Operator:
         self._paused("abort", self.load)
 
     def _paused(self, mode: str, then: Callable[[], None]) -> None:
-        self.order("/pause_generation", mode=mode)
+        self.post("/pause_generation", mode=mode)
         try:
             then()
         finally:
-            self.order("/continue_generation")
+            self.post("/continue_generation")
 
     @property
-    def everything(self) -> list[Callable[[], None]]:
+    def interruptions(self) -> list[Callable[[], None]]:
         return [
             self.abort_all,
             self.pause_in_place,
@@ -168,22 +166,24 @@ class Operator:
         ]
 
 
-def play_disturbed(stage: Stage, jobs: Sequence[Job], at_once: int, seconds: tuple[float, float]) -> list[Trajectory]:
-    """Play the jobs while an operator does everything in turn, so many seconds apart; sums up into `stage`."""
-    operator, done = Operator(stage), threading.Event()
-    chance = random.Random(5)
+def play_interrupted(
+    recorded: RecordedEngine, jobs: Sequence[Job], at_once: int, seconds: tuple[float, float]
+) -> list[Trajectory]:
+    """Play the jobs while an operator makes all interruptions in turn; `seconds` is the range of the pauses between."""
+    operator, done = Operator(recorded), threading.Event()
+    rng = random.Random(5)
 
     def operate() -> None:
         while True:
-            for order in operator.everything:
-                if done.wait(chance.uniform(*seconds)):
+            for interrupt in operator.interruptions:
+                if done.wait(rng.uniform(*seconds)):
                     return
-                order()
+                interrupt()
 
     with ThreadPoolExecutor(at_once + 1) as pool:
         operating: Future[None] = pool.submit(operate)
         try:
-            trajectories = list(pool.map(stage.play, jobs))
+            trajectories = list(pool.map(recorded.play, jobs))
         finally:
             done.set()
         operating.result(60)
@@ -194,12 +194,5 @@ def write(path: Path, trajectories: Sequence[Trajectory]) -> None:
     path.write_text("".join(json.dumps(record(trajectory)) + "\n" for trajectory in trajectories))
 
 
-def pieces(trajectory: Trajectory) -> list[Sampled]:
+def sampled_pieces(trajectory: Trajectory) -> list[Sampled]:
     return [event for event in trajectory.events if isinstance(event, Sampled)]
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)

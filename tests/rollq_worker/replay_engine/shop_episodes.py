@@ -1,0 +1,37 @@
+"""Episodes of the shop for the tests of the replay engine."""
+
+from array import array
+from typing import Any
+
+from rollq.job import Job
+from rollq.trajectory import Trajectory
+from rollq_worker.environments import domain
+from rollq_worker.episode.loop import play
+from rollq_worker.fakes import FakeJournal
+from rollq_worker.protocols import Task
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.tokenizer import load_tokenizer
+from rollq_worker.users.scripted import ScriptedUser
+
+SPLIT = "dev"
+TOKENIZER = load_tokenizer()
+END = TOKENIZER.added_tokens["<|im_end|>"]
+SHOP = domain("shop")
+TASKS = SHOP.splits()[SPLIT]
+
+
+def play_task(engine: Any, index: int) -> Trajectory:
+    environment, task = SHOP.open(SPLIT, index, {}), SHOP.task(SPLIT, index)
+    return play(
+        Job(run="run", group="group", env="shop", split=SPLIT, task=index),
+        engine=engine,
+        renderer=ChatRenderer(TOKENIZER, environment.tools),
+        environment=environment,
+        user=ScriptedUser(task.opening, task.replies),
+        journal=FakeJournal(),
+    )
+
+
+def first_prompt(task: Task) -> "array[int]":
+    """The conversation up to the first turn."""
+    return TOKENIZER.encode(f"<|im_start|>user\n{task.opening}<|im_end|>\n<|im_start|>assistant\n")

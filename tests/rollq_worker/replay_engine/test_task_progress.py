@@ -1,0 +1,69 @@
+"""Which task a conversation is about, and which of its moves have been made."""
+
+import pytest
+
+from rollq.errors import JobFailure
+from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, ReadTurn, Task
+from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
+from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
+
+ASK, LOOK, WRITE, TELL = MOVES = (
+    Action(RESPOND, {"content": "Shall I?"}),
+    Action("look", {"id": 1}),
+    Action("write", {"id": 1}),
+    Action(RESPOND, {"content": "Done."}),
+)
+TASK = Task(id="t", hash="", instruction="Do it.", opening="Please do it.", replies=[STOP_MARKER], moves=MOVES)
+ASKED = ReadTurn("Shall I?")
+
+
+def moves_made(*turns: ReadTurn) -> int:
+    progress = TaskProgress(TASK, opened=True)
+    for turn in turns:
+        progress = progress.after_turn(turn)
+    return progress.made
+
+
+def test_moves_are_made_in_order() -> None:
+    turns = [ASKED, ReadTurn("", [LOOK]), ReadTurn("", [WRITE]), ReadTurn("Done.")]
+    assert [moves_made(*turns[:count]) for count in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        ReadTurn("<tool_call>{", (), ["broken"]),
+        ReadTurn("", [Action("look", {"id": 2})]),
+        ReadTurn("", [Action("look_now", {"id": 1})]),
+        ReadTurn("One moment."),
+    ],
+)
+def test_a_turn_that_is_no_move_does_not_count(turn: ReadTurn) -> None:
+    assert moves_made(ASKED, turn) == 1
+
+
+def test_any_words_count_where_words_are_due() -> None:
+    assert moves_made(ReadTurn("May I?")) == 1
+
+
+def test_skipped_moves_stay_skipped() -> None:
+    assert moves_made(ASKED, ReadTurn("", [WRITE])) == 3
+    assert moves_made(ReadTurn("Done.")) == 4
+
+
+def test_only_the_first_call_of_a_turn_counts() -> None:
+    assert moves_made(ASKED, ReadTurn("", [LOOK, WRITE])) == 2
+
+
+def test_the_first_user_message_names_the_task(tasks: TaskIndex) -> None:
+    task = SHOP.task(SPLIT, 3)
+    for text in (task.opening, f" {task.opening}\n", f"Hello! {task.opening}"):
+        assert TaskProgress().after_user(text, tasks).task == task
+    unknown = TaskProgress().after_user("Hello!", tasks)
+    assert unknown.task is None
+    assert unknown.after_user(task.opening, tasks).task is None
+
+
+def test_unknown_environments_are_refused() -> None:
+    with pytest.raises(JobFailure, match="no-such-env"):
+        TaskIndex.load("shop,no-such-env")

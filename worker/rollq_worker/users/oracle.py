@@ -1,7 +1,7 @@
 """A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
 
-Deterministic and without a model, but it listens: it stops as soon as every output of the task was told to it, unless
-just asked for its consent. It is no judge; the environment grades.
+Deterministic and without a model. It stops as soon as the agent has told it every output of the task, unless it was
+just asked for its consent. It knows nothing of rewards: the environment grades.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from rollq_worker.protocols import STOP_MARKER, Task
 
 MAX_REPLIES = 12
-"""Replies after which it leaves in any case."""
+"""It leaves after that many, whatever it has heard."""
 FAREWELL = f"Thank you, that is all. {STOP_MARKER}"
 AGREEMENT = "Yes, please go ahead."
 
@@ -27,13 +27,13 @@ _FIRST_PERSON = (
 class OracleUser:
     """Answers each question with the sentence of its instruction that fits best, or the next one not said yet."""
 
-    def __init__(self, task: Task, max_replies: int = MAX_REPLIES) -> None:
+    def __init__(self, task: Task) -> None:
         self._opening = task.opening
         self._facts = [_first_person(fact) for fact in re.split(r"(?<=[.!?])\s+", task.instruction.strip()) if fact]
         self._unsaid = list(range(len(self._facts)))
         self._awaited = [_plain(output) for output in task.outputs]
         self._waits = bool(task.outputs)
-        self._replies_left = max_replies
+        self._replies_left = MAX_REPLIES
 
     def open(self) -> str:
         return self._opening
@@ -41,7 +41,7 @@ class OracleUser:
     def reply(self, message: str) -> str:
         self._replies_left -= 1
         self._awaited = [output for output in self._awaited if output not in _plain(message)]
-        # What is asked for consent has often told the outputs already, and is yet to be done.
+        # A question for consent often contains the outputs already, but nothing has been done yet.
         if self._replies_left > 0 and "?" in message and _ASKS_CONSENT.search(message):
             return AGREEMENT
         if self._replies_left <= 0 or (self._waits and not self._awaited):
@@ -58,7 +58,7 @@ class OracleUser:
         if not self._facts:
             return "I have nothing to add."
         asked = _words(question)
-        # Most words in common; among equals what was not said yet, then what comes first.
+        # The fact with most words in common; among equals one that was not said yet, then the first.
         best = max(
             range(len(self._facts)),
             key=lambda place: (len(asked & _words(self._facts[place])), place in self._unsaid, -place),

@@ -1,10 +1,10 @@
-"""A user who reads out fixed lines, whatever it is told. Costs nothing and never fails."""
+"""A user that says fixed lines, whatever the agent says. Costs nothing and never fails."""
 
 from collections.abc import Sequence
 
 
 class ScriptedUser:
-    """Reply k answers the k-th thing said; the last line is repeated if need be."""
+    """Reply k answers message k; the last reply is repeated."""
 
     def __init__(self, opening: str, replies: Sequence[str]) -> None:
         if not replies:

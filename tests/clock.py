@@ -1,11 +1,11 @@
-"""A clock that tests move on, so that nothing has to be waited for and no pause of the machine changes what happens."""
+"""A clock that tests advance, so that they wait for nothing and a slow machine changes nothing."""
 
 import time
 from typing import Any
 
 
 class Clock:
-    """Put in the place of a module's `time`: real, but for the seconds that were added."""
+    """Replaces a module's `time`: real, plus the seconds in `ahead`."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

@@ -1,14 +1,10 @@
-"""A reverse proxy in front of an engine that writes down every /generate call.
+"""A reverse proxy in front of an engine that records every /generate call.
 
-    python -m tests.recorder http://127.0.0.1:30000 30001 calls.jsonl
-
-Each line is one answered call, in the order of the answers: `{"path", "headers", "request", "status", "reply"}`.
+Each line of its file is one answered call, in the order of the answers: `{"headers", "request", "status", "reply"}`.
 """
 
 import asyncio
 import json
-import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,16 +21,16 @@ class Recorder:
     def __init__(self, upstream: str, file: Path) -> None:
         self.upstream = upstream.rstrip("/")
         self.url = ""
-        """Known once it is ready."""
+        """Of the proxy itself, set when it is ready."""
         self.file = file
         self.file.touch()
 
     def calls(self) -> list[dict[str, Any]]:
-        """So far; a line that is being written is none yet."""
+        """Those so far, without a line that is still being written."""
         lines = self.file.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    async def run(self, port: int, until: asyncio.Event, ready: threading.Event) -> None:
+    async def run(self, until: asyncio.Event, ready: threading.Event) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as self.session:
             app = web.Application(client_max_size=64 << 20)
@@ -42,7 +38,7 @@ class Recorder:
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
             await runner.setup()
             try:
-                await web.TCPSite(runner, "127.0.0.1", port).start()
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
                 self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
                 ready.set()
                 await until.wait()
@@ -57,14 +53,13 @@ class Recorder:
             async with self.session.request(request.method, url, data=body, headers=headers) as answer:
                 reply = await answer.read()
         except aiohttp.ClientError:
-            return web.Response(status=502, text="the engine behind the recorder is away")
+            return web.Response(status=502, text="the recorded engine does not answer")
         if request.path == "/generate":
             self.record(request, body, answer.status, reply)
         return web.Response(status=answer.status, body=reply, content_type=answer.content_type)
 
     def record(self, request: web.Request, body: bytes, status: int, reply: bytes) -> None:
         line = {
-            "path": request.path,
             "headers": dict(request.headers),
             "request": _json(body),
             "status": status,
@@ -87,7 +82,7 @@ def recording(upstream: str, file: Path) -> Iterator[Recorder]:
     recorder, ready = Recorder(upstream, file), threading.Event()
     loop = asyncio.new_event_loop()
     until = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(0, until, ready)))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(until, ready)))
     thread.start()
     try:
         assert ready.wait(60), "the recorder did not start"
@@ -96,19 +91,3 @@ def recording(upstream: str, file: Path) -> Iterator[Recorder]:
         loop.call_soon_threadsafe(until.set)
         thread.join()
         loop.close()
-
-
-def main() -> None:
-    upstream, port, file = sys.argv[1:]
-
-    async def run() -> None:
-        until = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, until.set)
-        await Recorder(upstream, Path(file)).run(int(port), until, threading.Event())
-
-    asyncio.run(run())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The broker's transport among junk: what is sound still arrives, and nothing that it raises would end a worker."""
+"""The broker's transport survives junk: good messages still arrive, and it raises nothing that ends a worker."""
 
 import logging
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Consumer:
         self.connection.Producer().publish(body, exchange=self.queue.exchange, routing_key=QUEUE, serializer="json")
 
     def hear(self, body: Any) -> None:
-        """Drain until it is there."""
+        """Read messages until this one is there."""
         with self.connection.Consumer([self.queue], callbacks=[self._hear], accept=["json"]):
             for _ in range(40):
                 try:
@@ -68,7 +68,7 @@ def test_junk_is_dropped(connection: kombu.Connection, client: Any, caplog: pyte
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_another_type_is_set_aside(
+def test_a_key_of_another_type_is_renamed(
     connection: kombu.Connection, client: Any, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     consumer = Consumer(connection)
@@ -92,4 +92,4 @@ def test_other_refusals_are_not_hidden(connection: kombu.Connection, client: Any
         raise ResponseError("NOPERM this user has no permissions")
 
     with pytest.raises(ResponseError, match="NOPERM"):
-        channel.mended(refused)
+        channel.with_repair(refused)

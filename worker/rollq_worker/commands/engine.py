@@ -7,7 +7,7 @@ from rollq.commands.flags import Commands, add_tokenizer, number, whole
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken
-from rollq_worker.commands.environment_names import world
+from rollq_worker.commands.environment_names import load_domain
 
 
 def add(commands: Commands) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     with needs("engine"):
         from rollq_worker.replay_engine import server
     for name in args.env.split(",") if args.env != "all" else ():
-        world(name.strip(), "engine")
+        load_domain(name.strip(), "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
     server.serve(

@@ -1,4 +1,4 @@
-"""Environments as the commands meet them: by a name that may be wrong, and may need an extra."""
+"""Environments by the names that a user gives to commands: a wrong name or a missing extra becomes one clear error."""
 
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from rollq_worker.protocols import Domain
 
 
-def world(env: str, wanted: str = "demo") -> "Domain":
-    """The environment of that name; `wanted` is the extra that the command needs. Raises SettingsError."""
-    with needs(wanted):
+def load_domain(env: str, extra: str = "demo") -> "Domain":
+    """The environment of that name; `extra` is the one that the command needs. Raises SettingsError."""
+    with needs(extra):
         from rollq_worker.environments import domain
     try:
         return domain(env)
@@ -20,11 +20,8 @@ def world(env: str, wanted: str = "demo") -> "Domain":
 
 
 def task_count(env: str, split: str) -> int:
-    """How many tasks there are. Raises SettingsError for an unknown environment or split."""
-    try:
-        splits = world(env).splits()
-    except RollqError as e:
-        raise SettingsError(str(e)) from e
+    """How many tasks a split has. Raises SettingsError for an unknown environment or split."""
+    splits = load_domain(env).splits()
     if split not in splits:
         known = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())
         raise SettingsError(f"{env} has no split {split!r}; it has {known}")

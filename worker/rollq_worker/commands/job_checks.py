@@ -1,4 +1,4 @@
-"""Looks at a job before it is submitted, for `rollq submit` and `rollq eval`. They find it by `rollq.job_checks`."""
+"""Checks a job before `rollq submit` or `rollq eval` submits it. They find this by the group `rollq.job_checks`."""
 
 from rollq.errors import RollqError
 from rollq.job import Job
@@ -9,18 +9,18 @@ from rollq_worker.users import user_factory
 
 
 def check(job: Job) -> str:
-    """A warning about a task that is not known here, where the workers may have more environments; else empty.
+    """A warning about a task that this machine does not know, because the workers may; else empty.
 
     Raises JobFailure for a user simulator that no worker can play.
     """
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
     endpoints = {str(job.user.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     user_factory(job.user, task, seed=0, endpoints=endpoints)
-    unknown = _unknown(job)
+    unknown = _unknown_part(job)
     return f"{unknown} is not known on this machine; do the workers have it?" if unknown else ""
 
 
-def _unknown(job: Job) -> str:
+def _unknown_part(job: Job) -> str:
     if not {job.env, job.env.partition(":")[0]} & set(names()):
         return f"environment {job.env!r}"
     try:

@@ -1,8 +1,8 @@
 """Environments by name: `shop`, `tau2:retail`, and whatever installed packages add.
 
-A name is an entry point of the group `rollq.environments`: a callable that takes the part behind the colon (None
-without one) and returns a Domain. The built-in ones are entry points as well, declared here. A domain is loaded when
-it is first asked for, once a process. This module knows no environment's package.
+A name is an entry point of the group `rollq.environments`: a callable that takes the part after the colon (None
+without one) and returns a Domain. The built-in names are entry points too, declared here. A domain is loaded at its
+first use, once in each process. This module knows no environment's package.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -29,20 +29,20 @@ _locks: dict[str, Lock] = {}
 
 
 def names() -> list[str]:
-    """Every environment there is, whether its package is installed or not."""
+    """All environments, also those whose package is not installed."""
     return sorted(_entries())
 
 
 def domain(name: str) -> Domain:
-    """The environment of that name, the same object for all threads. A failure is not remembered.
+    """The environment of that name, the same object for all threads. After a failure the next call tries again.
 
-    Raises JobFailure when there is none, when two packages claim the name or when loading it fails; what the adapter
-    says of a missing package passes through.
+    Raises JobFailure when there is none, when two packages claim the name, or when loading fails. An adapter's own
+    RollqError passes through, such as the one for a missing package.
     """
     if (known := _domains.get(name)) is not None:
         return known
     entry, variant = _find(name)
-    # One lock a name: an adapter that imports for seconds holds up nobody who wants another environment.
+    # One lock for each name: an adapter that imports for seconds must not delay other environments.
     with _locks.setdefault(name, Lock()):
         if name not in _domains:
             _domains[name] = _load(name, entry, variant)
@@ -50,7 +50,7 @@ def domain(name: str) -> Domain:
 
 
 def _entries() -> dict[str, list[EntryPoint]]:
-    """Entry points by name; more than one only if they differ in what they load."""
+    """Entry points by name; several under one name only if they load different objects."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in (*BUILTIN, *entry_points(group=GROUP)):
         same = found.setdefault(entry.name, [])
@@ -60,7 +60,7 @@ def _entries() -> dict[str, list[EntryPoint]]:
 
 
 def _find(name: str) -> tuple[EntryPoint, str | None]:
-    """The entry point `tau2:retail`, else `tau2`; the variant is `retail` in both cases."""
+    """The entry point and the variant: `tau2:retail`, else `tau2`, and `retail` in both cases."""
     entries = _entries()
     base, colon, variant = name.partition(":")
     claims = entries.get(name) or (entries.get(base) if variant or not colon else None)
@@ -80,7 +80,7 @@ def _load(name: str, entry: EntryPoint, variant: str | None) -> Domain:
         loaded: Domain = entry.load()(variant)
     except RollqError:
         raise
-    except Exception as error:  # the boundary to other people's packages
+    except Exception as error:  # other people's code
         raise JobFailure(f"environment {name!r} ({entry.value}): {type(error).__name__}: {error}") from error
     if missing := [part for part in ("name", "version", "splits", "task", "open") if not hasattr(loaded, part)]:
         raise JobFailure(f"environment {name!r}: {entry.value} returned no Domain, it lacks {', '.join(missing)}")

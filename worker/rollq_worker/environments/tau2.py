@@ -159,7 +159,7 @@ def _canon(record: Any) -> str:
 
 
 def _cases(variant: str, data: Path) -> Mapping[str, Sequence[Case]]:
-    """The splits of the split file, each in the order of the task file, as the package's data set has them."""
+    """The splits of the split file, each in the order of the task file, as in the package's data set."""
     load_task = _import("inspect_evals.tau2.data_model.tasks").Task.model_validate
     records = json.loads((data / "tasks.json").read_text(encoding="utf-8"))
     splits = json.loads((data / "split_tasks.json").read_text(encoding="utf-8"))

@@ -128,7 +128,7 @@ class TauBenchBackend:
 
 
 def _explodes(expression: object) -> bool:
-    """Whether `calculate` would work on numbers of more than MAX_BITS: `9**9**9` holds the interpreter for hours."""
+    """Whether `calculate` would meet a number of more than MAX_BITS: `9**9**9` holds the interpreter for hours."""
     if not isinstance(expression, str) or "**" not in expression:
         return False  # sums and products are no larger than what was typed
     try:

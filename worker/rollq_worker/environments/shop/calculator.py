@@ -1,7 +1,7 @@
 """A calculator that cannot be made to hang.
 
-Sampled text reaches it, so nothing is evaluated as Python: numbers, + - * /, parentheses. Powers are left out on
-purpose: one sampled `9**9**9` would stop every episode of the process.
+It gets sampled text, so it evaluates no Python: only numbers, + - * / and parentheses. Powers are left out on purpose:
+one sampled `9**9**9` would stop every episode of the process.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 LONGEST = 100
-"""Characters; it bounds the size of the numbers and the depth of the tree as well."""
+"""Characters; this also bounds the size of the numbers and the depth of the tree."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

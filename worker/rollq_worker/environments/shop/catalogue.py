@@ -1,7 +1,7 @@
 """What the shop sells.
 
-Every product comes in variants; a variant is what a customer buys and is named by its item id. Amounts of money are
-whole cents inside and text with two decimals (`129.45`) wherever somebody reads them.
+A product comes in variants; a customer buys a variant, which has an item id. Amounts of money are whole cents, and text
+with two decimals (`129.45`) where policy or customer read them.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One thing in a box."""
+    """What a customer buys."""
 
     item_id: str
     product_id: str
@@ -30,13 +30,13 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A kind of thing, in at least four variants of which at least three are in stock."""
+    """At least four variants, of which at least three are in stock."""
 
     product_id: str
     name: str
     category: str
     final_sale: bool
-    """The policy takes no returns or exchanges of it."""
+    """The policy forbids to return or exchange it."""
     variants: tuple[Variant, ...]
 
 
@@ -86,7 +86,7 @@ def _product(
     random = Random(f"shop product {index}")
     product_id = f"P-{index * 7 % 89 + 10}"
     choices = list(combinations(*options.values()))
-    sold_out = random.randrange(len(choices) * 2)  # about every second product has one variant that is sold out
+    sold_out = random.randrange(len(choices) * 2)  # about half of the products have one variant that is sold out
     variants = tuple(
         Variant(
             item_id=f"{product_id}-{place + 1}",

@@ -1,7 +1,7 @@
 """A task: one customer with one to three intents, as an instruction, a script and the moves of a perfect agent.
 
-Task i of a split is a pure function of (split, i). Moves and script fit each other line by line: reply k answers the
-k-th thing the moves say, and no conversation ends before the customer has been answered three times.
+Task i of a split is a pure function of (split, i). Reply k of the script answers the k-th message among the moves, and
+every script has at least three replies.
 """
 
 import json
@@ -18,7 +18,7 @@ from rollq_worker.environments.shop.tools import TRANSFER
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
 
 SHORTEST = 3
-"""Replies in a script, so that an agent that only chats plays several turns as well."""
+"""Replies in a script, so an agent that only chats plays several turns too."""
 
 CLOSING = f"Thank you, that is all. {STOP_MARKER}"
 
@@ -71,7 +71,7 @@ def make_task(split: str, index: int) -> Task:
 
 
 def _choose(random: Random, customer: Customer, orders: Sequence[Order]) -> list[Intent]:
-    """One to three intents about different orders; what is handed over comes last, since it ends the conversation."""
+    """One to three intents about different orders; a hand-over comes last, because it ends the conversation."""
     about = random.sample(orders, random.choices((1, 2, 3), weights=(5, 4, 2))[0])
     chosen = [_maker(random, order)(random, customer, order) for order in about]
     if random.random() < 0.08:
@@ -126,7 +126,7 @@ def _script(random: Random, customer: Customer, chosen: Sequence[Intent]) -> tup
 
 
 def _identify(random: Random, customer: Customer) -> tuple[str, Action]:
-    """How the customer says who they are, and the call that finds them."""
+    """How customers say who they are, and the call that finds them."""
     if random.random() < 0.5:
         return (
             f"this is {customer.name}, my e-mail address is {customer.email}.",

@@ -40,12 +40,12 @@ from rollq.wire.codec import decode_trajectory, encode_trajectory
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125
 """Tokens: of the first prompt, and of each turn."""
-MOST_BYTES = 60_000
-LEAST_GAIN = 2.0
+MAX_BYTES = 60_000
+MIN_GAIN = 2.0
 
 
-class Writer:
-    """Words with the frequencies of a language, so that they compress about as badly."""
+class RandomText:
+    """Random words with the frequencies of a language."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -66,7 +66,7 @@ class Writer:
 
 def episode() -> Trajectory:
     """The same each time."""
-    writer = Writer()
+    writer = RandomText()
     tools = [
         {"type": "function", "function": {"name": f"tool_{n}", "description": writer.text(850)}} for n in range(14)
     ]
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report(result)
     if args.json:
         print(json.dumps(result))
-    return 0 if result["bytes"] <= MOST_BYTES and result["list_decode_s"] >= LEAST_GAIN * result["decode_s"] else 1
+    return 0 if result["bytes"] <= MAX_BYTES and result["list_decode_s"] >= MIN_GAIN * result["decode_s"] else 1
 
 
 def report(result: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""What the tokens of a turn cost, against the length of the history behind it.
+"""What the tokens of a turn cost, by the length of the history behind it.
 
-Reading and bridging a turn and writing the next request must cost the same behind 1,000 tokens as behind 12,000, and
-twice the turns about twice the time. What it would take to render and encode the whole conversation is shown beside
-them. Exit code 1 when a turn behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns
+Reading and bridging a turn and writing the next request must cost the same behind 1,000 tokens as behind 12,000. Twice
+the turns must take about twice the time. Beside them stands the cost of rendering and encoding the whole conversation.
+Exit code 1 when a turn behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns
 more than 2.5 times 30.
 
     python benchmarks/bench_tokens.py [--tokenizer DIR] [--json]
@@ -29,7 +29,7 @@ from rollq_worker.tokens.tokenizer import load_tokenizer
 
 ENV = "shop"
 TOOLS = 4
-"""Of the environment's: the first prompt must be shorter than the shortest history."""
+"""So few that the first prompt is shorter than the shortest history."""
 POLICY = "You help the customers of a shop. Look up an order before you speak of it."
 LENGTHS = (1_000, 4_000, 12_000)
 EPISODES = (30, 60)
@@ -39,8 +39,8 @@ LARGEST_DOUBLING = 2.5
 ORDER = {f"item_{n}": {"name": f"kettle {n}", "price": n * 7.5, "options": ["1.5 l", "steel"]} for n in range(8)}
 
 
-class Talk:
-    """A conversation that goes on for ever: tool calls, each with another result."""
+class Conversation:
+    """An endless conversation of tool calls, each with another result."""
 
     def __init__(self, renderer: ChatRenderer, policy: str, tools: list[Any]) -> None:
         self.renderer = renderer
@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     renderer = ChatRenderer(load_tokenizer(args.tokenizer))
     tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
 
-    def begin() -> Talk:
-        return Talk(renderer, POLICY, tools)
+    def begin() -> Conversation:
+        return Conversation(renderer, POLICY, tools)
 
     begin().turn()  # templates are compiled at first use
     result = {"lengths": [behind(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if good else 1
 
 
-def behind(begin: Callable[[], Talk], length: int) -> dict[str, float]:
+def behind(begin: Callable[[], Conversation], length: int) -> dict[str, float]:
     """Seconds of the fastest turn behind a history of that many tokens, and of what rendering it whole would take."""
     talk = begin()
     while len(talk.ids) < length:
@@ -136,11 +136,11 @@ def behind(begin: Callable[[], Talk], length: int) -> dict[str, float]:
     return {"tokens": reached, **seconds, "whole_s": min(whole)}
 
 
-def episodes(begin: Callable[[], Talk]) -> list[dict[str, float]]:
+def episodes(begin: Callable[[], Conversation]) -> list[dict[str, float]]:
     """Seconds of whole episodes, first prompt included: the fastest of several."""
     found: dict[int, tuple[float, int]] = {}
     for _ in range(5):
-        for turns in EPISODES:  # one beside the other: the machine's mood changes
+        for turns in EPISODES:  # in turns, because the speed of a shared machine changes
             began = time.process_time()
             talk = begin()
             for _ in range(turns):

@@ -1,8 +1,8 @@
 """Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
 
-The worker's own `Player` plays tau2:retail in this process against a real Redis and a replay engine; each part's CPU is
-the process's (an encoder has threads of its own), without the parts inside it. What messages cost is measured on a real
-worker process that is sent jobs which are done already.
+The worker's own `JobRunner` plays tau2:retail in this process against a real Redis and a replay engine; the CPU of a
+part is the process's, because encoders have threads of their own, without the parts inside it. The cost of messages is
+measured on a real worker process that gets messages of jobs that are already done.
 
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cpu import cpu_seconds, require_linux
-from parts import Parts
+from processes import Processes
 from tables import ms, table
 
 from rollq.client.celery_publisher import Publisher
@@ -31,10 +31,11 @@ from rollq_worker.engine import sglang_client as engines
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.environments.customer_service import Conversation, ConversationDomain
-from rollq_worker.process import leases
-from rollq_worker.process.job_task import Player
+from rollq_worker.process import attempt
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.process.renderer_cache import Renderers
 from rollq_worker.tokens import tokenizer
-from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.renderer import ChatRenderer
 
 ENV, SPLIT = "tau2:retail", "train"
@@ -50,12 +51,12 @@ PARTS = (
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),
     ("renderer: decode", tokenizer.Tokenizer, "decode"),
     ("renderer: guard", Guard, "hide"),
-    ("renderer: guard", Controls, "encode"),
+    ("renderer: guard", ControlTokens, "encode"),
     ("renderer: rest", ChatRenderer, "open"),
     ("renderer: rest", ChatRenderer, "bridge"),
     ("renderer: rest", ChatRenderer, "read"),
-    ("ledger: encode", leases, "encode_event"),
-    ("ledger: encode", leases, "encode_header"),
+    ("ledger: encode", attempt, "encode_event"),
+    ("ledger: encode", attempt, "encode_header"),
     ("ledger: Redis", Ledger, "_call"),
     ("ledger: rest", Ledger, "claim"),
     ("ledger: rest", Ledger, "append"),
@@ -64,20 +65,20 @@ PARTS = (
     ("environment: open and reset", Conversation, "reset"),
     ("environment: step", Conversation, "step"),
     ("environment: grade", Conversation, "grade"),
-    ("player: look up the renderer", Player, "renderer"),
-    ("agent loop and rest", Player, "play"),
+    ("renderer: look up", Renderers, "of"),
+    ("agent loop and rest", JobRunner, "run"),
 )
-"""What is timed under which name. What does not exist under its name any more counts in its caller, and is named."""
+"""Name, owner and function of each part. A function that no longer exists counts in its caller and is reported."""
 
 
-class Clock:
-    """CPU seconds of the process and calls by part, each without the parts that it calls. For one thread."""
+class NestedTimer:
+    """CPU seconds and calls by part, each part without the parts that it calls. For one thread."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.collector = 0.0
-        """Seconds in the garbage collector, in whichever parts they fell."""
+        """Seconds in the garbage collector; they count in the running part as well."""
         self._began = 0.0
         self._names = [""]
         self._inner = [0.0]
@@ -85,7 +86,7 @@ class Clock:
         gc.callbacks.append(self._collect)
 
     def watch(self, name: str, owner: Any, attribute: str) -> bool:
-        """Replaces the function by one that is timed; False when there is none."""
+        """Replace the function with a timed one. Returns False when there is none."""
         function = getattr(owner, attribute, None)
         if function is None:
             return False
@@ -129,10 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args(argv)
     require_linux()
-    with Parts() as parts:
-        engine_url, redis_url = parts.engine(ENV, args.tokenizer), parts.redis()
+    with Processes() as processes:
+        engine_url, redis_url = processes.engine(ENV, args.tokenizer), processes.redis()
         result = measure(redis_url, engine_url, args.tokenizer)
-        result["ms_a_message"] = measure_messages(parts, redis_url, engine_url, args.tokenizer)
+        result["ms_a_message"] = measure_messages(processes, redis_url, engine_url, args.tokenizer)
     report(result)
     if args.json:
         print(json.dumps(result))
@@ -144,16 +145,16 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
     connection, loaded = connect(redis_url), tokenizer.load_tokenizer(where)
     settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_url=engine_url, tokenizer=where)
     engine = SGLangEngine(engine_url, stop_ids=ChatRenderer(loaded).stop_ids, vocab_size=loaded.vocab_size)
-    player = Player(settings, connection, engine, loaded, "bench", threading.Event())
+    runner = JobRunner(settings, connection, engine, loaded, "bench", threading.Event())
     for id in submit(Ledger(connection, "warm-up"), range(TASKS, TASKS + WARM_UP)):
-        player.play(id)
-    clock = Clock()
+        runner.run(id)
+    clock = NestedTimer()
     gone = [attribute for name, owner, attribute in PARTS if not clock.watch(name, owner, attribute)]
     turns, jobs = 0, submit(Ledger(connection, "measured"), range(TASKS))
     clock.reset()
     began = time.process_time()
     for id in jobs:
-        played = player.play(id)
+        played = runner.run(id)
         if played.get("reward") != 1.0:
             sys.exit(f"{id} ended as {played}: it is not the work to be measured")
         turns += played["turns"]
@@ -171,7 +172,7 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
 
 
 def submit(ledger: Ledger, tasks: Sequence[int]) -> list[str]:
-    """Jobs that nobody publishes: whoever knows the ids plays them."""
+    """Submit jobs without publishing them. Returns their ids."""
     count, ids = domain(ENV).splits()[SPLIT], []
     for task in tasks:
         job = Job(run=ledger.run, group=f"task-{task}", env=ENV, split=SPLIT, task=task % count)
@@ -179,9 +180,9 @@ def submit(ledger: Ledger, tasks: Sequence[int]) -> list[str]:
     return ids
 
 
-def measure_messages(parts: Parts, redis_url: str, engine_url: str, where: str | None) -> float:
-    """Milliseconds of a worker's CPU for one message, with a claim that is refused."""
-    child = parts.worker(redis_url, engine_url, 16, where)
+def measure_messages(processes: Processes, redis_url: str, engine_url: str, where: str | None) -> float:
+    """Milliseconds of a worker's CPU for one message whose claim is refused."""
+    child = processes.worker(redis_url, engine_url, 16, where)
     publisher = Publisher(redis_url)
     ids = [f"measured/task-{task}/0" for task in range(TASKS)]
 
@@ -190,7 +191,7 @@ def measure_messages(parts: Parts, redis_url: str, engine_url: str, where: str |
             publisher.publish(ids)
         while publisher.backlog():
             time.sleep(0.05)
-        time.sleep(0.5)  # what was taken last is still being refused
+        time.sleep(0.5)  # the last claims are still being refused
 
     send(2 * TASKS)
     before = cpu_seconds(child.pid)

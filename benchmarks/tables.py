@@ -1,4 +1,4 @@
-"""Plain text tables, as they stand in README.md."""
+"""Plain text tables, as in README.md."""
 
 from collections.abc import Sequence
 
@@ -16,6 +16,6 @@ def _cell(text: str, column: int, width: int) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds with three significant digits or so."""
+    """Milliseconds with about three significant digits."""
     value = seconds * 1000
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

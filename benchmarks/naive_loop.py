@@ -1,11 +1,11 @@
-"""The baseline of bench_rollout: agent rollouts the way RL examples commonly write them, one asyncio process.
+"""The baseline of bench_rollout: agent rollouts as RL examples commonly write them, in one asyncio process.
 
-Text goes to the engine: the whole conversation is rendered again each turn, and rendered again twice for each message
-to cut out its text for the training ids. Each episode loads the database of its own, and loads it once more and hashes
-both copies for its reward. Environment, tokenizer and HTTP client are the stock ones. It knows nothing of rollq: what
-it plays comes as a JSON file, what it measured leaves as one.
+It sends text to the engine: it renders the whole conversation for each turn, and twice more for each message to cut out
+the text of the training ids. Each episode loads its own database, loads it again for its reward, and hashes both.
+Environment, tokenizer and HTTP client are the stock ones. This module knows nothing of rollq: the tasks come as a JSON
+file, and the measurements leave as one.
 
-    python seed_style.py TASKS ENGINE_URL TOKENIZER CONCURRENCY OUT
+    python naive_loop.py TASKS ENGINE_URL TOKENIZER CONCURRENCY OUT
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from transformers import AutoTokenizer
 MAX_TURNS = 30
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 FREE = {"calculate": common.calculate(), "transfer_to_human_agents": common.transfer_to_human_agents()}
-"""Tools that touch no data; the package's scorer does not replay them."""
+"""Tools that touch no data. The package's scorer does not replay them."""
 TRIES = 5
 ALONE = 5
-"""Loads and hashes that are timed with a single database alive."""
+"""Loads and hashes that are timed with one database in the process."""
 
 
-class Clock:
-    """CPU seconds and calls by part. One thread runs everything, so its CPU time is the part's."""
+class PartTimer:
+    """CPU seconds and calls by part. Everything runs in one thread, so its CPU time is the part's."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -60,7 +60,7 @@ class Clock:
             self.calls[name] += 1
 
     def collector(self, phase: str, info: dict[str, Any]) -> None:
-        """Callback of the garbage collector, whose time counts in whichever part it falls into as well."""
+        """Callback of the garbage collector. Its time counts in the running part as well."""
         if phase == "start":
             self._began = time.thread_time()
         else:
@@ -80,7 +80,7 @@ class Tool(BaseModel):
 
 
 class Parser:
-    """Finds the first call in a turn; made for each turn out of the tools' schemas."""
+    """Finds the first call in a turn. It is made from the tools' schemas, once per turn."""
 
     def __init__(self, tools: list[dict[str, Any]]) -> None:
         self.names = {Tool(**tool).function.name for tool in tools}
@@ -94,13 +94,13 @@ class Parser:
 
 
 class Episode:
-    """The stock environment of one episode, with a user who reads out its lines."""
+    """The stock environment of one episode, with a scripted user."""
 
-    def __init__(self, task: dict[str, Any], clock: Clock) -> None:
+    def __init__(self, task: dict[str, Any], clock: PartTimer) -> None:
         self.task = task
         self.clock = clock
         self.toolkit = self.load()
-        self.told: list[str] = []
+        self.answers: list[str] = []
 
     def load(self) -> Any:
         with self.clock.part("load"):
@@ -109,9 +109,9 @@ class Episode:
         return toolkit
 
     def respond(self, text: str) -> str:
-        self.told.append(text)
+        self.answers.append(text)
         replies = self.task["replies"]
-        return str(replies[min(len(self.told), len(replies)) - 1])
+        return str(replies[min(len(self.answers), len(replies)) - 1])
 
     async def call(self, toolkit: Any, name: str, arguments: dict[str, Any]) -> str:
         try:
@@ -132,7 +132,7 @@ class Episode:
         for toolkit in (due, self.toolkit):
             with self.clock.part("hash"):
                 hashes.append(toolkit.db.get_hash())
-        said = "\n".join(self.told).lower().replace(",", "")
+        said = "\n".join(self.answers).lower().replace(",", "")
         return float(hashes[0] == hashes[1] and all(output.lower() in said for output in self.task["outputs"]))
 
 
@@ -144,7 +144,7 @@ class Loop:
         self.url = f"{engine_url}/generate"
         self.tokenizer = tokenizer
         self.policy, self.tools = setting["policy"], setting["tools"]
-        self.clock = Clock()
+        self.clock = PartTimer()
 
     async def play(self, tasks: list[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
         slots = asyncio.Semaphore(concurrency)
@@ -181,14 +181,14 @@ class Loop:
             try:
                 answer = await self.client.post(self.url, json=body)
                 break
-            except httpx.TransportError:  # the loop was blocked for so long that the connection is gone
+            except httpx.TransportError:  # the event loop was blocked until the connection was lost
                 if tries == TRIES:
                     raise
         answer.raise_for_status()
         return str(answer.json()["text"].removesuffix("<|im_end|>"))
 
     def add(self, messages: list[Any], ids: list[int], mask: list[int], message: dict[str, Any]) -> None:
-        """Take the message over, with the ids of the text that it adds to the rendered conversation."""
+        """Append the message, and the ids of the text that it adds to the rendered conversation."""
         sampled = message["role"] == "assistant"
         before = self.render(messages, sampled)
         messages.append(message)
@@ -216,7 +216,7 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
         apart = measure_alone(setting["warm_up"][0])
         await loop.play(setting["warm_up"], concurrency)
         warm = cpu_seconds(os.getpid())
-        loop.clock = Clock()
+        loop.clock = PartTimer()
         gc.callbacks.append(loop.clock.collector)
         began = time.monotonic()
         rollouts = await loop.play(setting["tasks"], concurrency)
@@ -233,11 +233,11 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
 
 
 def measure_alone(task: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds of loads, hashes and their parts with nothing else in the process, with and without the collector."""
+    """Seconds of a load, a hash and their parts, alone in the process, with and without the collector."""
     found = {}
     for name, turn in (("alone", gc.enable), ("collector off", gc.disable)):
         turn()
-        clock = Clock()
+        clock = PartTimer()
         for _ in range(ALONE):
             with clock.part("JSON"):
                 json.loads(gzip.decompress((TAU2_DATA_DIR / "domains" / "retail" / "db.json.gz").read_bytes()))
@@ -258,7 +258,7 @@ def main(tasks: str, engine_url: str, tokenizer: str, concurrency: str, out: str
     imports = cpu_seconds(os.getpid())
     result = asyncio.run(run(Path(tasks), engine_url, loaded, int(concurrency), imports))
     Path(out).write_text(json.dumps(result))
-    print("seed-style loop: finished", flush=True)
+    print("naive loop: finished", flush=True)
 
 
 if __name__ == "__main__":

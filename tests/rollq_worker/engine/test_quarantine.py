@@ -83,7 +83,9 @@ class MortalEngine:
             with self._lock:
                 if not self._dead.is_set():
                     return good_reply(body)
-                thread = self._in_flight._requests[body["rid"]].thread
+                [thread] = [
+                    thread for thread, request in self._in_flight._by_thread.items() if request.rid == body["rid"]
+                ]
                 self._noticed.discard(thread)
                 self._broken.add(thread)
             raise ConnectionAbortedError  # the connection ends without an answer

@@ -105,13 +105,6 @@ class TestAborts:
         with pytest.raises(failure, match="the engine aborted the request: queue timeout"):
             read(encoded((), finish_reason=abort(status)))
 
-    def test_a_reason_that_blames_the_request_names_the_job(self, connect: Connect) -> None:
-        with (
-            scripted_engine((200, reply([], finish_reason=abort(400, "bad grammar")))) as engine,
-            pytest.raises(JobFailure, match=f"{KEY}: .*bad grammar"),
-        ):
-            generate(connect(engine))
-
     def test_partial_tokens_are_kept_whatever_the_reason(self) -> None:
         generated = read(encoded(finish_reason=abort(503)))
         assert (generated.finish, generated.ids) == (Finish.ABORT, array("I", [7, 8, 9]))

@@ -74,13 +74,6 @@ class TestRequest:
             generate(connect(engine, api_key="secret"))
             assert engine.requests[-1][2]["Authorization"] == "Bearer secret"
 
-    def test_every_request_has_its_own_id(self, connect: Connect) -> None:
-        with scripted_engine() as engine:
-            client = connect(engine)
-            for _ in range(3):
-                generate(client)
-            assert len({body["rid"] for body in engine.bodies()}) == 3
-
     @pytest.mark.parametrize("ids", [[], [4, 100], [2**31]], ids=repr)
     def test_what_would_kill_the_server_is_not_sent(self, connect: Connect, ids: list[int]) -> None:
         with scripted_engine() as engine:

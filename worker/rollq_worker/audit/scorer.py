@@ -149,10 +149,7 @@ class Scorer:
 
     def _version(self) -> str | None:
         for path in ("/model_info", "/get_model_info"):  # routers only know the second
-            response = self._send(path)
-            if response.status in (401, 403):
-                raise self._failure(response)
-            info = response.json() if response.status == 200 else None
+            info = self._get_json(path)
             version = info.get("weight_version") if isinstance(info, dict) else None
             if isinstance(version, str):
                 return version
@@ -160,6 +157,8 @@ class Scorer:
 
     def _get_json(self, path: str) -> object:
         response = self._send(path)
+        if response.status in (401, 403):
+            raise self._failure(response)
         return response.json() if response.status == 200 else None
 
     def _send(self, path: str, body: object = None) -> Response:

@@ -48,8 +48,8 @@ class EngineHttp:
     def __init__(self, url: str, threads: int, *, api_key: str | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.sockets = WaitingSockets()
-        self._adapter = _Adapter(self.sockets, pool_connections=1, pool_maxsize=threads, max_retries=0)
+        self.in_flight = RequestsInFlight()
+        self._adapter = _Adapter(self.in_flight, pool_connections=1, pool_maxsize=threads, max_retries=0)
         self._client = HttpClient(self._adapter, max_bytes=max_bytes, connect_timeout_s=CONNECT_TIMEOUT_S)
 
     def get(self, path: str, *, timeout_s: float) -> Response:
@@ -71,97 +71,75 @@ class EngineHttp:
 
 @dataclass(eq=False)
 class RequestInFlight:
+    """One request whose wait can be cut."""
+
+    rid: str
     key: str
     """The job it is for."""
-    thread: int = field(default_factory=threading.get_ident)
     since: float = field(default_factory=time.monotonic)
+    sock: socket.socket | None = None
+    """Set while the thread waits on it for the response."""
     cut: WaitCut | None = None
-    """Set when the wait for its response was ended."""
+    """Set when the wait was ended."""
 
 
 class RequestsInFlight:
-    """The requests of this process that wait for a response, by request id."""
+    """The requests of this process that can be cut, at most one a thread."""
 
-    def __init__(self, sockets: "WaitingSockets") -> None:
-        self._sockets = sockets
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: dict[str, RequestInFlight] = {}
+        self._by_thread: dict[int, RequestInFlight] = {}
 
     @contextmanager
     def track(self, rid: str, key: str) -> Iterator[RequestInFlight]:
         """This thread sends the request `rid` and waits for its response."""
-        request = RequestInFlight(key)
+        request = RequestInFlight(rid, key)
         with self._lock:
-            self._requests[rid] = request
+            self._by_thread[threading.get_ident()] = request
         try:
             yield request
         finally:
             with self._lock:
-                del self._requests[rid]
+                del self._by_thread[threading.get_ident()]
+
+    def wait_on(self, sock: socket.socket | None) -> None:
+        """This thread is about to wait on that socket; None: it waits no longer."""
+        if (request := self._by_thread.get(threading.get_ident())) is not None:
+            with self._lock:
+                request.sock = sock
 
     def rids(self) -> list[str]:
         with self._lock:
-            return list(self._requests)
+            return [request.rid for request in self._by_thread.values()]
 
     def cut(self, key: str | None, *, hung: bool) -> int:
         """End the wait for that job's response (None: for all). Returns how many have been ended."""
-        with self._lock:
-            requests = [request for request in self._requests.values() if key in (None, request.key)]
+        with self._lock:  # so that no socket becomes another thread's meanwhile
+            requests = [request for request in self._by_thread.values() if key in (None, request.key)]
             for request in requests:
-                before, request.cut = request.cut, WaitCut(hung)  # set before its thread wakes up and looks
-                if not self._sockets.shut_down(request.thread):
-                    request.cut = before
+                if request.sock is not None:
+                    request.cut = WaitCut(hung)
+                    with suppress(OSError):  # it may be closed by now
+                        # Not the TLS socket's own shutdown: it drops the state that the other thread reads with.
+                        socket.socket.shutdown(request.sock, socket.SHUT_RDWR)
         return sum(request.cut is not None for request in requests)
 
     def longest_wait_s(self) -> float:
         with self._lock:
-            return max((time.monotonic() - request.since for request in self._requests.values()), default=0.0)
-
-
-class WaitingSockets:
-    """The socket on which each thread waits, from the end of its request to the end of the response."""
-
-    def __init__(self) -> None:
-        self._sockets: dict[int, socket.socket] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._sockets)
-
-    def add(self, sock: socket.socket | None) -> None:
-        """This thread is about to wait on it."""
-        if sock is not None:
-            with self._lock:
-                self._sockets[threading.get_ident()] = sock
-
-    def remove(self) -> None:
-        """This thread no longer waits."""
-        with self._lock:
-            self._sockets.pop(threading.get_ident(), None)
-
-    def shut_down(self, thread: int) -> bool:
-        """End that thread's wait. False when it does not wait."""
-        with self._lock:  # so that the socket is not another thread's by now
-            sock = self._sockets.get(thread)
-            if sock is None:
-                return False
-            with suppress(OSError):  # it may be closed by now
-                # Not the TLS socket's own shutdown, which would take away the state the other thread is reading with.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            return True
+            return max((time.monotonic() - request.since for request in self._by_thread.values()), default=0.0)
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, sockets: WaitingSockets, **options: Any) -> None:
-        self._sockets = sockets
+    def __init__(self, in_flight: RequestsInFlight, **options: Any) -> None:
+        self._in_flight = in_flight
         super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         kwargs["socket_options"] = [*HTTPConnection.default_socket_options, *KEEPALIVE]
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {
-            "http": _tracked(HTTPConnectionPool, HTTPConnection, self._sockets),
-            "https": _tracked(HTTPSConnectionPool, HTTPSConnection, self._sockets),
+            "http": _tracked(HTTPConnectionPool, HTTPConnection, self._in_flight),
+            "https": _tracked(HTTPSConnectionPool, HTTPSConnection, self._in_flight),
         }
 
     def close_idle(self) -> None:
@@ -174,15 +152,15 @@ class _Adapter(HTTPAdapter):
                     _close_if_idle(connection)
 
 
-def _tracked(pool: type[Any], connection: type[Any], sockets: WaitingSockets) -> type[Any]:
+def _tracked(pool: type[Any], connection: type[Any], in_flight: RequestsInFlight) -> type[Any]:
     """urllib3's pool, with connections that register their socket, and that are closed when they lay idle."""
 
     def getresponse(self: Any) -> Any:
-        sockets.add(self.sock)
+        in_flight.wait_on(self.sock)
         return connection.getresponse(self)
 
     def put(self: Any, connection: Any) -> None:
-        sockets.remove()  # before another thread can take it
+        in_flight.wait_on(None)  # before another thread can take it
         if connection is not None:
             connection.idle_since = time.monotonic()
         pool._put_conn(self, connection)

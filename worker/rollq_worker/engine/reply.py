@@ -21,7 +21,6 @@ from rollq_worker.protocols import Generated
 
 MAX_MESSAGE = 300
 """Characters that are kept of an engine's error message."""
-ANY_ID = 1 << 32
 MAX_LOGPROB = 1e-6
 """Rounding may put a logprob this far above 0."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
@@ -65,9 +64,7 @@ def read_refusal(response: Response, key: str) -> EngineUnavailable | RequestFai
     return JobFailure(f"{key}: {message}")
 
 
-def read_reply(
-    body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: int, vocabulary: int = ANY_ID
-) -> Generated:
+def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: int, vocabulary: int) -> Generated:
     """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
 
     Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids and finish ABORT.

@@ -23,7 +23,7 @@ from rollq.trajectory import Finish
 from rollq_worker import waiting
 from rollq_worker.engine.availability import Availability, OutageClock
 from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.http import EngineHttp, RequestsInFlight, WaitCut
+from rollq_worker.engine.http import EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck, Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, SharedLock, Suspect
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
@@ -98,7 +98,7 @@ class SGLangEngine:
         self._slots = threading.BoundedSemaphore(concurrency)
         self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
         self._control = EngineControl(self._http)
-        self._in_flight = RequestsInFlight(self._http.sockets)
+        self._in_flight = self._http.in_flight
         self._prompts = PromptWriter(concurrency)
         self._limits = EngineLimits(self._control.get_json)
         self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)

@@ -26,14 +26,16 @@ from rollq.client.celery_publisher import Publisher
 from rollq.job import Job
 from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.scripts import Scripts
 from rollq.settings import Settings
 from rollq_worker.engine import sglang_client as engines
+from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.environments.customer_service import Conversation, ConversationDomain
 from rollq_worker.process import attempt
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.process.renderer_cache import Renderers
+from rollq_worker.process.renderer_cache import RendererCache
 from rollq_worker.tokens import tokenizer
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -44,6 +46,7 @@ MESSAGES = 400
 
 PARTS = (
     ("engine: HTTP", SGLangEngine, "generate"),
+    ("engine: write the request", PromptWriter, "write"),
     ("engine: write the request", engines, "write_request"),
     ("engine: check the ids", SGLangEngine, "_validate"),
     ("engine: read the reply", engines, "read_reply"),
@@ -57,7 +60,7 @@ PARTS = (
     ("renderer: rest", ChatRenderer, "read"),
     ("ledger: encode", attempt, "encode_event"),
     ("ledger: encode", attempt, "encode_header"),
-    ("ledger: Redis", Ledger, "_call"),
+    ("ledger: Redis", Scripts, "call"),
     ("ledger: rest", Ledger, "claim"),
     ("ledger: rest", Ledger, "append"),
     ("ledger: rest", Ledger, "complete"),
@@ -65,7 +68,7 @@ PARTS = (
     ("environment: open and reset", Conversation, "reset"),
     ("environment: step", Conversation, "step"),
     ("environment: grade", Conversation, "grade"),
-    ("renderer: look up", Renderers, "of"),
+    ("renderer: look up", RendererCache, "of"),
     ("agent loop and rest", JobRunner, "run"),
 )
 """Name, owner and function of each part. A function that no longer exists counts in its caller and is reported."""

@@ -185,4 +185,4 @@ def test_a_run_that_stands_still_is_given_up(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert "rollq: nothing has moved for 3 s" in capsys.readouterr().err
+    assert "rollq: nothing has changed for 3 s" in capsys.readouterr().err

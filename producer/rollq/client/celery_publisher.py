@@ -1,7 +1,7 @@
-"""Celery messages that carry a job id. The ledger's outbox makes up for whatever is not published here.
+"""Publishes Celery messages that carry a job id.
 
-The only module of rollq that imports Celery, and only to publish: without it (a light client) nothing is published and
-the workers' reapers do it.
+A message that is not published here costs only time: the workers' reapers publish it from the ledger's outbox. So a
+light client needs no Celery, and no failure of the broker is raised.
 """
 
 import importlib.util
@@ -15,27 +15,27 @@ from rollq.ledger.keys import QUEUE
 TASK = "rollq.play"
 """The task's name; its one argument is the job id."""
 PAUSE_S = 5.0
-"""After a failure nothing is tried for so long: the outbox sends it again anyway."""
+"""After a failure, the time without another try."""
 
 
 class Publisher:
-    """Publishes to one broker. Safe to use from many threads; a failure is never raised."""
+    """Publishes to one broker. Safe to use from many threads."""
 
     def __init__(self, broker_url: str) -> None:
         self.broker_url = broker_url
         self.error: str | None = None
-        """What went wrong last, by exception type; None once publishing works."""
+        """The exception type of the last failure; None once publishing works."""
         self._app: Any = None
         self._paused_until = 0.0
         self._lock = threading.Lock()
 
     @property
     def available(self) -> bool:
-        """Celery is installed."""
+        """Whether Celery is installed."""
         return importlib.util.find_spec("celery") is not None
 
     def publish(self, job_ids: Sequence[str]) -> list[str]:
-        """Returns the ids that the broker took."""
+        """Returns the ids that the broker took. Raises nothing."""
         published: list[str] = []
         if not job_ids or time.monotonic() < self._paused_until or not self.available:
             return published
@@ -55,20 +55,20 @@ class Publisher:
                     )
                     published.append(job_id)
             self.error = None
-        except Exception as e:  # the boundary to Celery, kombu and whatever transport there is
+        except Exception as e:  # the boundary to Celery, kombu and its transports
             self.error = type(e).__name__  # its text may hold the broker's password
             self._paused_until = time.monotonic() + PAUSE_S
         return published
 
     def backlog(self) -> int | None:
-        """Messages that wait at the broker; None when it does not say."""
+        """Messages that wait at the broker; None when it cannot be asked."""
         if time.monotonic() < self._paused_until or not self.available:
             return None
         try:
             with self._connected().connection_for_write() as connection:
                 return int(connection.default_channel.queue_declare(queue=QUEUE, passive=True).message_count)
-        except Exception as e:  # the boundary to Celery, kombu and whatever transport there is
-            return 0 if _missing(e) else None
+        except Exception as e:  # the same boundary
+            return 0 if _is_missing_queue(e) else None
 
     def close(self) -> None:
         with self._lock:
@@ -86,7 +86,7 @@ class Publisher:
 def _app(broker_url: str) -> Any:
     import celery
 
-    app = celery.Celery("rollq-publisher", broker=verified(broker_url), set_as_current=False)
+    app = celery.Celery("rollq-publisher", broker=require_certificate(broker_url), set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -99,14 +99,14 @@ def _app(broker_url: str) -> Any:
     return app
 
 
-def verified(broker_url: str) -> str:
-    """The same address; for TLS the server's certificate is checked unless it says otherwise, which kombu would not."""
+def require_certificate(broker_url: str) -> str:
+    """The address, changed so that kombu checks the server's TLS certificate unless the address says otherwise."""
     scheme, _, rest = broker_url.partition("://")
     if scheme != "rediss" or "ssl_cert_reqs=" in rest:
         return broker_url
     return f"{broker_url}{'&' if '?' in rest else '?'}ssl_cert_reqs=required"
 
 
-def _missing(error: Exception) -> bool:
-    """Whether the broker says that there is no such queue: Redis deletes an empty list."""
+def _is_missing_queue(error: Exception) -> bool:
+    """Redis deletes an empty list, so an empty queue is a missing one."""
     return getattr(error, "reply_code", None) == 404 or "NOT_FOUND" in str(error)

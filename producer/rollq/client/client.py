@@ -1,41 +1,39 @@
 """The light client: submit jobs, take batches of finished groups, acknowledge them.
 
-All it shares with the workers is Redis. It holds nothing that a restart would miss.
+It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import count
 from types import TracebackType
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
 from rollq.client.consumer import Consumer
-from rollq.client.refill import dropped
-from rollq.client.submission_cursor import Source
+from rollq.client.submission import SourceReader, replacements, whole_groups
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.connection import connect
+from rollq.ledger.constants import HOLD_S, PUBLISHING_S
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.ledger import HOLD_S, PUBLISHING_S, Ledger
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, DeadLetter, JobState, Submission
 from rollq.ledger.retry import retry
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
 AHEAD = 256
-"""Groups that may be unacknowledged before `submit` waits: unread results must not fill Redis."""
+"""Unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
 
 
 class Client:
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
-    Redis being away is waited for; redis.ConnectionError is raised after about a minute. A Redis that answers but takes
-    no writes (out of memory, disk full) is waited for without end, with a warning on the logger `rollq`.
+    Waits about a minute for a Redis that cannot be reached, then raises redis.ConnectionError. Waits without end, with
+    a warning on the logger `rollq`, for a Redis that takes no writes (out of memory, disk full).
     """
 
     def __init__(
@@ -49,23 +47,24 @@ class Client:
     ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
 
-        `budgets`, by class: a job's failures of the class that make it dead; fixed by the run's first submission, which
-        raises SettingsError when they are others. `hold_s`: a consumer out of touch for so many seconds has lost its
-        batches. Raises SettingsError.
+        `budgets`: by class, the number of failures that makes a job dead. The run's first submission fixes them; a
+        later one with other budgets raises SettingsError. `hold_s`: a consumer that Redis has not heard from for that
+        many seconds loses its batches. Raises SettingsError.
         """
         if not NAME.fullmatch(run):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
-        settings = Settings.from_env(redis_url=url)
-        self.run = run
         if not 0 < hold_s < float("inf"):
             raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
+        settings = Settings.from_env(redis_url=url)
+        self.run = run
         self.ledger = Ledger(connect(settings.redis_url), run)
-        self.letters = DeadLetters(self.ledger.redis, run)
-        """Dead jobs: requeue, discard; cancel."""
-        self._budgets = dict(budgets or {})
-        self._hold_s = hold_s
+        self.reader = LedgerReader(self.ledger.redis, run)
+        self.dead_letters = DeadLetters(self.ledger.redis, run)
+        """Requeue, discard and cancel jobs; forget the run."""
         self.duplicates = 0
         """Jobs received in a batch although an earlier batch held them."""
+        self._budgets = dict(budgets or {})
+        self._hold_s = hold_s
         self._received: set[str] = set()
         self._publisher = Publisher(broker_url or settings.broker_url)
 
@@ -76,17 +75,17 @@ class Client:
 
     @property
     def broker_error(self) -> str | None:
-        """Why the broker does not take messages, by exception type: the workers' reapers publish in its place."""
+        """The exception type with which the broker refused messages; the workers' reapers publish in its place."""
         return self._publisher.error
 
     def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
         """Submit jobs group by group; the jobs of one group follow one another.
 
         A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
-        unacknowledged, and asks for the next job only when there is room. Submitting again what is known changes
-        nothing. `source` names a sequence of jobs that is always the same: started again, it goes on behind the groups
-        that were entered, without sending them. Raises JobConflict, ContractError, or LedgerError when the run is
-        sealed: the groups before stay submitted.
+        unacknowledged, and asks for the next job only when there is room. Submitting a known job again changes nothing.
+        `source` names a sequence of jobs that is always the same: after a restart, the groups that were submitted
+        before are skipped. Raises JobConflict, ContractError, or LedgerError when the run is sealed; the groups before
+        stay submitted.
         """
         if type(ahead) is not int or ahead < 1:
             raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
@@ -94,22 +93,8 @@ class Client:
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
         if self._budgets:
             retry(lambda: self.ledger.fix_budgets(self._budgets))
-        at = Source(source, retry(lambda: self.ledger.cursor(source))) if source else None
-        new: list[str] = []
-        known: list[str] = []
-        room: dict[Purpose, int] = {}
-        for samples in self._groups(jobs):
-            if at and at.has_entered(samples):
-                known += [job.id for job in samples]
-                continue
-            left, purpose = room.get(samples[0].purpose, 0), samples[0].purpose
-            room[purpose] = left - 1 if left > 1 else self._room(samples[0], ahead)
-            submission = self._submit(samples, at)
-            new += submission.new
-            known += submission.known
-        if at:
-            at.end(self.run)
-        return Submission(new, known)
+        reader = SourceReader(source, retry(lambda: self.ledger.cursor(source))) if source else None
+        return _total(self._submissions(jobs, ahead, reader))
 
     def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
         """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
@@ -117,17 +102,14 @@ class Client:
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
         `times`. May be repeated. Raises as `submit` does.
         """
-        new: list[str] = []
-        known: list[str] = []
-        for samples in dropped(self.ledger, list(self._groups(jobs)), times):
-            self._room(samples[0], ahead)
-            submission = self._submit(samples)
-            new += submission.new
-            known += submission.known
-        return Submission(new, known)
+        submissions = []
+        for group in replacements(self.reader, list(whole_groups(jobs, self.run)), times):
+            self._wait_for_room(group[0].purpose, ahead)
+            submissions.append(self._submit(group))
+        return _total(submissions)
 
     def seal(self) -> None:
-        """No more groups will come: consumers get the short last batch, and then their loops end."""
+        """Say that no more groups will come: consumers get the short last batch, then their loops end."""
         retry(self.ledger.seal)
 
     def batches(
@@ -135,59 +117,56 @@ class Client:
     ) -> Iterator[Batch]:
         """Batches of that many groups, oldest first, until a sealed run has no more; its last one may be short.
 
-        A batch is kept for this consumer until `batch.ack()`; leave the loop without, and its groups are handed out
-        again a minute later. Groups of one purpose only: an eval group never reaches a trainer that does not ask for
-        it. A producer must be as far ahead as a batch is long (`submit(ahead=)`), or the two wait for each other.
-        Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits).
+        This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again a
+        minute after the loop ends. A batch has groups of one purpose only, so a trainer gets no eval groups. Keep
+        `groups` at or below the producer's `submit(ahead=)`, or the two wait for each other.
+        Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits without end).
         """
         if type(groups) is not int or groups < 1:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
         return self._batches(self.consumer(purpose), groups, timeout)
 
     def consumer(self, purpose: Purpose = Purpose.TRAIN) -> Consumer:
-        """For a loop of one's own, that asks for another number each time or looks around in between. Close it."""
+        """For your own loop: it may ask for another number of groups each time. Close the consumer at the end."""
         if purpose not in set(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         return Consumer(self.ledger, Purpose(purpose), self._hold_s)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
-        """What there is of a job's episode, finished or not; a dead one ends in what killed it.
+        """A job's episode as far as it was played. That of a dead job ends with the failure.
 
-        With `attempt`, the journal that was set aside under that number. Raises LedgerError when the job is unknown or
+        With `attempt`, the journal of that attempt that was set aside. Raises LedgerError when the job is unknown or
         was acknowledged.
         """
-        return self.ledger.trajectory(job_id, attempt)
+        return self.reader.trajectory(job_id, attempt)
 
     def job(self, job_id: str) -> JobState:
-        """Where a job is. Raises LedgerError when it is unknown."""
-        state = self.ledger.job(job_id)
+        """A job's state. Raises LedgerError when it is unknown."""
+        state = self.reader.job(job_id)
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state
 
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
-        return self.ledger.dead(limit)
+        return self.reader.dead(limit)
 
     def requeue(self, job_ids: Iterable[str]) -> None:
-        """Give dead jobs a fresh start; their groups come back if they were dropped.
+        """Queue dead jobs again, without their failures. Groups that were dropped for them come back.
 
-        Raises LedgerError for the first one that is not dead, or whose group is handed out without it.
+        Raises LedgerError for the first job that is not dead, or whose group is handed out without it.
         """
         for job_id in job_ids:
-            retry(partial(self.letters.requeue, job_id))
+            retry(partial(self.dead_letters.requeue, job_id))
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Jobs that are queued or being played end as dead, of class cancelled.
-
-        Raises LedgerError for the first one that has ended otherwise.
-        """
+        """End queued and running jobs as dead, of class cancelled. Raises LedgerError for the first that has ended."""
         for job_id in job_ids:
-            retry(partial(self.letters.cancel, job_id))
+            retry(partial(self.dead_letters.cancel, job_id))
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are where, and totals since the run began (docs/ledger.md)."""
-        return self.ledger.stats()
+        return self.reader.stats()
 
     def close(self) -> None:
         self._publisher.close()
@@ -201,42 +180,30 @@ class Client:
     ) -> None:
         self.close()
 
-    def _groups(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
-        """Whole groups, named; each as soon as it is whole, before the next job is asked for."""
-        samples: list[Job] = []
-        for job in map(self._named, jobs, count()):
-            if samples and job.group != samples[0].group:
-                yield _whole(samples)
-                samples = []
-            samples.append(job)
-            if len(samples) == job.size:
-                yield samples
-                samples = []
-        if samples:
-            yield _whole(samples)
+    def _submissions(self, jobs: Iterable[Job], ahead: int, reader: SourceReader | None) -> Iterator[Submission]:
+        room: dict[Purpose, int] = {}
+        for group in whole_groups(jobs, self.run):
+            if reader and reader.was_submitted(group):
+                yield Submission(known=[job.id for job in group])
+                continue
+            purpose = group[0].purpose
+            room[purpose] = (room.get(purpose) or self._wait_for_room(purpose, ahead)) - 1
+            yield self._submit(group, reader)
+        if reader:
+            reader.check_end(self.run)
 
-    def _named(self, job: Job, index: int) -> Job:
-        """With the run's and a group's name."""
-        try:
-            if job.run and job.run != self.run:
-                raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {self.run}")
-            group = job.group or re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.env}.{job.split}.{job.task}")
-            return replace(job, run=self.run, group=group)
-        except ContractError as e:
-            raise ContractError(f"jobs[{index}]: {e}") from e
-
-    def _room(self, job: Job, ahead: int) -> int:
-        """Waits until another group may be submitted; returns how many may."""
+    def _wait_for_room(self, purpose: Purpose, ahead: int) -> int:
+        """Waits until another group may be submitted. Returns how many may."""
         pause = 0.02
-        while (room := ahead - retry(lambda: self.ledger.standing(job.purpose)).unacknowledged) < 1:
+        while (room := ahead - retry(lambda: self.reader.standing(purpose)).unacknowledged) < 1:
             time.sleep(pause)
             pause = min(1.0, pause * 1.5)
         return room
 
-    def _submit(self, jobs: Sequence[Job], at: Source | None = None) -> Submission:
-        name, cursor = (at.name, at.cursor) if at else ("", Cursor())
+    def _submit(self, group: Sequence[Job], reader: SourceReader | None = None) -> Submission:
+        source, cursor = (reader.name, reader.cursor) if reader else ("", Cursor())
         publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
-        submission = retry(lambda: self.ledger.submit(jobs, publish_in_s=publish_in_s, source=name, cursor=cursor))
+        submission = retry(lambda: self.ledger.submit(group, publish_in_s=publish_in_s, source=source, cursor=cursor))
         if submission.new:
             published = self._publisher.publish(submission.new)
             retry(lambda: self.ledger.confirm(published))
@@ -251,9 +218,10 @@ class Client:
                 yield batch
 
 
-def _whole(samples: list[Job]) -> list[Job]:
-    """A lone sample 0 stands for its whole group."""
-    first = samples[0]
-    if len(samples) > 1 or first.sample:
-        return samples
-    return [replace(first, sample=sample) for sample in range(first.size)]
+def _total(submissions: Iterable[Submission]) -> Submission:
+    new: list[str] = []
+    known: list[str] = []
+    for submission in submissions:
+        new += submission.new
+        known += submission.known
+    return Submission(new, known)

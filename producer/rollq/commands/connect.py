@@ -1,4 +1,4 @@
-"""From flags and environment to a client that is known to be connected, quickly or with a clear error."""
+"""Connects a command to Redis, as its flags and the environment say, or fails quickly with one clear line."""
 
 import argparse
 import contextlib
@@ -29,10 +29,10 @@ def settings(args: argparse.Namespace) -> Settings:
     return replace(Settings.from_env(getattr(args, "redis", None)), **given)
 
 
-def reach(url: str) -> None:
-    """One quick PING, so that a command fails at once where the patient client would wait a minute.
+def ping_redis(url: str) -> None:
+    """Sends one PING, so that a command fails at once where a client would try for a minute.
 
-    Raises SettingsError for a bad address, RollqError when nobody answers.
+    Raises SettingsError for a wrong address, RollqError when Redis does not answer or refuses.
     """
     check_url(url)
     try:
@@ -44,7 +44,7 @@ def reach(url: str) -> None:
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} wants another user or password: {e}") from e
     except redis.ResponseError as e:
-        raise RollqError(f"Redis at {mask_url(url)} is there, and refuses: {e}") from e
+        raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
         raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
     finally:
@@ -52,26 +52,26 @@ def reach(url: str) -> None:
 
 
 @contextlib.contextmanager
-def staying(url: str) -> Iterator[None]:
-    """Turns the loss of a Redis that answered at first, and then did not for a minute, into a clear error."""
+def explain_lost_redis(url: str) -> Iterator[None]:
+    """Says in a RollqError what to do when Redis answered at first and then not for a minute."""
     try:
         yield
     except CONNECTION_ERRORS as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} went away and did not come back: {e}. Nothing is lost that it had on its disk:"
-            " when it is up again, the same line goes on"
+            f"Redis at {mask_url(url)} went away and did not come back: {e}. What it had on its disk is not lost: start"
+            " it again and repeat the same line"
         ) from e
 
 
 @contextlib.contextmanager
-def client(
+def open_client(
     args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
 ) -> Iterator[Client]:
-    """A client of the run, on a Redis that answers; `warn`: says in one line why that cannot be trusted with data."""
+    """A client of the run, on a Redis that answers. `warn` prints a warning when this Redis can lose data."""
     found = settings(args)
-    reach(found.redis_url)
+    ping_redis(found.redis_url)
     with (
-        staying(found.redis_url),
+        explain_lost_redis(found.redis_url),
         Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected,
     ):
         if warn and (wrong := check_redis(connected.ledger.redis)):
@@ -80,13 +80,13 @@ def client(
 
 
 @contextlib.contextmanager
-def redis_of(args: argparse.Namespace) -> Iterator["redis.Redis"]:
-    """A patient connection to a Redis that answers."""
+def open_redis(args: argparse.Namespace) -> Iterator["redis.Redis"]:
+    """A connection to a Redis that answers. It outlasts short outages."""
     found = settings(args)
-    reach(found.redis_url)
+    ping_redis(found.redis_url)
     connection = connect(found.redis_url)
     try:
-        with staying(found.redis_url):
+        with explain_lost_redis(found.redis_url):
             yield connection
     finally:
         connection.close()

@@ -1,12 +1,12 @@
-"""`rollq dead`, `requeue`, `drop` and `cancel`: jobs that ended without a grade, and what to do about them."""
+"""`rollq dead`, `requeue`, `drop` and `cancel`: list, requeue and delete the jobs that ended without a grade."""
 
 import argparse
 import json
 from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client
-from rollq.commands.connect import client
-from rollq.commands.flags import Commands, add_json, add_redis, name
+from rollq.commands.connect import open_client
+from rollq.commands.flags import Commands, add_json, add_redis, add_run
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
@@ -14,7 +14,7 @@ from rollq.ledger.replies import DeadLetter
 from rollq.ledger.retry import retry
 
 LONGEST = 100
-"""Characters of a reason in the table."""
+"""Characters of a reason that the table shows."""
 
 
 def add(commands: Commands) -> None:
@@ -29,9 +29,9 @@ def _add_dead(commands: Commands) -> None:
         "dead",
         help="list the jobs that ended without a grade",
         description="Lists a run's dead jobs, the latest first: class of the failure, attempts, turns in the journal,"
-        " age, last worker, reason. `rollq show JOB` tells all of one; `rollq requeue` plays them again.",
+        " age, last worker, reason. `rollq show JOB` shows one in full; `rollq requeue` plays them again.",
     )
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
+    add_run(parser)
     _add_class(parser)
     add_redis(parser)
     add_json(parser, "print one JSON array: job, class, reason, attempts, turn, age_s, worker")
@@ -42,9 +42,9 @@ def _add_requeue(commands: Commands) -> None:
     parser = commands.add_parser(
         "requeue",
         help="play dead jobs again",
-        description="Gives dead jobs a fresh start: no failures, an empty journal; the old one is set aside. Those that"
-        " are named, those of a class, or all. A dropped group comes back with its member; a group that is handed out"
-        " without it, or is about to be, stays as it is.",
+        description="Queues dead jobs again, with no failures and an empty journal; the old journal is set aside. Takes"
+        " the named jobs, those of a class, or all. A group that was dropped comes back. A job is refused when its"
+        " group is ready or handed out without it.",
     )
     _add_choice(parser)
     add_json(parser, "print one JSON object: run, requeued, refused (job: why)")
@@ -55,12 +55,12 @@ def _add_drop(commands: Commands) -> None:
     parser = commands.add_parser(
         "drop",
         help="delete dead jobs, or a whole run",
-        description="Deletes what dead jobs hold (body, journals, traceback), for good: those that are named, those of"
-        " a class, or all. They stay counted as dead. With --whole-run everything of the run is deleted.",
+        description="Deletes the data of dead jobs (body, journals, traceback) for good: of the named jobs, those of a"
+        " class, or all. They stay counted as dead. With --whole-run, deletes everything of the run.",
     )
     _add_choice(parser)
-    parser.add_argument("--whole-run", action="store_true", help="delete the run: all its jobs, groups and results")
-    parser.add_argument("--yes", action="store_true", help="really delete the whole run")
+    parser.add_argument("--whole-run", action="store_true", help="delete all jobs, groups and results of the run")
+    parser.add_argument("--yes", action="store_true", help="confirm --whole-run")
     add_json(parser, "print one JSON object: run, dropped, refused (job: why); with --whole-run: run, keys")
     parser.set_defaults(run=_drop)
 
@@ -69,12 +69,11 @@ def _add_cancel(commands: Commands) -> None:
     parser = commands.add_parser(
         "cancel",
         help="end jobs that are queued or being played",
-        description="The jobs are dead at once, of class cancelled; a worker that plays one stops within seconds. Their"
-        " groups settle as with any dead member.",
+        description="Ends jobs as dead, of class cancelled. A worker that plays one stops within seconds.",
     )
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
+    add_run(parser)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="RUN/GROUP/SAMPLE")
-    parser.add_argument("--all", action="store_true", help="every job of the run that has not ended")
+    parser.add_argument("--all", action="store_true", help="all jobs of the run that have not ended")
     add_redis(parser)
     add_json(parser, "print one JSON object: run, cancelled, refused (job: why)")
     parser.set_defaults(run=_cancel)
@@ -87,52 +86,52 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
         type=FailureClass,
         choices=list(FailureClass),
         metavar="CLASS",
-        help="only those of one class: " + ", ".join(FailureClass),
+        help="only jobs of this class: " + ", ".join(FailureClass),
     )
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    """The flags that choose dead jobs: some by id, all of a class, or all."""
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
+    """The flags that choose dead jobs: by id, by class, or all."""
+    add_run(parser)
     _add_class(parser)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="RUN/GROUP/SAMPLE (all dead jobs)")
     add_redis(parser)
 
 
 def _dead(args: argparse.Namespace) -> int:
-    with client(args, args.run_name) as connected:
-        letters = [letter for letter in connected.dead(None) if args.failure in (None, letter.failure)]
+    with open_client(args, args.run_name) as client:
+        dead = [job for job in client.dead(None) if args.failure in (None, job.failure)]
     if args.json:
-        print(json.dumps([_record(letter) for letter in letters]))
-    elif letters:
-        print("\n".join(_table(letters)))
+        print(json.dumps([_record(job) for job in dead]))
+    elif dead:
+        print("\n".join(_table(dead)))
     else:
         print(f"run {args.run_name}: no dead jobs" + (f" of class {args.failure}" if args.failure else ""))
     return 0
 
 
 def _requeue(args: argparse.Namespace) -> int:
-    with client(args, args.run_name) as connected:
-        return _each(args, _chosen(args, connected), connected.letters.requeue, "requeued")
+    with open_client(args, args.run_name) as client:
+        return _act_on_each(args, _chosen(args, client), client.dead_letters.requeue, "requeued")
 
 
 def _drop(args: argparse.Namespace) -> int:
     if args.whole_run and (args.jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
-    with client(args, args.run_name) as connected:
+    with open_client(args, args.run_name) as client:
         if args.whole_run:
-            return _whole_run(args, connected)
-        return _each(args, _chosen(args, connected), connected.letters.discard, "dropped")
+            return _whole_run(args, client)
+        return _act_on_each(args, _chosen(args, client), client.dead_letters.discard, "dropped")
 
 
-def _whole_run(args: argparse.Namespace, connected: Client) -> int:
+def _whole_run(args: argparse.Namespace, client: Client) -> int:
     if not args.yes:
-        counts = connected.stats()
+        counts = client.stats()
         raise SettingsError(
             f"run {args.run_name} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
-    keys = retry(connected.letters.forget_run)
+    keys = retry(client.dead_letters.forget_run)
     print(
         json.dumps({"run": args.run_name, "keys": keys}) if args.json else f"run {args.run_name}: {keys} keys deleted"
     )
@@ -142,29 +141,29 @@ def _whole_run(args: argparse.Namespace, connected: Client) -> int:
 def _cancel(args: argparse.Namespace) -> int:
     if bool(args.jobs) == args.all:
         raise SettingsError("name the jobs to cancel, or say --all")
-    with client(args, args.run_name) as connected:
-        ids = _chosen(args, connected) if args.jobs else [*connected.letters.unfinished()]
-        return _each(args, ids, connected.letters.cancel, "cancelled")
+    with open_client(args, args.run_name) as client:
+        ids = _chosen(args, client) if args.jobs else [*client.dead_letters.unfinished()]
+        return _act_on_each(args, ids, client.dead_letters.cancel, "cancelled")
 
 
-def _chosen(args: argparse.Namespace, connected: Client) -> list[str]:
+def _chosen(args: argparse.Namespace, client: Client) -> list[str]:
     """The ids that the flags choose. Raises SettingsError."""
     if args.jobs and getattr(args, "failure", None):
         raise SettingsError("name jobs or a class, not both")
     for job_id in args.jobs:
         if parse_id(job_id)[0] != args.run_name:
             raise SettingsError(f"job {job_id} is not of run {args.run_name}")
-    return args.jobs or connected.letters.ids(args.failure)
+    return args.jobs or client.dead_letters.ids(args.failure)
 
 
-def _each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], None], verb: str) -> int:
-    """Does that to every job and reports. Fails when a job that was named could not have it."""
+def _act_on_each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], None], verb: str) -> int:
+    """Acts on every job and reports. The exit code is 1 when a job that was named is refused."""
     done, refused = 0, {}
     for job_id in ids:
         try:
             retry(lambda job_id=job_id: act(job_id))  # type: ignore[misc]
             done += 1
-        except RollqError as e:  # also of a name that no job can have
+        except RollqError as e:  # also for an invalid job id
             refused[job_id] = str(e)
     if args.json:
         print(json.dumps({"run": args.run_name, verb: done, "refused": refused}))
@@ -175,31 +174,31 @@ def _each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], Non
     return 1 if refused and args.jobs else 0
 
 
-def _record(letter: DeadLetter) -> dict[str, object]:
+def _record(job: DeadLetter) -> dict[str, object]:
     return {
-        "job": letter.job_id,
-        "class": letter.failure,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "turn": letter.turns,
-        "age_s": round(letter.age_s, 1),
-        "worker": letter.worker,
+        "job": job.job_id,
+        "class": job.failure,
+        "reason": job.reason,
+        "attempts": job.attempts,
+        "turn": job.turns,
+        "age_s": round(job.age_s, 1),
+        "worker": job.worker,
     }
 
 
-def _table(letters: Sequence[DeadLetter]) -> list[str]:
-    """A line a job, under a head."""
+def _table(dead: Sequence[DeadLetter]) -> list[str]:
+    """A header, and one job a line."""
     rows = [("JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON")]
-    for letter in letters:
-        numbers = str(letter.attempts), str(letter.turns), _age(letter.age_s)
-        names = clean(letter.job_id), letter.failure, *numbers, clean(letter.worker or "-")
-        rows.append((*names, first_line(letter.reason)))
+    for job in dead:
+        numbers = str(job.attempts), str(job.turns), _age(job.age_s)
+        names = clean(job.job_id), job.failure, *numbers, clean(job.worker or "-")
+        rows.append((*names, first_line(job.reason)))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[6]]) for row in rows]
 
 
 def first_line(reason: str) -> str:
-    """Of a failure's reason: the rest is its traceback."""
+    """The first line of a failure's reason; the rest is a traceback."""
     line = clean(next(iter(reason.strip().splitlines()), "-"))
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 

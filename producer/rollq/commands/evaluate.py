@@ -1,50 +1,44 @@
-"""`rollq eval`: plays each task several times over the workers, and says how often the policy succeeds.
+"""`rollq eval`: plays each task several times over the workers, and reports how often the policy succeeds.
 
-Nothing is acknowledged before the whole result has been said: the same line, started again after a crash, goes on and
-counts everything once.
+Nothing is acknowledged before the whole result is printed, so the same line can be repeated after a crash and counts
+each try once.
 """
 
 import argparse
 import contextlib
 import json
-import math
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.consumer import Consumer
 from rollq.commands import job_flags, run_file
-from rollq.commands.connect import client
-from rollq.commands.flags import Commands, add_broker, add_json, add_redis, name, number
-from rollq.commands.progress import Progress, open_progress
+from rollq.commands.connect import open_client
+from rollq.commands.flags import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout
+from rollq.commands.progress import ProgressDisplay, open_progress
+from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError
 from rollq.export.jsonl import TrajectoryFile
 from rollq.export.summary import Summary
 from rollq.job import Purpose
-
-LOOK_S = 2.0
-"""Between two looks at how the run stands, while waiting."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "eval",
         help="measure a policy: mean reward and pass^k",
-        description="Submits each task --size times to a run of its own, waits while the workers play, and reports mean"
-        " reward and pass^k: the chance that k tries at a task all succeed. Stopped anywhere, the same line goes on.",
+        description="Submits each task --size times to a new run, waits while the workers play, and reports the mean"
+        " reward and pass^k: the chance that k tries at a task all succeed. If it is stopped, repeat the same line.",
     )
     run_file.add(parser)
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN", help="a new one")
+    add_run(parser, help="name of a run that has no other jobs")
     job_flags.add_tasks(parser, split="test", size=4)
     job_flags.add_play(parser)
-    parser.add_argument(
-        "--timeout", type=number(0), metavar="S", help="give up after so many seconds, with exit code 1 (never)"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="add the trajectories to this JSON Lines file")
+    add_timeout(parser)
+    add_out(parser)
     add_redis(parser)
     add_broker(parser)
     add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md)")
@@ -52,7 +46,7 @@ def add(commands: Commands) -> None:
 
 
 class Evaluation:
-    """The tries that have been graded so far. Groups with a dead member are left out: they have too few tries."""
+    """The tries that were graded so far. Tasks with a dead try are left out: they have too few tries for pass^k."""
 
     def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
         self.args = args
@@ -60,24 +54,25 @@ class Evaluation:
         self.summary = Summary()
         self._out = out
         self._groups: dict[str, Callable[[], None]] = {}
-        """How to acknowledge each group; the trajectories themselves would fill the memory."""
+        """How to acknowledge each group. The trajectories themselves are not kept: they would fill the memory."""
 
     @property
     def complete(self) -> bool:
         return self.summary.graded == self.jobs
 
     def receive(self, batch: Batch) -> None:
-        if self._out and not self._out.save(batch):
+        """Counts the batch's tries, without an acknowledgement. Raises NotHeld."""
+        if not save(batch, self._out):
             return
         for group in batch.groups:
-            if group.id not in self._groups:  # else its hold was lost for a while
+            if group.id not in self._groups:  # else the hold was lost and the group came again
                 for trajectory in group.trajectories:
                     self.summary.add(trajectory)
             self._groups[group.id] = batch.ack
 
     def ack(self) -> None:
         for acknowledge in self._groups.values():
-            with contextlib.suppress(NotHeld):  # the result has been said all the same
+            with contextlib.suppress(NotHeld):  # the result is printed by now
                 acknowledge()
 
     def result(self, dead: int, wall_s: float) -> dict[str, Any]:
@@ -105,76 +100,75 @@ class Evaluation:
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    job_flags.check(args)
+    job_flags.check_jobs(args)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(job_flags.restartable())
+        stack.enter_context(job_flags.explain_interrupt())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
-        connected = stack.enter_context(client(args, args.run_name, warn=True))
+        client = stack.enter_context(open_client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
-        progress.say(job_flags.line(args))
-        _submit(args, connected, progress)
+        progress.say(job_flags.describe(args))
+        _submit(args, client, progress)
         evaluation = Evaluation(args, out)
-        with connected.consumer(Purpose.EVAL) as consumer:
-            _collect(evaluation, connected, consumer, progress)
+        with client.consumer(Purpose.EVAL) as consumer:
+            _collect(evaluation, client, consumer, progress)
             progress.close()
-            result = evaluation.result(connected.stats()["dead"], time.monotonic() - began)
+            result = evaluation.result(client.stats()["dead"], time.monotonic() - began)
             _report(args, result)
             if evaluation.complete:
                 evaluation.ack()
                 return 0
     print(
         f"rollq: incomplete: {evaluation.jobs - result['done']} of {evaluation.jobs} tries are missing, and their tasks"
-        f" are left out; why: rollq dead --run {args.run_name}; play them again: rollq requeue --run {args.run_name},"
-        " and then the same line again",
+        f" are left out; the reasons: rollq dead --run {args.run_name}; to play them again: rollq requeue --run"
+        f" {args.run_name}, then repeat this line",
         file=sys.stderr,
     )
     return 1
 
 
-def _submit(args: argparse.Namespace, run: Client, progress: Progress) -> None:
-    """Everything, and seals the run. Raises SettingsError when other jobs are on it, RollqError."""
+def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
+    """Submits all jobs and seals the run. Raises SettingsError when other jobs are on it, RollqError."""
     first = next(job_flags.jobs(args))
-    if run.stats()["submitted"] and run.ledger.job(first.id) is None:
+    if client.stats()["submitted"] and client.reader.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
     groups = len(args.tasks)
-    run.submit(job_flags.watched(job_flags.jobs(args), groups, progress), ahead=groups, source=job_flags.source(args))
-    run.seal()
-    if run.stats()["groups_acked"] == groups:
+    jobs = job_flags.show_submission(job_flags.jobs(args), groups, progress)
+    client.submit(jobs, ahead=groups, source=job_flags.source_name(args))
+    client.seal()
+    if client.stats()["groups_acked"] == groups:
         raise RollqError(f"run {args.run_name} was evaluated before: evaluate again under another --run")
 
 
-def _collect(evaluation: Evaluation, run: Client, consumer: Consumer, progress: Progress) -> None:
+def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progress: ProgressDisplay) -> None:
     """Until every try is graded or dead. Raises PullTimeout."""
     args = evaluation.args
-    deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
-    while True:
-        progress.show(evaluation.summary.trajectories, evaluation.jobs, _facts(evaluation, run, consumer))
-        try:
-            batch = consumer.next(1, min(LOOK_S, max(0.0, deadline - time.monotonic())))
-        except PullTimeout as e:
-            if time.monotonic() >= deadline:
-                raise PullTimeout(
-                    f"run {args.run_name}: {evaluation.summary.trajectories} of {evaluation.jobs} tries were graded"
-                    f" within {args.timeout:g} s; the same line goes on. Is a rollq worker running? rollq stats --run"
-                    f" {args.run_name}"
-                ) from e
-            continue
-        if batch is None:
-            return
-        with contextlib.suppress(NotHeld):  # it comes again
-            evaluation.receive(batch)
+
+    def look() -> int:
+        progress.show(evaluation.summary.trajectories, evaluation.jobs, _facts(evaluation, client, consumer))
+        return 1
+
+    try:
+        for batch in batches(consumer, look, timeout=args.timeout):
+            with contextlib.suppress(NotHeld):  # it is handed out again
+                evaluation.receive(batch)
+    except PullTimeout as e:
+        raise PullTimeout(
+            f"run {args.run_name}: {evaluation.summary.trajectories} of {evaluation.jobs} tries were graded within"
+            f" {args.timeout:g} s. Is a rollq worker running? See rollq stats --run {args.run_name}. To continue,"
+            " repeat the same line"
+        ) from e
 
 
-def _facts(evaluation: Evaluation, run: Client, consumer: Consumer) -> dict[str, str]:
+def _facts(evaluation: Evaluation, client: Client, consumer: Consumer) -> dict[str, str]:
     """What is known so far, and what the wait is for."""
-    jobs, mean = run.stats(), evaluation.summary.reward_mean
+    mean = evaluation.summary.reward_mean
     facts = {
         "tries": f"graded in run {evaluation.args.run_name}",
         "reward": "-" if mean is None else f"{mean:.3f}",
-        "jobs": f"{jobs['queued']} queued, {jobs['leased']} being played, {jobs['dead']} dead",
+        "jobs": unfinished_and_dead(client.stats()),
     }
-    if (elsewhere := run.ledger.standing(Purpose.EVAL).held - consumer.held) > 0:
-        facts["waiting"] = f"for {elsewhere} groups that another consumer holds: one that died lets go within a minute"
+    if (elsewhere := client.reader.standing(Purpose.EVAL).held - consumer.held) > 0:
+        facts["waiting"] = f"for {elsewhere} groups of another consumer; if it died, they come within a minute"
     return facts
 
 

@@ -1,4 +1,4 @@
-"""Command line arguments that several commands share. Every error is one line that says what is expected."""
+"""Flags that several commands share, and the types of their values. An error says in one line what is expected."""
 
 import argparse
 import contextlib
@@ -6,9 +6,10 @@ import math
 import sys
 import urllib.parse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollq.job import NAME
+from rollq.job import NAME, Purpose
 from rollq.urls import mask_url
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ else:
     Commands = object
 
 
-MOST = 2**53 - 1
-"""The ledger counts in doubles."""
+LARGEST = 2**53 - 1
+"""The largest whole number: the ledger counts in doubles."""
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -27,16 +28,16 @@ def whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         limit = ""
         with contextlib.suppress(ValueError):
-            if least <= (value := int(text)) <= MOST:
+            if least <= (value := int(text)) <= LARGEST:
                 return value
-            limit = _limit(value, MOST)
+            limit = _limit(value, LARGEST)
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}{limit}, not {text!r}")
 
     return parse
 
 
 def _limit(value: float, most: float) -> str:
-    """The upper bound in words, where it matters: nobody wants to read it otherwise."""
+    """The upper bound in words, for a value above it; other values were wrong for another reason."""
     return f" and at most {most}" if value > most else ""
 
 
@@ -62,9 +63,9 @@ def tasks(text: str) -> range:
     limit = ""
     with contextlib.suppress(ValueError):
         low, high = int(first), int(last if dash else first)
-        if 0 <= low <= high <= MOST and first.strip().isdecimal():
+        if 0 <= low <= high <= LARGEST and first.strip().isdecimal():
             return range(low, high + 1)
-        limit = _limit(max(low, high), MOST)
+        limit = _limit(max(low, high), LARGEST)
     raise argparse.ArgumentTypeError(
         f"expected A-B with A not above B{limit}, both included, or one task, not {text!r}"
     )
@@ -88,22 +89,42 @@ def http_url(text: str) -> str:
     raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
 
 
+def add_run(parser: argparse.ArgumentParser, *, required: bool = True, help: str = "name of the run") -> None:
+    parser.add_argument("--run", dest="run_name", type=name, required=required, metavar="RUN", help=help)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout", type=number(0), metavar="S", help="give up after this many seconds, with exit code 1 (never)"
+    )
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="append the trajectories to this JSON Lines file, each job once"
+    )
+
+
+def add_purpose(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("--purpose", type=Purpose, choices=list(Purpose), default=Purpose.TRAIN, help=help)
+
+
 def add_redis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--redis", metavar="URL", help="the ledger's Redis (ROLLQ_REDIS_URL, else redis://127.0.0.1:6379/0)"
+        "--redis", metavar="URL", help="address of the run's Redis (ROLLQ_REDIS_URL, else redis://127.0.0.1:6379/0)"
     )
 
 
 def add_broker(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--broker", metavar="URL", help="Celery's broker, if not the ledger's Redis (ROLLQ_BROKER_URL)")
+    parser.add_argument("--broker", metavar="URL", help="address of Celery's broker (ROLLQ_BROKER_URL, else --redis)")
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
         metavar="DIR",
-        help="directory with tokenizer.json, tokenizer_config.json and a chat template, or a hub name"
-        " (ROLLQ_TOKENIZER; without one, the small tokenizer that rollq ships)",
+        help="directory with tokenizer.json, tokenizer_config.json and a chat template, or a name on a hub"
+        " (ROLLQ_TOKENIZER, else the small tokenizer that rollq ships)",
     )
 
 

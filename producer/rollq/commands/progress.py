@@ -1,6 +1,6 @@
-"""What long work shows of itself: a live table on a terminal with rich, a plain line now and then anywhere else.
+"""The progress of long work: a live table on a terminal with rich installed, a plain line every two seconds elsewhere.
 
-Both show the same: how much of the whole is done, and a few named facts. Knows nothing of runs or jobs.
+Both show how much is done and a few named facts. Knows nothing of runs or jobs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 2.0
 
 
-class Progress:
-    """Plain lines. Use as a context manager: leaving it shows the last state once more."""
+class ProgressDisplay:
+    """Plain lines. As a context manager, it shows the last state at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -26,11 +26,11 @@ class Progress:
         self._next = 0.0
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         print(text, file=self.stream, flush=True)
 
     def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
-        """The state right now; shown at most every few seconds, and only when something has changed."""
+        """The state now. It is printed at most every two seconds, and only when it has changed."""
         self._line = f"{done}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
         if time.monotonic() >= self._next:
             self._print()
@@ -44,7 +44,7 @@ class Progress:
             self._next = time.monotonic() + PLAIN_EVERY_S
             self.say(self._line)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(
@@ -53,8 +53,8 @@ class Progress:
         self.close()
 
 
-class LiveProgress(Progress):
-    """A bar and a table drawn in place, four times a second; the final frame stays."""
+class LiveProgressDisplay(ProgressDisplay):
+    """A bar and a table, drawn in place four times a second. The last state stays on the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -87,11 +87,11 @@ class LiveProgress(Progress):
             self._live = None
 
 
-def open_progress(stream: TextIO) -> Progress:
+def open_progress(stream: TextIO) -> ProgressDisplay:
     """The best display that the stream allows."""
     if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
         try:
-            return LiveProgress(stream)
+            return LiveProgressDisplay(stream)
         except ImportError:
             pass
-    return Progress(stream)
+    return ProgressDisplay(stream)

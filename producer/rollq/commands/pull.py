@@ -3,54 +3,39 @@
 import argparse
 import contextlib
 import json
-import math
 import sys
-import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
-from rollq.commands.connect import client
-from rollq.commands.flags import Commands, add_json, add_redis, name, number, whole
-from rollq.commands.progress import Progress, open_progress
+from rollq.commands.connect import open_client
+from rollq.commands.flags import Commands, add_json, add_out, add_purpose, add_redis, add_run, add_timeout, whole
+from rollq.commands.progress import ProgressDisplay, open_progress
+from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout
 from rollq.export.jsonl import TrajectoryFile
 from rollq.export.summary import Summary
 from rollq.job import Purpose
-from rollq.ledger.replies import Standing
 
-AT_ONCE = 64
-"""Groups a batch at most: memory does not bound a pull."""
-LOOK_S = 2.0
-"""Between two looks at how the run stands, while waiting."""
+LARGEST_BATCH = 64
+"""Groups in one batch at most, so that memory does not limit a pull."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "pull",
         help="take finished groups off a run",
-        description="Waits for finished groups, oldest first, and acknowledges them once they are written down. Ends"
-        " early when a sealed run has no more.",
+        description="Waits for finished groups, oldest first, writes them to --out and acknowledges them. Ends early"
+        " when a sealed run has no more.",
     )
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
-    parser.add_argument("--groups", type=whole(1), required=True, metavar="N", help="how many groups")
+    add_run(parser)
+    parser.add_argument("--groups", type=whole(1), required=True, metavar="N", help="number of groups to take")
+    add_timeout(parser)
+    add_out(parser)
+    add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     parser.add_argument(
-        "--timeout", type=number(0), metavar="S", help="give up after so many seconds, with exit code 1 (never)"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="add the trajectories to this JSON Lines file, each job once"
-    )
-    parser.add_argument(
-        "--purpose",
-        type=Purpose,
-        choices=list(Purpose),
-        default=Purpose.TRAIN,
-        help="groups that were submitted to train, or to eval (%(default)s)",
-    )
-    parser.add_argument(
-        "--no-ack", action="store_true", help="only look: the groups are handed out again a minute later"
+        "--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again a minute later"
     )
     add_redis(parser)
     add_json(
@@ -62,13 +47,13 @@ def add(commands: Commands) -> None:
 
 
 class Pull:
-    """One pull: what has been received so far."""
+    """One pull, and what it has received so far."""
 
     def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
-        """How often each job was acknowledged, or seen with --no-ack."""
+        """How often each job was acknowledged, or received with --no-ack."""
         self.summary = Summary()
         self._out = out
 
@@ -77,8 +62,8 @@ class Pull:
         return int(self.args.groups) - len(self.groups)
 
     def receive(self, batch: Batch) -> None:
-        """Writes the batch down, then acknowledges it. Raises NotHeld when it has become somebody else's."""
-        if self._out and not self._out.save(batch):
+        """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it by now."""
+        if not save(batch, self._out):
             return
         if not self.args.no_ack:
             batch.ack()
@@ -103,84 +88,74 @@ class Pull:
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
-        connected = stack.enter_context(client(args, args.run_name, warn=True))
+        client = stack.enter_context(open_client(args, args.run_name, warn=True))
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not (out or args.no_ack):
-            progress.say("nothing is kept without --out FILE: what is acknowledged is gone from Redis")
+            progress.say("nothing is kept without --out FILE: acknowledged trajectories are gone from Redis")
         try:
-            _pull(pull, connected, progress)
+            _pull(pull, client, progress)
             why = "the run is sealed and has no more"
         except PullTimeout:
             why = f"no more within {args.timeout:g} s"
         except KeyboardInterrupt:
             _report(args, pull)
-            raise KeyboardInterrupt("what was not acknowledged comes again within a minute") from None
+            raise KeyboardInterrupt("unacknowledged groups are handed out again within a minute") from None
         progress.close()
         if pull.missing:
-            print(f"rollq: run {args.run_name}: {why}: {_missing(pull, connected)}", file=sys.stderr)
+            print(f"rollq: run {args.run_name}: {why}: {_missing(pull, client)}", file=sys.stderr)
     _report(args, pull)
     return 1 if pull.missing else 0
 
 
-def _pull(pull: Pull, run: Client, progress: Progress) -> None:
+def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
     """Until nothing is missing or a sealed run has ended. Raises PullTimeout."""
     args = pull.args
-    deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
-    with run.consumer(args.purpose) as consumer:
-        while pull.missing:
-            standing = run.ledger.standing(args.purpose)
-            progress.show(len(pull.groups), args.groups, _facts(args, run, standing))
-            left = min(LOOK_S, max(0.0, deadline - time.monotonic()))
+
+    def look() -> int:
+        standing, stats = client.reader.standing(args.purpose), client.stats()
+        facts = {
+            "groups": f"of run {args.run_name}",
+            "ready": str(standing.ready),
+            "open": str(standing.open),
+            "held": str(standing.held),
+            "jobs": unfinished_and_dead(stats),
+        }
+        progress.show(len(pull.groups), args.groups, facts)
+        # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
+        return min(LARGEST_BATCH, pull.missing, max(1, standing.ready))
+
+    with client.consumer(args.purpose) as consumer:
+        for batch in batches(consumer, look, timeout=args.timeout):
             try:
-                # What is ready now: waiting for more, it would wait for ever for a producer that waits for it.
-                batch = consumer.next(min(AT_ONCE, pull.missing, max(1, standing.ready)), left)
-                if batch is None:
-                    return
                 pull.receive(batch)
             except NotHeld as e:
                 progress.say(f"written down too late, and so not acknowledged: {e}")
-            except PullTimeout:
-                if time.monotonic() >= deadline:
-                    raise
 
 
-def _facts(args: argparse.Namespace, run: Client, now: Standing) -> dict[str, str]:
-    """What the wait is for."""
-    jobs = run.stats()
-    return {
-        "groups": f"of run {args.run_name}",
-        "ready": str(now.ready),
-        "open": str(now.open),
-        "held": str(now.held),
-        "jobs": f"{jobs['queued']} queued, {jobs['leased']} being played, {jobs['dead']} dead",
-    }
-
-
-def _missing(pull: Pull, run: Client) -> str:
-    """What was still waited for, and why that may be."""
-    jobs = run.stats()
-    here, there = (run.ledger.standing(purpose) for purpose in _this_first(pull.args.purpose))
+def _missing(pull: Pull, client: Client) -> str:
+    """What is missing, and a likely reason."""
+    stats = client.stats()
+    purpose: Purpose = pull.args.purpose
+    standing = client.reader.standing(purpose)
+    other = client.reader.standing(Purpose.TRAIN if purpose is Purpose.EVAL else Purpose.EVAL)
     hint = ""
-    if not jobs["submitted"]:
+    if not stats["submitted"]:
         hint = "; nothing was submitted to this run: see rollq submit"
-    elif not here.unacknowledged and there.unacknowledged:
+    elif not standing.unacknowledged and other.unacknowledged:
         hint = "; its groups are for another purpose: see --purpose"
-    elif jobs["groups_dropped"]:
-        hint = f"; {jobs['groups_dropped']} groups were dropped, for too many of their jobs are dead: see rollq dead"
-    elif jobs["queued"] and not jobs["leased"]:
-        hint = "; nobody is playing: is a rollq worker running, and its engine up?"
-    elif not here.sealed and not here.open:
+    elif stats["groups_dropped"]:
+        hint = (
+            f"; {stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
+        )
+    elif stats["queued"] and not stats["leased"]:
+        hint = "; no worker is playing: is a rollq worker running, and its engine up?"
+    elif not standing.sealed and not standing.open:
         hint = "; nothing more was submitted: ask for fewer groups, or see rollq submit --seal"
     return (
-        f"{pull.missing} of {pull.args.groups} groups are missing; {here.ready} are ready, {here.open} open,"
-        f" {here.held} held by a consumer; {jobs['queued']} jobs are queued, {jobs['leased']} being played,"
-        f" {jobs['dead']} dead{hint}"
+        f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are ready, {standing.open} open,"
+        f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}{hint}"
     )
-
-
-def _this_first(purpose: Purpose) -> list[Purpose]:
-    return sorted(Purpose, key=lambda other: other is not purpose)
 
 
 def _report(args: argparse.Namespace, pull: Pull) -> None:

@@ -1,4 +1,4 @@
-"""`rollq redis`: a Redis server as rollq wants it, in the foreground."""
+"""`rollq redis`: runs a Redis server with the settings that rollq needs, in the foreground."""
 
 import argparse
 import os
@@ -14,24 +14,24 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "redis",
         help="run a Redis server in the foreground",
-        description="Runs a Redis server in the foreground: append-only file, nothing evicted, loopback only.",
+        description="Runs a Redis server in the foreground: append-only file, no eviction, 127.0.0.1 only.",
     )
     parser.add_argument("--port", type=whole(1), default=6379, help="port to listen on (%(default)s)")
     parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="folder for its data, kept between starts (rollq-redis-PORT)"
+        "--dir", type=Path, metavar="DIR", help="folder of its data, kept between starts (rollq-redis-PORT)"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Becomes the server, so that signals and exit codes are its own. Only returns by raising SettingsError."""
+    """Becomes the server, so that signals and exit codes are its own. Never returns; raises SettingsError."""
     if args.port > 65535:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()
     command = embedded_redis.command(args.port, folder)
     if embedded_redis.port_taken(args.port):
         raise SettingsError(
-            f"port {args.port} of {embedded_redis.HOST} is in use (a Redis that runs already?); choose another --port"
+            f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); choose another --port"
         )
     embedded_redis.lock(folder)
     print(f"redis://{embedded_redis.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)

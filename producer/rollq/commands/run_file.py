@@ -1,6 +1,6 @@
-"""Run files: a command's flags in TOML, under the flags' names with underscores. Flags on the line override the file.
+"""Run files: a command's flags in TOML, by the flags' names with underscores. Flags on the line override the file.
 
-Each value goes through what checks the flag. Addresses have no place in a run file: they are the machine's business.
+Each value is checked as the flag's value is. A run file holds no addresses: they belong to a machine, not to a run.
 """
 
 import argparse
@@ -17,15 +17,15 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "user": json.dumps,
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
 }
-"""Flags whose value may be a table, and how the line would write it."""
+"""Flags whose value may be a table, and how a command line would write that table."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE.toml", help="a file of flags, by their names: max_turns = 20")
+    parser.add_argument("--config", metavar="FILE.toml", help="read flags from a file, by their names: max_turns = 20")
 
 
 def apply(parser: argparse.ArgumentParser, line: Sequence[str]) -> None:
-    """Makes what the line's run file says the defaults of a command that takes one. A wrong file ends the command."""
+    """Makes the values of the line's run file the command's defaults. A wrong file ends the command."""
     flags = {_name(action): action for action in parser._actions if action.option_strings}
     if "config" not in flags:
         return
@@ -66,12 +66,12 @@ def _find(flags: Mapping[str, argparse.Action], path: str, name: str) -> argpars
     if name in known:
         return flags[name]
     close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
-    others = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    raise SettingsError(f"{path}: {name!r} is no flag; {others}")
+    others = f"did you mean {close[0]}?" if close else f"the flags are {', '.join(known)}"
+    raise SettingsError(f"{path}: {name!r} is not a flag; {others}")
 
 
 def _value(action: argparse.Action, value: Any) -> Any:
-    """What the flag makes of it. Raises what its type raises."""
+    """The value as the flag converts it. Raises what the flag's type raises."""
     if action.nargs == 0:
         if isinstance(value, bool):
             return value

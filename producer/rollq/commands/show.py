@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollq.commands.connect import client
+from rollq.commands.connect import open_client
 from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags import Commands, add_json, add_redis, whole
 from rollq.errors import ContractError, SettingsError
@@ -25,28 +25,28 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "show",
         help="show one trajectory, turn by turn",
-        description="Shows a job of the ledger (RUN/GROUP/SAMPLE), or a line of an exported file (FILE.jsonl, its first"
-        " line, or FILE.jsonl:N). The ledger drops what a trainer has acknowledged.",
+        description="Shows a job of a run (RUN/GROUP/SAMPLE), or a line of an exported file (FILE.jsonl:N; without N"
+        " the first). An acknowledged job is no longer in Redis: look at the exported file.",
     )
     parser.add_argument("what", metavar="JOB|FILE[:N]")
     parser.add_argument(
         "--attempt",
         type=whole(1),
         metavar="N",
-        help="of a job: the journal that attempt N left and a later one set aside",
+        help="show the journal of this failed attempt, which a later attempt set aside",
     )
     add_redis(parser)
-    add_json(parser, "print it as one JSON object: the line that an export would hold")
+    add_json(parser, "print one JSON object, as in an exported file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    place = line_of_a_file(args.what)
+    place = parse_file_line(args.what)
     found, facts, reason = (jsonl.read(*place), (), "") if place else from_ledger(args)
     if args.json:
         print(json.dumps(found))
         return 0
-    if reason:  # shown in full, below
+    if reason:  # printed in full at the end
         found["info"] = {key: value for key, value in (found.get("info") or {}).items() if key != "reason"}
     try:
         for line in Transcript(found, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")).lines(facts):
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def line_of_a_file(what: str) -> tuple[Path, int] | None:
-    """The file and the line's number, from 1; None when it is no file but a job."""
+def parse_file_line(what: str) -> tuple[Path, int] | None:
+    """The file and the number of the line, from 1. None when `what` names a job."""
     name, colon, number = what.rpartition(":")
     if colon and number.isdecimal() and Path(name).is_file():
         return Path(name), int(number)
@@ -72,7 +72,7 @@ def line_of_a_file(what: str) -> tuple[Path, int] | None:
 
 
 def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tuple[str, str]], str]:
-    """What the ledger has of a job, in the exported form; where the job stands; its last failure, with traceback.
+    """A job's trajectory in the exported form, facts about the job, and its last failure with traceback.
 
     Raises RollqError.
     """
@@ -80,14 +80,14 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
         run_name, _, _ = parse_id(args.what)
     except ContractError as e:
         raise SettingsError(f"{args.what} is neither a file nor a job: {e}") from e
-    with client(args, run_name) as connected:
-        state, trajectory = connected.job(args.what), connected.trajectory(args.what, args.attempt)
+    with open_client(args, run_name) as client:
+        state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
-    return record(trajectory), standing(state, trajectory), reason
+    return record(trajectory), job_facts(state, trajectory), reason
 
 
-def standing(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
-    """What an export does not say: where the job stands, what went wrong before, and how long it took."""
+def job_facts(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
+    """What an exported line does not hold: the job's state, earlier failures, and how long the attempt took."""
     lines = [
         ("state", f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group {state.group_state}")
     ]

@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.commands.connect import redis_of, settings
-from rollq.commands.flags import Commands, add_json, add_redis, name
+from rollq.commands.connect import open_redis, settings
+from rollq.commands.flags import Commands, add_json, add_redis, add_run
 from rollq.errors import RollqError
-from rollq.ledger.reader import LedgerView
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.run_index import runs
 from rollq.urls import mask_url
 
@@ -18,26 +18,28 @@ ROWS = {
     "delivery": ("delivered", "duplicates", "redelivered", "resubmitted", "fenced"),
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }
-"""The order in which a person reads them."""
+"""Counts by subject, in the order in which they are printed."""
 LISTED = 5
-"""Runs that are named to somebody who asked for one that is not there."""
+"""Runs that the error for an unknown run names."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
-        "stats", help="count a run's jobs and groups", description="The counts of a run; without --run, all runs."
+        "stats",
+        help="count a run's jobs and groups",
+        description="Prints the counts of a run; without --run, of all runs.",
     )
-    parser.add_argument("--run", dest="run_name", type=name, metavar="RUN")
+    add_run(parser, required=False, help="name of the run (all runs)")
     add_redis(parser)
-    add_json(parser, "print one JSON object (without --run, one by run)")
+    add_json(parser, "print one JSON object; without --run, one for each run, by name")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    with redis_of(args) as connection:
+    with open_redis(args) as connection:
         if args.run_name is None:
-            return _list({run: LedgerView(connection, run).stats() for run in runs(connection)}, args.json)
-        counts = LedgerView(connection, args.run_name).stats()
+            return _list({run: LedgerReader(connection, run).stats() for run in runs(connection)}, args.json)
+        counts = LedgerReader(connection, args.run_name).stats()
         if not (counts["submitted"] or counts["sealed"] or args.run_name in (there := runs(connection))):
             raise RollqError(f"no run {args.run_name!r} at {mask_url(settings(args).redis_url)}; {_listed(there)}")
     print(json.dumps(counts) if args.json else "\n".join(table(counts)))
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listed(there: Sequence[str]) -> str:
-    """The latest runs, in few words."""
+    """The names of the latest runs."""
     if not there:
         return "there are no runs yet"
     shown, more = there[: -LISTED - 1 : -1], len(there) - LISTED
@@ -53,7 +55,7 @@ def _listed(there: Sequence[str]) -> str:
 
 
 def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
-    """All runs, a line each."""
+    """All runs, one a line."""
     if as_json:
         print(json.dumps(found))
     elif not found:
@@ -66,7 +68,7 @@ def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
 
 
 def table(counts: Mapping[str, Any]) -> list[str]:
-    """The counts for people, a line a subject."""
+    """The counts as text, one subject a line."""
     mean = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.3f}"
     lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
     for subject, keys in ROWS.items():

@@ -1,4 +1,4 @@
-"""`rollq submit`: puts the jobs of a list of tasks on a run. Repeating it changes nothing."""
+"""`rollq submit`: submits the jobs of a list of tasks to a run. Repeating the line changes nothing."""
 
 import argparse
 import json
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from rollq.commands import job_flags, run_file
-from rollq.commands.connect import client
-from rollq.commands.flags import Commands, add_broker, add_json, add_redis, name, whole
+from rollq.commands.connect import open_client
+from rollq.commands.flags import Commands, add_broker, add_json, add_purpose, add_redis, add_run, whole
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import Purpose
@@ -18,16 +18,16 @@ from rollq.ledger.replies import Submission
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
-        help="put jobs on a run",
-        description="Submits the samples of each task, a group a task. The same line again submits nothing twice.",
+        help="submit jobs to a run",
+        description="Submits a group of --size jobs for each task. Repeating the line submits nothing twice.",
     )
     run_file.add(parser)
-    parser.add_argument("--run", dest="run_name", type=name, required=True, metavar="RUN")
+    add_run(parser)
     job_flags.add_tasks(parser, split="train", size=1)
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
     job_flags.add_play(parser)
     _add_groups(parser)
-    _add_course(parser)
+    _add_order(parser)
     add_redis(parser)
     add_broker(parser)
     add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed, with --refill: refilled")
@@ -35,52 +35,45 @@ def add(commands: Commands) -> None:
 
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
-    """The flags of what a group is for, and when it counts."""
-    parser.add_argument(
-        "--purpose",
-        type=Purpose,
-        choices=list(Purpose),
-        default=Purpose.TRAIN,
-        help="train, or eval: never handed to a trainer (%(default)s)",
-    )
+    """The flags of what a group is for, and when it is dropped."""
+    add_purpose(parser, "train, or eval: groups that are never handed to a trainer (%(default)s)")
     parser.add_argument(
         "--min-viable",
         type=whole(1),
         metavar="N",
-        help="graded samples below which a group with dead members is dropped (--size)",
+        help="drop a group with dead jobs when fewer than N samples are graded (--size)",
     )
     parser.add_argument(
         "--budget",
         type=budgets,
         default={},
         metavar="CLASS=N,...",
-        help="failures of a class that make a job dead, for the whole run"
-        " (engine=5,user=5,worker=5,env=2,job=2); fixed by its first submission",
+        help="number of failures of a class that makes a job dead (engine=5,user=5,worker=5,env=2,job=2); the first"
+        " submission fixes it for the whole run",
     )
 
 
-def _add_course(parser: argparse.ArgumentParser) -> None:
-    """The flags of when groups are submitted, and what comes after."""
+def _add_order(parser: argparse.ArgumentParser) -> None:
+    """The flags of when groups are submitted, and what is done afterwards."""
     parser.add_argument(
         "--ahead",
         type=whole(1),
         default=256,
         metavar="GROUPS",
-        help="wait while this many groups are not acknowledged (%(default)s)",
+        help="wait while this many groups are unacknowledged (%(default)s)",
     )
     parser.add_argument(
         "--refill",
         type=whole(0),
         default=0,
         metavar="N",
-        help="wait until these groups are settled, and replace each dropped one, up to N times (%(default)s)",
+        help="afterwards, wait for these groups and replace each dropped one, up to N times a group (%(default)s)",
     )
     parser.add_argument(
         "--seal",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="afterwards, say that nobody adds to the run any more: consumers then get its short last"
-        " batch and come to an end",
+        help="afterwards, seal the run: it takes no more jobs, and its consumers end after the last groups",
     )
 
 
@@ -101,29 +94,29 @@ def budgets(text: str) -> dict[FailureClass, int]:
 def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
-    job_flags.check(args, args.refill)
+    job_flags.check_jobs(args, args.refill)
     groups = len(args.tasks) * args.epochs
     refilled: Sequence[str] = ()
     with (
-        job_flags.restartable(),
-        client(args, args.run_name, budgets=args.budget, warn=True) as connected,
+        job_flags.explain_interrupt(),
+        open_client(args, args.run_name, budgets=args.budget, warn=True) as client,
         open_progress(sys.stderr) as progress,
     ):
-        progress.say(job_flags.line(args))
+        progress.say(job_flags.describe(args))
         if groups > args.ahead:
-            progress.say(f"waits whenever {args.ahead} groups are not acknowledged: have `rollq pull` running")
-        jobs = job_flags.watched(job_flags.jobs(args), groups, progress)
-        done = connected.submit(jobs, ahead=args.ahead, source=job_flags.source(args))
+            progress.say(f"waits whenever {args.ahead} groups are unacknowledged: keep `rollq pull` running")
+        jobs = job_flags.show_submission(job_flags.jobs(args), groups, progress)
+        done = client.submit(jobs, ahead=args.ahead, source=job_flags.source_name(args))
         if args.refill:
-            progress.say("waits until its groups are settled, to replace dropped ones: have `rollq worker` running")
-            refilled = connected.refill(job_flags.jobs(args), times=args.refill, ahead=args.ahead).new
+            progress.say("waits until the groups are settled, to replace dropped ones: keep `rollq worker` running")
+            refilled = client.refill(job_flags.jobs(args), times=args.refill, ahead=args.ahead).new
         if args.seal:
-            connected.seal()
-        broker_error = connected.broker_error
+            client.seal()
+        broker_error = client.broker_error
     if broker_error:
         print(
-            f"rollq: warning: the broker takes no messages ({broker_error}): the workers publish the jobs in its place;"
-            " is --broker theirs?",
+            f"rollq: warning: the broker takes no messages ({broker_error}): the workers publish the jobs instead;"
+            " do the workers use the same --broker?",
             file=sys.stderr,
         )
     report(args, groups, done, len(refilled))
@@ -140,9 +133,9 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
     print(f"run {args.run_name}: {groups} groups of {args.size}: {new} jobs submitted, {known} known already")
     if refilled:
         print(f"      {refilled} jobs in place of dropped groups")
-    print("next: rollq worker                       plays them; as many as you like, anywhere")
+    print("next: rollq worker                       plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {args.run_name}")
     purpose = "" if args.purpose is Purpose.TRAIN else f" --purpose {args.purpose}"
     print(f"      rollq pull --run {args.run_name} --groups {groups}{purpose} --out {args.run_name}.jsonl")
     if not args.seal:
-        print("      the same line with --seal, when nobody adds to the run any more: consumers then come to an end")
+        print("      the same line with --seal, when all jobs are submitted: consumers end after the last groups")

@@ -1,7 +1,7 @@
-"""Trajectories in a JSON Lines file, one a line, durable before anybody hears of them.
+"""Trajectories in a JSON Lines file: one a line, and on the disk before `save` returns.
 
-A crash leaves whole lines and at most one torn one at the end, which the next opening cuts off. A job is written once,
-however often its group comes, and one process at a time writes. What a line holds is `rollq.export.record`'s business.
+A crash leaves whole lines and at most one torn line at the end, which the next opening cuts off. A job is written once,
+however often its group comes, and one process at a time writes. What a line holds is decided by `rollq.export.record`.
 """
 
 import fcntl
@@ -9,35 +9,41 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from rollq.batch import Batch
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export.record import record
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 
-OURS = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
+WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
 """A line as it is written here."""
 START = b'{"job":"'
-"""Its beginning, by which a torn one is known from somebody's text."""
+"""How such a line starts. It tells a torn line from the text of another program."""
+
+
+class Unexportable(ContractError):
+    """This trajectory cannot be written as JSON. The caller rejects its job."""
+
+    job_id: str = ""
 
 
 class TrajectoryFile:
     """A file open for writing, locked until it is closed or its process ends."""
 
     def __init__(self, path: Path, *, append: bool) -> None:
-        """`append` keeps what is there, else `begin` empties the file.
+        """`append` keeps the file's lines, else `begin` empties it.
 
-        Raises SettingsError when it cannot be written or somebody else writes it, ContractError when something else is
-        there.
+        Raises SettingsError when the file cannot be written or another process writes it, ContractError when it holds
+        something other than trajectories.
         """
         self.path = path
         self.repeated = 0
-        """Trajectories that came although they were in the file: not written again."""
+        """Trajectories that were in the file already and were not written again."""
         self._lines: dict[str, int] = {}
-        """What is in the file: by job, its line's hash, which tells one episode from another."""
+        """The hash of each job's line, which tells one episode from another."""
         self._begun = append
         self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
@@ -52,20 +58,20 @@ class TrajectoryFile:
             raise
 
     def _resume(self) -> int:
-        """Reads which jobs are there; returns where the last whole line ends."""
+        """Reads which jobs are in the file. Returns where the last whole line ends."""
         end, line = 0, b"\n"
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n") and _is_torn(line):
                     return end
                 whole = line if line.endswith(b"\n") else line + b"\n"
-                ours = OURS.fullmatch(whole)  # a large file is not parsed for its jobs alone
-                job_id = ours[1].decode() if ours else _parse(line, f"{self.path}:{number}")["job"]
+                written_here = WHOLE_LINE.fullmatch(whole)  # faster than parsing the whole line for its job
+                job_id = written_here[1].decode() if written_here else _parse(line, f"{self.path}:{number}")["job"]
                 self._lines[job_id] = hash(whole)
                 end += len(line)
         if line.endswith(b"\n"):
             return end
-        os.pwrite(self._fd, b"\n", end)  # an editor cut it off
+        os.pwrite(self._fd, b"\n", end)  # an editor removed it
         return end + 1
 
     def begin(self) -> None:
@@ -74,36 +80,29 @@ class TrajectoryFile:
             os.truncate(self._fd, 0)
         self._begun = True
 
-    def save(self, batch: Batch) -> bool:
-        """True: all of it is on the disk, and it may be acknowledged. False: a trajectory cannot be exported, so that
-        its job was rejected and nothing of the batch is held any more.
+    def save(self, trajectories: Iterable[Trajectory]) -> None:
+        """All of them are on the disk when it returns, and none when it raises Unexportable or SettingsError.
 
-        Raises SettingsError when the file has another episode of one of the jobs, RollqError when it cannot be written,
-        NotHeld.
+        Raises Unexportable for one that JSON cannot hold, SettingsError when the file has another episode of one of the
+        jobs, RollqError when it cannot be written.
         """
-        lines: dict[str, bytes] = {}
-        for trajectory in batch.trajectories:
-            try:
-                lines[trajectory.job.id] = _line(trajectory)
-            except ContractError as e:
-                batch.reject(trajectory.job.id, str(e))
-                return False
+        lines = {trajectory.job.id: _line(trajectory) for trajectory in trajectories}
         new = [line for job_id, line in lines.items() if not self._has(job_id, line)]
         try:
             self._append(b"".join(new))
         except OSError as e:
             raise RollqError(
-                f"cannot write {self.path}: {e.strerror}. What was acknowledged is in it; the rest comes again"
+                f"cannot write {self.path}: {e.strerror}. It holds everything that was acknowledged; the rest will be"
+                " handed out again"
             ) from e
         self._lines.update({job_id: hash(line) for job_id, line in lines.items()})
         self.repeated += len(lines) - len(new)
-        return True
 
     def _has(self, job_id: str, line: bytes) -> bool:
         if self._lines.get(job_id, hash(line)) != hash(line):
             raise SettingsError(
-                f"{self.path} has another episode of job {job_id}, from an earlier run of that name perhaps: write to"
-                " another file. Nothing of this one is lost; it comes again within a minute"
+                f"{self.path} has another episode of job {job_id}, perhaps from an earlier run of that name: write to"
+                " another file. The new episode is not lost; it is handed out again within a minute"
             )
         return job_id in self._lines
 
@@ -140,7 +139,7 @@ def read(path: Path, number: int) -> dict[str, Json]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Begun as a line is written here, and not ended."""
+    """Whether it is the start of a line that was written here."""
     try:
         json.loads(line)
     except ValueError:
@@ -161,7 +160,7 @@ def _parse(line: bytes, where: str) -> dict[str, Json]:
 def _open(path: Path) -> int:
     new = not path.exists()
     try:
-        # A pipe that one reads oneself would never break.
+        # Opened for reading too, a pipe would never break when its reader goes away.
         fd = os.open(path, os.O_RDWR | os.O_CREAT if new or path.is_file() else os.O_WRONLY, 0o666)
         if new:
             _sync_folder(path)
@@ -171,7 +170,7 @@ def _open(path: Path) -> int:
 
 
 def _sync_folder(path: Path) -> None:
-    """A new file's name is not durable before its folder is."""
+    """The name of a new file is durable only once its folder is."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -187,13 +186,16 @@ def _lock(fd: int, path: Path) -> None:
             f"{path} is being written by another process: wait for its end, or name another file"
         ) from e
     except OSError:
-        pass  # a file system that knows no locks
+        pass  # a file system without locks
 
 
 def _line(trajectory: Trajectory) -> bytes:
-    """Raises ContractError when the trajectory holds what JSON cannot say."""
-    found = record(trajectory)
-    try:  # ASCII, because a policy may well write half a surrogate pair
-        return json.dumps(found, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    """Raises Unexportable."""
+    try:
+        # ASCII, because a policy can write half a surrogate pair.
+        return json.dumps(record(trajectory), separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except ValueError as e:
-        raise ContractError(f"job {trajectory.job.id}: cannot be exported: {e}") from e
+        unreadable = isinstance(e, ContractError)  # and then its text names the job
+        error = Unexportable(str(e) if unreadable else f"job {trajectory.job.id}: cannot be exported: {e}")
+        error.job_id = trajectory.job.id
+        raise error from e

@@ -8,9 +8,9 @@ from rollq.trajectory import Trajectory
 def record(trajectory: Trajectory) -> dict[str, Any]:
     """What a line of JSON Lines holds.
 
-    `tokens`, `mask`, `logprobs` and `versions` have equal length; traces lie end to end and `traces` lists their
-    lengths. Where the mask is 0 the logprob is 0.0 and the version null. Raises ContractError for texts that cannot be
-    read.
+    `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
+    lists the length of each. Where the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a
+    text in Redis cannot be read.
     """
     job = trajectory.job
     return {

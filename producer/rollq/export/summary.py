@@ -1,4 +1,4 @@
-"""What a run's trajectories add up to: reward, pass^k, stops, turns, tokens. Keeps counts only."""
+"""The sums over many trajectories: reward, pass^k, stops, turns, tokens. Keeps counts, not the trajectories."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Tries:
 
 @dataclass(slots=True)
 class Summary:
-    """Add trajectories, then read."""
+    """Add trajectories, then read the numbers."""
 
     graded: int = 0
     reward: float = 0.0
@@ -35,7 +35,7 @@ class Summary:
     trajectories: int = 0
     stops: Counter[str] = field(default_factory=Counter)
     versions: set[str] = field(default_factory=set)
-    """The weights that sampled, as the engine names them."""
+    """The weight versions that sampled, by the engine's names."""
     tasks: dict[tuple[str, str, int], Tries] = field(default_factory=dict)
     """By env, split and task."""
 
@@ -58,12 +58,15 @@ class Summary:
 
     @property
     def reward_mean(self) -> float | None:
-        """Over the graded; None without any."""
+        """Mean over the graded trajectories; None when there are none."""
         return self.reward / self.graded if self.graded else None
 
     @property
     def reward_stderr(self) -> float | None:
-        """Standard error of the mean over tasks, whose samples are not independent of each other; None for one task."""
+        """Standard error of the mean reward over tasks, because samples of one task are not independent of each other.
+
+        None for fewer than two tasks.
+        """
         means = [tries.reward / tries.graded for tries in self.tasks.values()]
         return stdev(means) / sqrt(len(means)) if len(means) > 1 else None
 

@@ -1,7 +1,7 @@
-"""An exported trajectory as lines for a person: who said what, what the policy sampled, why it stopped.
+"""An exported trajectory as text for people: who said what, what the policy sampled, why it stopped.
 
-Works on the exported form alone, so that a job of the ledger and a line of a file look the same. What models and
-environments wrote cannot control the terminal.
+Reads only the exported form, so a job of the ledger and a line of a file look the same. Texts of models and
+environments cannot control the terminal.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 COLOURS = {"system": "2", "user": "36", "assistant": "1;32", "tool": "33", "warning": "31", "label": "2"}
 """ANSI codes by role."""
 LONGEST = 1500
-"""Characters of one message."""
+"""Characters that are shown of one message."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Everything but tab and newline that a terminal obeys or cannot show, changes of direction included."""
+"""What a terminal obeys or cannot show, except tab and newline; includes changes of text direction."""
 
 
 class Transcript:
@@ -26,7 +26,7 @@ class Transcript:
         self._colour = colour
 
     def lines(self, facts: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
-        """The whole transcript; `facts` are shown with the head."""
+        """The whole transcript. `facts` are names and values to show below the head."""
         for name, value in (*self._head(), *facts):
             yield self._paint("label", f"{name:<9}") + " " + clean(value)
         yield ""
@@ -78,7 +78,7 @@ class Transcript:
 
 
 def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
-    """The logprobs of each run of sampled tokens: one run a turn, for a bridge lies between two turns."""
+    """The logprobs of each turn: its sampled tokens are consecutive, and unsampled ones lie between two turns."""
     pairs = zip(record["mask"], record["logprobs"], strict=True)
     return [[p for _, p in run] for mask, run in groupby(pairs, key=lambda pair: pair[0]) if mask]
 

@@ -1,8 +1,8 @@
-"""Child processes that never outlive their parent, with their output kept for the error message.
+"""Child processes that end with their parent, and whose output is kept for the error message.
 
-However the parent ends (return, Ctrl-C, kill -9), its children end with it: on Linux the kernel sees to it, elsewhere a
-watchdog process at the end of a pipe. Start children from the main thread: Linux ties their life to the thread that
-started them. Knows nothing of Redis or workers.
+However the parent ends (return, Ctrl-C, kill -9), the kernel ends its children on Linux, and a watchdog process at the
+end of a pipe elsewhere. Start children from the main thread: Linux ties their life to the thread that started them.
+Knows nothing of Redis or workers.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ for pid in pids:
 
 
 class Watchdog:
-    """A process that kills the registered pids when this process is gone."""
+    """A process that kills the registered pids once this process is gone."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -38,11 +38,11 @@ class Watchdog:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )
 
     def toggle(self, pid: int) -> None:
-        """Registers the pid; the second time strikes it off, so that a reused number is never killed."""
+        """Registers the pid. The second call removes it, so that a process that reuses the number is not killed."""
         if pipe := self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 pipe.write(f"{pid}\n".encode())
@@ -53,7 +53,7 @@ class Child:
     """One running child process."""
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-        """Starts it in a session of its own, so that Ctrl-C reaches the parent alone, which then stops it in order."""
+        """Starts it in a session of its own: Ctrl-C reaches only the parent, which then stops its children in order."""
         self.name = name
         self.log = log
         self._watchdog = None if sys.platform == "linux" else _watchdog()
@@ -85,22 +85,22 @@ class Child:
             f.seek(max(0, self.log.stat().st_size - 16384))
             return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
 
-    def obituary(self) -> str:
-        """How it ended and what it said last."""
+    def how_it_ended(self) -> str:
+        """Its exit code or signal, and its last lines of output."""
         code = self.exit_code
         how = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
-        said = "\n".join(f"  | {line}" for line in self.tail().splitlines()) or "  | (no output)"
-        return f"{self.name} ended early ({how}); its last lines:\n{said}"
+        output = "\n".join(f"  | {line}" for line in self.tail().splitlines()) or "  | (no output)"
+        return f"{self.name} ended early ({how}); its last lines:\n{output}"
 
     def stop(self, grace_s: float = 8.0) -> None:
-        """SIGTERM, then SIGKILL when it does not leave in time. Safe to repeat."""
+        """SIGTERM, then SIGKILL after `grace_s` seconds. Safe to repeat."""
         try:
             if self._process.poll() is None:
                 self._process.terminate()
                 self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             pass
-        finally:  # also when a second Ctrl-C cuts the wait short
+        finally:  # also when a second Ctrl-C ends the wait
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
@@ -110,16 +110,16 @@ class Child:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """What the child runs between fork and exec; everything is looked up before the fork."""
+    """What the child runs between fork and exec. Everything is imported and looked up before the fork."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
-    def ask() -> None:
+    def request_signal() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # it ended before the request
             os._exit(1)
 
-    return ask
+    return request_signal
 
 
 _shared: list[Watchdog] = []

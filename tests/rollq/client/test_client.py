@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollq import Batch, Client, Job
-from rollq.client.hold_renewal import Holds
 from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullTimeout, SettingsError
 from rollq.job import Purpose
-from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
 from rollq.trajectory import Stop
+from tests.rollq.groups import end_holds, play_groups
 from tests.rollq.samples import closed, group, job, play, prompt
 
 
@@ -24,13 +24,7 @@ def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         yield connected
 
 
-def play_all(ledger: Ledger, *groups: str, size: int = 2) -> None:
-    for name in groups:
-        for sample in range(size):
-            play(ledger, f"r/{name}/{sample}", float(sample))
-
-
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
@@ -54,7 +48,7 @@ class TestSubmit:
         client.submit(group())
         assert client.ledger.redis.llen("rollq") == 2
         score = client.ledger.redis.zscore(client.ledger.keys.queued, "r/g/0")
-        assert 590 < score - client.ledger.now() <= 600
+        assert 590 < score - client.ledger.scripts.now() <= 600
         client.submit(group())
         assert client.ledger.redis.llen("rollq") == 2
 
@@ -65,7 +59,7 @@ class TestSubmit:
             client.ledger.redis.zadd(client.ledger.keys.queued, {"r/g/0": 0}, xx=True)
             assert client.ledger.reap() == ["r/g/0"]
 
-    def test_what_cannot_be_is_refused_and_what_came_before_stays(self, client: Client) -> None:
+    def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(self, client: Client) -> None:
         submit(client, "g")
         with pytest.raises(ContractError, match=r"jobs\[1\]: job other/g/0: belongs to run other"):
             client.submit([job(group="h", size=1), job(run="other")])
@@ -80,7 +74,7 @@ class TestSubmit:
         with pytest.raises(LedgerError, match="sealed"):
             submit(client, "j")
 
-    def test_it_waits_while_too_much_is_unread(self, client: Client, redis_url: str) -> None:
+    def test_it_waits_while_too_many_groups_are_unacknowledged(self, client: Client, redis_url: str) -> None:
         submit(client, "a", "b")
         done = threading.Event()
 
@@ -91,10 +85,10 @@ class TestSubmit:
 
         thread = threading.Thread(target=produce)
         thread.start()
-        until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
+        wait_until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
         assert not done.wait(0.3)
         assert client.stats()["groups_open"] == 3
-        play_all(client.ledger, "a")
+        play_groups(client.ledger, "a")
         for batch in client.batches(1):
             batch.ack()
             break
@@ -104,9 +98,11 @@ class TestSubmit:
 
 
 class TestBatches:
-    def test_until_the_sealed_run_is_drained(self, client: Client) -> None:
+    def test_batches_come_until_a_sealed_run_has_no_more(self, client: Client) -> None:
         submit(client, "a", "b", "c")
-        play_all(client.ledger, "a", "b", "c")
+        play(client.ledger, "r/a/0", 0.0)
+        play(client.ledger, "r/a/1", 1.0)
+        play_groups(client.ledger, "b", "c")
         client.seal()
         batches: list[Batch] = []
         for batch in client.batches(groups=2):
@@ -115,7 +111,7 @@ class TestBatches:
             batch.ack()
         assert [[g.id for g in batch.groups] for batch in batches] == [["a", "b"], ["c"]]
         assert [batch.step for batch in batches] == [0, 1]
-        assert [(g.seq, g.size, g.rewards) for g in batches[0].groups] == [(1, 2, [0.0, 1.0]), (2, 2, [0.0, 1.0])]
+        assert [(g.seq, g.size, g.rewards) for g in batches[0].groups] == [(1, 2, [0.0, 1.0]), (2, 2, [1.0, 1.0])]
         assert batches[0].trajectories[0].job == job(0, "a", seq=1)
         assert batches[0].trajectories[0].stop is Stop.DONE
         assert (client.delivered, client.duplicates) == (6, 0)
@@ -124,7 +120,7 @@ class TestBatches:
 
     def test_a_timeout_says_what_is_missing(self, client: Client) -> None:
         submit(client, "a", "b", "c")
-        play_all(client.ledger, "a", "b")
+        play_groups(client.ledger, "a", "b")
         client.ledger.take(1, "somebody")
         with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
             next(client.batches(groups=2, timeout=0.05))
@@ -132,20 +128,20 @@ class TestBatches:
             with pytest.raises(ContractError, match="groups"):
                 client.batches(groups=wrong)  # type: ignore[arg-type]
 
-    def test_groups_that_become_ready_are_waited_for(self, client: Client) -> None:
+    def test_it_waits_for_groups_that_become_ready(self, client: Client) -> None:
         submit(client, "a")
-        timer = threading.Timer(0.1, play_all, (client.ledger, "a"))
+        timer = threading.Timer(0.1, play_groups, (client.ledger, "a"))
         timer.start()
         assert [g.id for g in next(client.batches(1, timeout=20)).groups] == ["a"]
         timer.join()
 
-    def test_what_is_not_acknowledged_comes_again(self, client: Client, redis_url: str) -> None:
+    def test_unacknowledged_groups_are_handed_out_again(self, client: Client, redis_url: str) -> None:
         submit(client, "a")
-        play_all(client.ledger, "a")
+        play_groups(client.ledger, "a")
         for batch in client.batches(1):
             lost = batch
             break
-        client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+        end_holds(client.ledger, "a")
         with Client(redis_url, run="r") as other:
             again = next(other.batches(1, timeout=5))
             assert [g.id for g in again.groups] == ["a"]
@@ -156,24 +152,24 @@ class TestBatches:
         stats = client.stats()
         assert (stats["delivered"], stats["redelivered"], stats["duplicates"]) == (2, 1, 0)
 
-    def test_a_consumer_sees_that_it_got_something_twice(self, client: Client) -> None:
+    def test_a_client_counts_what_it_received_twice(self, client: Client) -> None:
         submit(client, "a")
-        play_all(client.ledger, "a")
+        play_groups(client.ledger, "a")
         for _ in range(2):
             next(client.batches(1, timeout=5))
-            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+            end_holds(client.ledger, "a")
         assert (client.delivered, client.duplicates) == (2, 2)
 
-    def test_a_sealed_run_ends_for_who_never_acknowledges(self, client: Client) -> None:
+    def test_a_sealed_run_ends_for_a_consumer_that_never_acknowledges(self, client: Client) -> None:
         submit(client, "a", "b")
-        play_all(client.ledger, "a", "b")
+        play_groups(client.ledger, "a", "b")
         client.seal()
         assert len(list(client.batches(1, timeout=5))) == 2
         assert client.stats()["groups_held"] == 2
 
-    def test_a_damaged_trajectory_is_dead_and_the_others_come(self, client: Client) -> None:
+    def test_a_damaged_trajectory_costs_its_job_alone(self, client: Client) -> None:
         submit(client, "a", "b", min_viable=1)
-        play_all(client.ledger, "a", "b")
+        play_groups(client.ledger, "a", "b")
         client.ledger.redis.lset(client.ledger.keys.journal("r/a/0"), 1, b"junk")
         client.ledger.redis.delete(client.ledger.keys.journal("r/b/1"))
         first, second = next(client.batches(2, timeout=5)).groups
@@ -183,73 +179,43 @@ class TestBatches:
         assert {letter.job_id for letter in client.dead()} == {"r/a/0", "r/b/1"}
         assert all(letter.job_id in letter.reason for letter in client.dead())
 
-    def test_one_lost_group_does_not_keep_the_rest_of_its_batch(self, client: Client) -> None:
+    def test_a_batch_with_a_lost_group_is_released(self, client: Client) -> None:
         submit(client, "a", "b")
-        play_all(client.ledger, "a", "b")
+        play_groups(client.ledger, "a", "b")
         with client.consumer() as consumer:
             batch = consumer.next(2, 5)
             assert batch and consumer.held == 2
             client.ledger.redis.delete(client.ledger.keys.group("a"))
             with pytest.raises((NotHeld, LedgerError)):
                 batch.ack()
-            client.ledger.mend()
-            with pytest.raises(NotHeld, match="r/a"):
-                batch.ack()
-            assert consumer.held == 0  # b is renewed no more: whoever asks gets it in a minute
-            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"b": 1})
+            assert consumer.held == 0  # b is renewed no more, so another consumer gets it
+            end_holds(client.ledger, "b")
             again = consumer.next(1, 5)
             assert again and [g.id for g in again.groups] == ["b"]
 
-    def test_a_batch_that_could_not_be_fetched_is_not_kept(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_batch_that_could_not_be_read_is_not_held(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         submit(client, "a")
-        play_all(client.ledger, "a")
+        play_groups(client.ledger, "a")
 
-        def away(job_ids: object) -> None:
+        def away(reader: LedgerReader, job_ids: object) -> None:
             raise ConnectionError("away")
 
         with client.consumer() as consumer:
             with monkeypatch.context() as patch, pytest.raises(ConnectionError):
-                patch.setattr(client.ledger, "read", away)
+                patch.setattr(LedgerReader, "read", away)
                 consumer.next(1, 5)
             assert consumer.held == 0
-            client.ledger.redis.zadd(client.ledger.keys.held("train"), {"a": 1})
+            end_holds(client.ledger, "a")
             assert consumer.next(1, 5)
 
-    def test_eval_groups_stay(self, client: Client) -> None:
+    def test_a_trainer_gets_no_eval_groups(self, client: Client) -> None:
         submit(client, "e", purpose=Purpose.EVAL)
-        play_all(client.ledger, "e")
+        play_groups(client.ledger, "e")
         client.seal()
         assert list(client.batches(1)) == []
 
 
-class TestHolds:
-    def test_a_hold_is_renewed_until_it_is_dropped(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        renewed: list[str] = []
-        gone = threading.Event()
-
-        def extend(token: str, hold_s: float) -> None:
-            renewed.append(token)
-            if token == "lost":
-                gone.set()
-                raise NotHeld("gone")
-            if len(renewed) < 3:
-                raise ConnectionError("away")  # tried again
-
-        monkeypatch.setattr(client.ledger, "extend", extend)
-        holds = Holds(client.ledger, hold_s=0.05)
-        holds.add("kept", 2)
-        holds.add("lost", 3)
-        assert gone.wait(60)
-        until(lambda: holds.groups == 2)
-        holds.drop("kept")
-        assert holds.groups == 0
-        holds.close()
-        assert renewed.count("lost") == 1
-
-
-class TestLooking:
+class TestJobs:
     def test_a_job_and_its_trajectory(self, client: Client) -> None:
         submit(client, "a")
         assert client.trajectory("r/a/0").events == []

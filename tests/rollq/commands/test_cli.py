@@ -1,54 +1,26 @@
-"""The command line: what it accepts, what it says of everything else, and that it never shows a traceback."""
+"""The command line: what it accepts, its exit codes, and that every error is one clear line without a traceback."""
 
 import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import redis as redis_library
 
-from rollq import Client, __version__, cli
-from rollq.commands import connect, flags, job_flags, progress
+from rollq import __version__, cli
+from rollq.commands import connect
 from rollq.extras import install_line
-from rollq_worker.commands.demo import command
-from rollq_worker.users import KINDS
-from tests.conftest import free_port
+from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.lines import SUBMIT, rollq
 
-COMMANDS = "demo redis engine worker submit pull eval stats show dead requeue drop cancel audit".split()
-NOWHERE = "redis://127.0.0.1:1/0"
+COMMANDS = (*cli.OWN_COMMANDS, *cli.WORKER_COMMANDS)
 
 
-def rollq(*args: str, env: dict[str, str] | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """The real command in a process of its own."""
-    command = [sys.executable, "-m", "rollq", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def fails(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> str:
-    """Runs in this process; returns the one line it must say."""
-    assert cli.main(args) == code
-    said = capsys.readouterr()
-    assert said.out == "" or args[0] == "demo"  # which starts its parts while it reads the tasks
-    assert said.err.startswith("rollq: ")
-    assert said.err.count("\n") == 1, said.err
-    return said.err
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
-        monkeypatch.delenv(name)
-
-
-def test_version_and_module() -> None:
+def test_the_module_runs_too() -> None:
     assert rollq("--version").stdout == f"rollq {__version__}\n"
 
 
@@ -70,29 +42,19 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 
-SUBMIT = ("submit", "--run", "r", "--env", "shop", "--tasks", "0-3")
 WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     ((), "required: COMMAND"),
     (("dmeo",), "invalid choice: 'dmeo'"),
     (("demo", "--group", "3"), "unrecognized arguments: --group 3"),
-    (("demo", "--groups", "0"), "--groups: expected a whole number of at least 1, not '0'"),
     (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
-    (("demo", "--size", "1.5"), "--size: expected a whole number"),
     (("demo", "--mistakes", "1.1"), "--mistakes: expected a number of at least 0 and at most 1, not '1.1'"),
-    (("demo", "--mistakes", "nan"), "--mistakes: expected a number"),
-    (("demo", "--temperature", "inf"), "--temperature: expected a number"),
     (("demo", "--tasks", "5-2"), "--tasks: expected A-B with A not above B"),
-    (("demo", "--tasks", "-1"), "--tasks: expected"),
-    (("demo", "--tasks", "a-b"), "--tasks: expected A-B"),
     (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
-    (("demo", "--engine", "http://"), "--engine: expected an address like http://"),
     (("demo", "--env", "no-such"), "there is no environment 'no-such'"),
     (("demo", "--split", "no-such"), "shop has no split 'no-such'; it has train ("),
     (("demo", "--tasks", "0-999999"), "--tasks asks for 999999"),
-    (("engine", "--errors", "-1"), "--errors: expected"),
     (("engine", "--port", "70000"), "expected a port of at most 65535, not 70000"),
     (("redis", "--port", "70000"), "expected a port of at most 65535, not 70000"),
-    (("worker", "-c", "0"), "expected a whole number of at least 1, not '0'"),
     (("submit", "--run", "r", "--tasks", "0"), "required: --env"),
     ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
     ((*SUBMIT, "--top-p", "0"), "--top-p: expected a number above 0 and at most 1"),
@@ -110,22 +72,19 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     ((*SUBMIT, "--budget", "env=9999999999"), "N from 1 to 999999999"),
     ((*SUBMIT, "--user", "{kind"), "--user: not JSON"),
     ((*SUBMIT, "--user", '{"a": 1}'), 'expected an object with a "kind"'),
-    ((*SUBMIT, "--size", "2", "--min-viable", "3"), "--min-viable 3 is more than --size 2"),
     (("pull", "--run", "r"), "required: --groups"),
-    (("pull", "--run", "r", "--groups", "1", "--timeout", "-1"), "--timeout: expected a number of at least 0"),
-    (("show", "no-such.jsonl"), "there is no file no-such.jsonl"),
     (("stats", "--redis", "http://a"), "http://a"),
     (("stats", "--redis", "redis://h:port/0"), "redis://h:port/0"),
 ]
 
 
 @pytest.mark.parametrize(("line", "said"), WRONG_LINES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
-def test_a_wrong_line_is_one_clear_line(capsys: pytest.CaptureFixture[str], line: tuple[str, ...], said: str) -> None:
-    assert said in fails(capsys, *line)
+def test_a_wrong_line_is_one_clear_line(fails: Fails, line: tuple[str, ...], said: str) -> None:
+    assert said in fails(*line)
 
 
-def test_a_job_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a job id" in fails(capsys, "show", "nonsense")
+def test_a_text_that_is_no_job_id_is_an_error(fails: Fails) -> None:
+    assert "is not a job id" in fails("show", "nonsense")
 
 
 @pytest.mark.parametrize(
@@ -141,20 +100,20 @@ def test_a_job_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> N
     ],
     ids=lambda line: line[0],
 )
-def test_without_redis_every_command_fails_quickly(capsys: pytest.CaptureFixture[str], line: tuple[str, ...]) -> None:
-    said = fails(capsys, *line, "--redis", "redis://me:hunter2@127.0.0.1:1/0", code=1)
+def test_without_redis_every_command_fails_quickly(fails: Fails, line: tuple[str, ...]) -> None:
+    said = fails(*line, "--redis", "redis://me:hunter2@127.0.0.1:1/0", code=1)
     assert "no Redis at redis://" in said
     assert "127.0.0.1:1/0" in said
     assert "rollq redis" in said
     assert "hunter2" not in said
 
 
-def test_a_redis_that_refuses_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str], redis_server: str) -> None:
-    said = fails(capsys, "stats", "--run", "r", "--redis", f"{redis_server.rpartition('/')[0]}/99", code=1)
+def test_a_redis_that_refuses_is_not_reported_as_missing(fails: Fails, redis_server: str) -> None:
+    said = fails("stats", "--run", "r", "--redis", f"{redis_server.rpartition('/')[0]}/99", code=1)
     assert "DB index is out of range" in said and "rollq redis" not in said
 
 
-def test_environment_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://from-env:1/0")
     monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://from-env:2")
     args = cli.parser().parse_args(["worker"])
@@ -167,7 +126,7 @@ def test_environment_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.engine_url, found.concurrency) == ("http://flag:2", 3)
 
 
-def test_a_broker_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_of_its_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://broker:1/0")
     found = connect.settings(cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0"]))
     assert found.broker_url == "redis://broker:1/0"
@@ -175,12 +134,14 @@ def test_a_broker_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect.settings(args).broker_url == "redis://other:1/0"
 
 
-def test_a_bug_is_one_line_unless_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line_unless_rollq_debug_is_set(
+    fails: Fails, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def bug(args: argparse.Namespace) -> str:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(connect, "settings", bug)
-    assert "ZeroDivisionError: oh" in fails(capsys, "stats", code=1)
+    assert "ZeroDivisionError: oh" in fails("stats", code=1)
     monkeypatch.setenv("ROLLQ_DEBUG", "1")
     assert cli.main(["stats"]) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -237,221 +198,11 @@ def test_commands_of_other_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0-3", range(4)), ("7", range(7, 8)), ("2-2", range(2, 3)), (" 1 - 2 ", range(1, 3))]
-)
-def test_tasks_include_both_ends(text: str, expected: range) -> None:
-    assert flags.tasks(text) == expected
-
-
-def test_jobs_of_a_line() -> None:
-    line = "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --epochs 2 --top-p 0.9 --max-turns 7"
-    args = cli.parser().parse_args([*line.split(), "--user", "openai:local:qwen", "--seed", "5", "--min-viable", "1"])
-    jobs = list(job_flags.jobs(args))
-    assert [job.group for job in jobs] == [
-        "tau2-retail.test.3",
-        "tau2-retail.test.4",
-        "tau2-retail.test.3.e1",
-        "tau2-retail.test.4.e1",
-    ]
-    assert jobs == list(job_flags.jobs(args))
-    assert [job.task for job in jobs] == [3, 4, 3, 4]
-    assert [job.seed for job in jobs] == [5, 5, 6, 6]
-    assert {(job.size, job.viable, job.budget.max_turns, job.sample) for job in jobs} == {(2, 1, 7, 0)}
-    assert jobs[0].sampling == {"temperature": 1.0, "top_p": 0.9}
-    assert jobs[0].user == {"kind": "openai", "endpoint": "local", "model": "qwen"}
-
-
-@pytest.mark.parametrize(
-    ("line", "tasks"),
-    [
-        ("", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("--groups 2", [0, 1]),
-        ("--tasks 5-7", [5, 6, 7]),
-        ("--tasks 5-7 --groups 5", [5, 6, 7, 5, 6]),
-        ("--tasks 8 --groups 2", [8, 8]),
-        ("--groups 12", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]),
-    ],
-)
-def test_tasks_of_a_demo_wrap_as_new_epochs(line: str, tasks: list[int]) -> None:
-    jobs = command.plan(cli.parser().parse_args(["demo", *line.split()]), 10)
-    assert [job.task for job in jobs] == tasks
-    assert len({job.group for job in jobs}) == len(tasks)
-    assert len({job.run for job in jobs}) == 1
-
-
-def test_redis_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "rollq", "redis", "--port", str(port), "--dir", str(tmp_path / "data")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        assert server.stdout.readline().startswith(f"redis://127.0.0.1:{port}/0 ")
-        while "Ready to accept connections" not in server.stdout.readline():
-            assert server.poll() is None
-        with redis_library.Redis(port=port) as client:
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
-            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-        said = rollq("redis", "--port", str(free_port()), "--dir", str(tmp_path / "data"), code=2).stderr
-        assert "another Redis server keeps its data" in said
-        server.send_signal(signal.SIGTERM)
-        server.stdout.read()
-        assert server.wait(60) == 0
-
-
-@pytest.mark.parametrize("command", ["redis", "engine"])
-def test_a_port_in_use_is_a_clear_error(tmp_path: Path, command: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        extra = ["--dir", str(tmp_path)] if command == "redis" else []
-        assert f"port {port} of 127.0.0.1 is in use" in rollq(command, "--port", str(port), *extra, code=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("scripted", {"kind": "scripted"}),
-        ("oracle", {"kind": "oracle"}),
-        ("openai:here:org/m:1", {"kind": "openai", "endpoint": "here", "model": "org/m:1"}),
-        ('{"kind": "oracle"}', {"kind": "oracle"}),
-    ],
-)
-def test_users(text: str, spec: dict[str, str]) -> None:
-    args = cli.parser().parse_args([*SUBMIT, "--user", text])
-    assert args.user == spec
-    job_flags.check(args)
-
-
-def test_the_kinds_of_users_are_those_of_the_workers() -> None:
-    assert set(job_flags.USERS) == set(KINDS)
-
-
-def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
-    job_flags.check(cli.parser().parse_args([*SUBMIT, "--user", '{"kind": "oracle", "x": 1}']))
-
-
-def test_a_run_that_is_not_there(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ("stats", "--run", "nosuch", "--redis", redis_url)
-    assert f"no run 'nosuch' at {redis_url}; there are no runs yet" in fails(capsys, *line, code=1)
-    for n in range(7):
-        assert cli.main([*SUBMIT, "--run", f"r{n}", "--redis", redis_url]) == 0
-    capsys.readouterr()
-    for more in ((), ("--json",)):
-        said = fails(capsys, *line, *more, code=1)
-        assert "; runs there: r6, r5, r4, r3, r2 and 2 more (rollq stats lists them)\n" in said
-    with Client(redis_url, run="sealed") as client:  # nothing was ever submitted to it
-        client.seal()
-    assert cli.main(["stats", "--run", "sealed", "--redis", redis_url]) == 0
-
-
-@pytest.mark.parametrize("size", ["1", "3"])
-def test_progress_claims_no_group_that_is_refused(
-    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, size: str
-) -> None:
-    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)  # every state is said
-    line = [*SUBMIT, "--size", size, "--redis", redis_url]
-    assert cli.main([*line, "--tasks", "1"]) == 0
-    capsys.readouterr()
-    assert cli.main([*line, "--tasks", "0-3", "--max-turns", "9"]) == 1
-    said = [text for text in capsys.readouterr().err.splitlines() if "groups" in text]
-    assert said == ["0/4  groups submitted, next shop.train.0", "1/4  groups submitted, next shop.train.1"]
-
-
-def test_no_runs_yet(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["stats", "--redis", redis_url]) == 0
-    assert "no runs yet" in capsys.readouterr().out
-    assert cli.main(["stats", "--redis", redis_url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {}
-
-
-def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = [*SUBMIT, "--size", "2", "--redis", redis_url, "--json"]
-    assert cli.main(line) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "sealed": False}
-    assert cli.main(line) == 0
-    assert json.loads(capsys.readouterr().out) == {**first, "new": 0, "known": 8}
-    assert cli.main(["stats", "--run", "r", "--redis", redis_url, "--json"]) == 0
-    counts = json.loads(capsys.readouterr().out)
-    wanted = (
-        "submitted queued leased done dead groups_open groups_ready groups_held groups_acked groups_dropped delivered"
-    )
-    assert {*wanted.split(), "duplicates", "redelivered", "resubmitted", "fenced"} <= set(counts)
-    assert (counts["submitted"], counts["queued"], counts["groups_open"], counts["resubmitted"]) == (8, 8, 4, 8)
-    assert cli.main([*SUBMIT, "--size", "2", "--temperature", "0.5", "--redis", redis_url]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("rollq: job r/shop.train.0/0 was submitted before with other content: ")
-
-
-def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
-    said = capsys.readouterr().out
-    assert "rollq worker" in said
-    assert "rollq pull --run r --groups 4" in said
-    assert "--seal" in said
-    assert cli.main(["stats", "--redis", redis_url]) == 0
-    assert "r  4 submitted  4 queued" in capsys.readouterr().out
-    assert cli.main(["stats", "--run", "r", "--redis", redis_url]) == 0
-    assert "jobs      4 submitted   4 queued" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--env", "shp"), "environment 'shp' is not known on this machine"),
-        (("--split", "no-such"), "shop/no-such is not known on this machine"),
-        (("--tasks", "999999"), "task 999999 of shop/train is not known on this machine"),
-    ],
-)
-def test_strange_tasks_are_the_workers_business_but_said(
-    redis_url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
-) -> None:
-    assert cli.main([*SUBMIT, *flags, "--redis", redis_url]) == 0
-    assert f"rollq: warning: {said}; do the workers have it?\n" in capsys.readouterr().err
-
-
-def test_the_next_step_of_eval_groups(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--purpose", "eval", "--redis", redis_url]) == 0
-    assert "rollq pull --run r --groups 4 --purpose eval --out r.jsonl" in capsys.readouterr().out
-
-
-def test_a_broker_that_takes_nothing_is_said(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--redis", redis_url, "--broker", "redis://me:hunter2@127.0.0.1:1/0"]) == 0
-    said = capsys.readouterr()
-    assert "4 jobs submitted" in said.out
-    assert "rollq: warning: the broker takes no messages (OperationalError): the workers publish" in said.err
-    assert "hunter2" not in said.err
-
-
-def test_a_pull_in_vain_says_what_is_missing(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["pull", "--run", "r", "--groups", "4", "--timeout", "0.1", "--redis", redis_url, "--json"]
-    assert cli.main(line) == 1
-    assert "nothing was submitted to this run" in capsys.readouterr().err
-    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
-    capsys.readouterr()
-    assert cli.main(line) == 1
-    said = capsys.readouterr()
-    assert "4 of 4 groups are missing" in said.err
-    assert "is a rollq worker running" in said.err
-    assert json.loads(said.out)["missing"] == 4
-
-
-def test_show_of_an_unknown_job(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "r/g/0" in fails(capsys, "show", "r/g/0", "--redis", redis_url, code=1)
-
-
-def test_show_of_a_queued_job(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
-    capsys.readouterr()
-    assert cli.main(["show", "r/shop.train.0/0", "--redis", redis_url]) == 0
-    assert "queued" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
     ("line", "said"),
     [
-        ((*SUBMIT, "--ahead", "1"), "nothing is lost, and the same line goes on where it was"),
-        (("eval", *SUBMIT[1:]), "nothing is lost, and the same line goes on where it was"),
-        (("pull", "--run", "r", "--groups", "9"), "what was not acknowledged comes again within a minute"),
+        ((*SUBMIT, "--ahead", "1"), "nothing is lost; to continue, repeat the same line"),
+        (("eval", *SUBMIT[1:]), "nothing is lost; to continue, repeat the same line"),
+        (("pull", "--run", "r", "--groups", "9"), "unacknowledged groups are handed out again within a minute"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -499,8 +250,8 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "rollq: cannot write to standard output: No space left on device\n")
 
 
-def test_streams_that_were_closed(redis_url: str) -> None:
-    """As some supervisors start what they start."""
+def test_closed_standard_streams(redis_url: str) -> None:
+    """Some supervisors start processes so."""
     command = f"exec '{sys.executable}' -m rollq stats --redis {redis_url}"
     for closed in (">&-", "2>&-", ">&- 2>&-"):
         done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60)

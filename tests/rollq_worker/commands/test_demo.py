@@ -1,4 +1,4 @@
-"""What a demo looks at before it starts anything, and what it proposes afterwards."""
+"""What a demo checks before it starts anything, which jobs it makes, and what it proposes afterwards."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq_worker.commands.demo.command import next_steps
+from rollq.extras import install_line
+from rollq_worker.commands.demo.command import demo_jobs, next_steps
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,29 @@ def test_a_wrong_line_starts_and_destroys_nothing(
     assert kept.read_text() == "precious\n"
 
 
-def test_an_engine_that_is_away_destroys_nothing(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_destroys_nothing(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     kept.write_text("precious\n")
     assert cli.main(["demo", "--out", str(kept), "--engine", "http://127.0.0.1:9"]) == 1
     assert kept.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "tasks"),
+    [
+        ("", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("--groups 2", [0, 1]),
+        ("--tasks 5-7", [5, 6, 7]),
+        ("--tasks 5-7 --groups 5", [5, 6, 7, 5, 6]),
+        ("--tasks 8 --groups 2", [8, 8]),
+        ("--groups 12", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]),
+    ],
+)
+def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tasks: list[int]) -> None:
+    jobs = demo_jobs(cli.parser().parse_args(["demo", *line.split()]), 10)
+    assert [job.task for job in jobs] == tasks
+    assert len({job.group for job in jobs}) == len(tasks)
+    assert len({job.run for job in jobs}) == 1
 
 
 def proposed(**given: object) -> str:
@@ -44,6 +63,7 @@ def proposed(**given: object) -> str:
 
 def test_the_next_steps_fit_what_was_played() -> None:
     assert "rollq redis; rollq engine; rollq worker" in proposed()
+    assert install_line("tau2") in proposed()
     other = proposed(env="tau2:airline", split="test")
     assert "rollq engine --env tau2:airline; rollq worker" in other
     assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other

@@ -1,7 +1,7 @@
-"""`rollq doctor`: checks what a run stands on before GPU hours are spent.
+"""`rollq doctor`: checks what a run needs before it costs GPU hours.
 
-The tokenizer and its chat template always; Redis, the engine and an environment when they are named, by flag or
-environment variable. Every check says what it found and what to do next; one that fails makes the exit code 1.
+It always checks the tokenizer and its chat template; Redis, the engine and an environment when a flag or an environment
+variable names them. Every check says what it found and what to do next. The exit code is 1 when one fails.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollq.commands.connect import reach, settings
+from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags import Commands, add_json, add_redis, add_tokenizer, http_url
 from rollq.errors import JobFailure, RollqError
 from rollq.extras import needs
@@ -21,7 +21,7 @@ from rollq.ledger import connection
 from rollq.ledger.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
-from rollq_worker.commands.environment_names import world
+from rollq_worker.commands.environment_names import load_domain
 
 if TYPE_CHECKING:
     from rollq_worker.tokens.tokenizer import Tokenizer
@@ -40,30 +40,30 @@ SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
     }
     for name in ("find_order", "cancel_order")
 )
-"""What the template is tried on without an environment."""
+"""The tools for the self-check when no environment is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check. The fields go into the JSON report by these names."""
 
     name: str
     ok: bool
     says: str
     next: str = ""
-    """What to do about it; empty when there is nothing to do."""
+    """The next step; "": none."""
     lines: Sequence[str] = ()
-    """More, for people."""
+    """More lines for people."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """More, for programs."""
+    """More fields for programs."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check tokenizer, chat template, Redis, engine and environment",
-        description="Checks a tokenizer and its chat template over every edge of an episode; Redis, engine and"
-        " environment too when they are named. Exit code 1: something that every episode needs does not work.",
+        description="Checks a tokenizer and its chat template over every edge of an episode, and Redis, engine and"
+        " environment when they are named. Exit code 1: something that every episode needs does not work.",
     )
     add_tokenizer(parser)
     add_redis(parser)
@@ -107,7 +107,7 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def as_text(checks: Sequence[Check]) -> list[str]:
-    """The report for people: every check, then one line with the verdict and one with the next step."""
+    """The report for people: the checks, a line with the verdict, and a line for each next step."""
     lines: list[str] = []
     for check in checks:
         lines.append(f"{'ok ' if check.ok else 'BAD'} {check.name}: {check.says}")
@@ -124,7 +124,8 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
     """Load the tokenizer and class every edge of its template for these tools."""
     with needs("worker"):
         from rollq_worker.tokens.renderer import ChatRenderer
-        from rollq_worker.tokens.selfcheck.check import Match, check
+        from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+        from rollq_worker.tokens.selfcheck.check import check
         from rollq_worker.tokens.tokenizer import load_tokenizer
     name = where or "the bundled tokenizer"
     try:
@@ -133,36 +134,37 @@ def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "t
         return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
     try:
         found = check(tokenizer, [dict(tool) for tool in tools])
-        renderer = ChatRenderer(tokenizer, list(tools), found.record, found.stage)
+        renderer = ChatRenderer(tokenizer, list(tools), found.family, found.preamble)
         stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
     except JobFailure as e:
         return tokenizer, Check("tokenizer", False, str(e), "use another chat template or another model")
+    family = found.family
     details = {
         "tokenizer": name,
-        "family": found.family,
-        "parser": found.parser,
+        "family": family.name,
+        "parser": family.parser,
         "stop_tokens": stops,
-        "template_kwargs": dict(found.kwargs),
-        "fast_encoder": tokenizer.quicken(),
+        "template_kwargs": dict(family.template_kwargs),
+        "fast_encoder": tokenizer.use_fast_encoder(),
         "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
     }
-    says = f"{name}: family {found.family}, calls in the {found.parser} format, turns end with {' '.join(stops)}"
+    says = f"{name}: family {family.name}, calls in the {family.parser} format, turns end with {' '.join(stops)}"
     lines = found.table.splitlines()
     if found.missing:
         step = f"the edge {found.missing[0].value!r} is unsupported: use another chat template or another model"
         return tokenizer, Check("tokenizer", False, says, step, lines, details)
     if any(seen.match is Match.REWRITE for seen in found.edges.values()):
         lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
-    if found.kwargs:
-        asked = ", ".join(f"{name}={value}" for name, value in found.kwargs.items())
+    if family.template_kwargs:
+        asked = ", ".join(f"{name}={value}" for name, value in family.template_kwargs.items())
         lines.append(f"the template is asked to keep old reasoning: {asked}; not for jobs with history=template")
     return tokenizer, Check("tokenizer", True, says, "", lines, details)
 
 
 def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:
-    """Open the first task of an environment; its tools are what the template is tried on."""
+    """Open the first task of an environment. Returns its tools too, for the self-check."""
     try:
-        found = world(name, "worker")
+        found = load_domain(name, "worker")
         split = next(iter(found.splits()))
         tools = list(found.open(split, 0, {}).tools)
     except RollqError as e:
@@ -172,10 +174,10 @@ def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:
 
 
 def check_redis(found: Settings) -> Check:
-    """Whether Redis answers and is configured to lose nothing."""
+    """Whether Redis answers and is configured to lose no data."""
     url = mask_url(found.redis_url)
     try:
-        reach(found.redis_url)
+        ping_redis(found.redis_url)
         client = connect(found.redis_url)
         try:
             warnings = connection.check_redis(client)
@@ -190,7 +192,7 @@ def check_redis(found: Settings) -> Check:
 
 
 def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
-    """Whether the engine answers, and whether its tokenizer gives the ids of ours."""
+    """Whether the engine answers, and whether its tokenizer gives the same ids as ours."""
     masked = mask_url(url)
     try:
         model = _ask(f"{url}/model_info")
@@ -202,9 +204,9 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
     if tokenizer is None:
         return Check("engine", True, f"{masked} serves {name}", "", (), details)
     with needs("worker"):
-        from rollq_worker.engine.tokenizer_check import PROBE, agrees
+        from rollq_worker.engine.limits import TEST_TEXT, same_ids
     try:
-        same = agrees(_ask(f"{url}/tokenize", {"prompt": PROBE}), tokenizer.encode(PROBE))
+        same = same_ids(_ask(f"{url}/tokenize", {"prompt": TEST_TEXT}), tokenizer.encode(TEST_TEXT))
     except (OSError, ValueError):
         same = None
     if same is None:
@@ -218,7 +220,7 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
 
 
 def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The JSON that a GET, or a POST with a body, answers. Raises OSError or ValueError."""
+    """The JSON reply to a GET, or to a POST of `body`. Raises OSError or ValueError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:

@@ -2,15 +2,8 @@
 
 import argparse
 
-from rollq.commands.connect import reach, settings
-from rollq.commands.flags import (
-    Commands,
-    add_broker,
-    add_redis,
-    add_tokenizer,
-    http_url,
-    whole,
-)
+from rollq.commands.connect import ping_redis, settings
+from rollq.commands.flags import Commands, add_broker, add_redis, add_tokenizer, http_url, whole
 from rollq.extras import needs
 
 
@@ -37,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.process import celery_app
     found = settings(args)
-    reach(found.redis_url)
+    ping_redis(found.redis_url)
     return celery_app.main(found)

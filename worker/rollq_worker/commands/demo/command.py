@@ -1,7 +1,6 @@
-"""`rollq demo`: the whole pipeline on this machine, and an account of every job at its end.
+"""`rollq demo`: the whole pipeline on this machine, with a count of every job at the end.
 
-Redis, engine and worker are real processes; producer and trainer loop are threads of this one. Never hangs: a part that
-ends early and a run that stands still both end the demo with what was said last.
+Redis, engine and worker are real processes; producer and trainer loop are threads of this one.
 """
 
 import argparse
@@ -16,63 +15,59 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from rollq.client.submission import group_name
 from rollq.commands.connect import settings
 from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
-from rollq.commands.job_flags import group_name
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.export.jsonl import TrajectoryFile
-from rollq.extras import needs
+from rollq.extras import install_line, needs
 from rollq.job import Budget, Job
 from rollq.urls import mask_url
-from rollq_worker.commands.demo.processes import Stage
-from rollq_worker.commands.demo.run import Rehearsal
+from rollq_worker.commands.demo.processes import DemoProcesses
+from rollq_worker.commands.demo.run import DemoRun
 from rollq_worker.commands.environment_names import task_count
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
-        help="everything on this machine, no GPU needed",
-        description="Starts Redis, an engine that replays the tasks' ground truth, and a worker; submits groups of"
-        " jobs, trains on nothing, and accounts for every job. Exit code 0 only when none is lost or counted twice.",
+        help="run the whole pipeline on this machine, without a GPU",
+        description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. Submits groups of"
+        " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost or came twice.",
     )
-    d = Budget()
     parser.add_argument("--env", default="shop", help="environment: shop, tau2:retail, tau2:airline, ... (%(default)s)")
-    parser.add_argument("--split", default="train", help="which of its task lists (%(default)s)")
-    parser.add_argument("--groups", type=whole(1), metavar="N", help="groups, one task each (8, or as many as --tasks)")
+    parser.add_argument("--split", default="train", help="one of the environment's task lists (%(default)s)")
+    parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of --tasks)")
     parser.add_argument("--size", type=whole(1), default=4, metavar="N", help="samples of each task (%(default)s)")
-    parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks, both included (the first --groups ones)")
-    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="episodes at once (all, at most 64)")
-    parser.add_argument("--seed", type=whole(0), default=0, help="for environment, user and mistakes (%(default)s)")
+    parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (the first --groups tasks)")
+    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="episodes at a time (all, at most 64)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of environment, user and mistakes (%(default)s)")
     parser.add_argument(
         "--mistakes",
         type=number(0, 1),
         default=0.3,
         metavar="P",
-        help="the replay engine's chance to get an episode wrong (%(default)s)",
+        help="probability that the replay engine gets an episode wrong (%(default)s)",
     )
-    parser.add_argument("--max-turns", type=whole(1), default=d.max_turns, metavar="N", help="(%(default)s)")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=whole(1),
-        default=d.max_new_tokens,
-        metavar="N",
-        help="tokens sampled in one turn (%(default)s)",
-    )
-    parser.add_argument("--temperature", type=number(0), default=1.0, help="(%(default)s)")
-    parser.add_argument("--engine", type=http_url, metavar="URL", help="a real SGLang server in place of the replay")
+    for flag, value, help in (
+        ("--max-turns", Budget().max_turns, "turns of the policy"),
+        ("--max-new-tokens", Budget().max_new_tokens, "tokens sampled in one turn"),
+    ):
+        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"{help}, at most (%(default)s)")
+    parser.add_argument("--temperature", type=number(0), default=1.0, help="of the policy's sampling (%(default)s)")
+    parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this JSON Lines file")
-    add_json(parser, "end stdout with one JSON object; everything else goes to stderr")
+    add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     tokenizer = settings(args).tokenizer
-    jobs = plan(args, task_count(args.env, args.split))
+    jobs = demo_jobs(args, task_count(args.env, args.split))
     if tokenizer:
         with needs("demo"):
             from rollq_worker.tokens.tokenizer import find_tokenizer
@@ -82,31 +77,33 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
         progress = stack.enter_context(open_progress(stream))
-        stage = stack.enter_context(Stage(progress.say))
-        stage.start_redis()
+        processes = stack.enter_context(DemoProcesses(progress.say))
+        processes.start_redis()
         if args.engine:
-            stage.use_engine(args.engine)
+            processes.use_engine(args.engine)
         else:
             flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed, "--tokenizer": tokenizer}
-            stage.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
-        stage.await_engine()
-        stage.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
+            processes.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
+        processes.await_engine()
+        processes.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
         progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
-        rehearsal = Rehearsal(jobs, stage, progress, out)
-        rehearsal.play()
+        demo = DemoRun(jobs, processes, progress, out)
+        demo.play()
         if out:
-            out.begin()  # nothing may have been saved: what an earlier demo left is not this one's
-        result = rehearsal.account(time.monotonic() - began)
+            out.begin()  # also when nothing was saved, so that no earlier demo's trajectories stay
+        result = demo.result(time.monotonic() - began)
     tasks = range(jobs[0].task, jobs[0].task + min(8, len({job.task for job in jobs})))
-    report(args, result, rehearsal.deaths, tasks, stream)
-    if rehearsal.lost or result["duplicates"]:
-        print(f"rollq: the books do not balance: {rehearsal.lost} jobs are not accounted for", file=sys.stderr)
+    report(args, result, demo.deaths, tasks, stream)
+    if demo.lost or result["duplicates"]:
+        print(
+            f"rollq: the counts disagree: {demo.lost} jobs are lost, {result['duplicates']} came twice", file=sys.stderr
+        )
         return 1
     return 0
 
 
 def _raise_on_signals() -> None:
-    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the parts are stopped in order."""
+    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the processes are stopped in order."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -115,8 +112,8 @@ def _raise_on_signals() -> None:
     signal.signal(signal.SIGHUP, leave)
 
 
-def plan(args: argparse.Namespace, count: int) -> list[Job]:
-    """Sample 0 of each group. More groups than tasks start over, as another epoch."""
+def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
+    """Sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
     chosen = args.tasks or range(min(args.groups or 8, count))
     if chosen[-1] >= count:
         raise SettingsError(f"{args.env}/{args.split} has tasks 0-{count - 1}; --tasks asks for {chosen[-1]}")
@@ -141,7 +138,7 @@ def plan(args: argparse.Namespace, count: int) -> list[Job]:
 def report(
     args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], tasks: range, stream: TextIO
 ) -> None:
-    """The summary for people, and the one object for programs."""
+    """Prints the summary for people, and the JSON object for programs."""
     mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
     stops = ", ".join(f"{stop} {count}" for stop, count in sorted(result["stops"].items()))
@@ -166,14 +163,14 @@ def report(
 
 
 def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
-    """What is worth trying after this demo; `tasks`: some that there are."""
+    """Commands to try after this demo. `tasks`: some tasks of its split."""
     steps = {}
     if args.out:
         steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
     if args.env == "shop":
-        steps["rollq demo --env tau2:retail --split test"] = "tasks of tau2-bench (pip install 'rollq[tau2]')"
+        steps["rollq demo --env tau2:retail --split test"] = f"tasks of tau2-bench ({install_line('tau2')})"
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
@@ -182,7 +179,7 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
         parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"
     chosen = f"--env {args.env} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
     steps |= {
-        parts: "one by one, each in a terminal of its own, and then:",
+        parts: "each in a terminal of its own, and then:",
         f"rollq submit --run first {chosen} --size 4 --seal": "",
         f"rollq pull --run first --groups {len(tasks)} --out first.jsonl": "",
     }

@@ -1,6 +1,6 @@
-"""What a demo runs beside itself: Redis, the replay engine and one worker, each a real child process.
+"""The processes of a demo: Redis, the replay engine and one worker, each a real child process.
 
-The first of them that ends early ends the demo, with its last words. Knows how the parts are started, not what they do.
+One that ends early ends the demo, with its last lines of output. Knows how they are started, not what they do.
 """
 
 import os
@@ -21,11 +21,11 @@ from rollq.urls import mask_url
 
 READY = re.compile(r"rollq engine: ready at (\S+)")
 ENGINE_START_S = 120.0
-"""A cold disk reads a tokenizer library and an environment's data in that time, and more."""
+"""Longer than a cold disk takes to read a tokenizer library and an environment's data."""
 
 
-class Stage:
-    """The running parts; leaving the context stops them, the worker first."""
+class DemoProcesses:
+    """The running processes. Leaving the context stops them, the worker first."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -41,29 +41,31 @@ class Stage:
         self._say(f"redis    {self.redis_url}  (embedded, pid {self._redis.child.pid})")
 
     def use_engine(self, url: str) -> None:
-        """An engine that somebody else runs. Raises RollqError when nobody listens there."""
+        """Uses an engine that runs already. Raises RollqError when no server listens there."""
         self.engine_url = url
         parts = urllib.parse.urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             socket.create_connection((parts.hostname or "", port), timeout=5.0).close()
         except OSError as e:
-            raise RollqError(f"no engine listens at {mask_url(url)}: {e} (without --engine, a demo replays)") from e
+            raise RollqError(
+                f"no engine listens at {mask_url(url)}: {e} (without --engine, the demo starts one)"
+            ) from e
         self._say(f"engine   {mask_url(url)}")
 
     def start_engine(self, flags: Sequence[str]) -> None:
-        """The replay engine, on a port of its own choice; it is not up yet: `await_engine`."""
+        """Starts the replay engine on a free port. `await_engine` waits until it is up."""
         self._start("engine", ["engine", "--port", "0", *flags])
         self._say("engine   loading the tasks to replay ...")
 
     def await_engine(self) -> None:
-        """Returns once the replay engine, if there is one, is up. Raises RollqError when it does not come up."""
+        """Returns once the replay engine, if one was started, is up. Raises RollqError when it does not start."""
         deadline = time.monotonic() + ENGINE_START_S
         for child in self._children:
             while not (ready := READY.search(child.tail())):
                 if child.exit_code is not None or time.monotonic() > deadline:
                     child.stop()
-                    raise RollqError(child.obituary())
+                    raise RollqError(child.how_it_ended())
                 time.sleep(0.02)
             self.engine_url = ready[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
@@ -76,17 +78,17 @@ class Stage:
         self._say(f"worker   pid {child.pid}, {concurrency} episodes at once")
 
     def check(self) -> None:
-        """Raises RollqError with the last words of a part that is gone."""
+        """Raises RollqError, with the last lines of output, when a process has ended."""
         for child in (*self._children, *([self._redis.child] if self._redis else [])):
             if child.exit_code is not None:
-                raise RollqError(child.obituary())
+                raise RollqError(child.how_it_ended())
 
-    def last_words(self) -> str:
-        """The worker's and the engine's last lines, for a demo that stands still."""
-        return "\n".join(f"{c.name} says:\n{c.tail()}" for c in reversed(self._children) if c.tail())
+    def last_output(self) -> str:
+        """The worker's and the engine's last lines of output."""
+        return "\n".join(f"last lines of the {c.name}:\n{c.tail()}" for c in reversed(self._children) if c.tail())
 
     def stop(self) -> None:
-        """Safe to repeat. The worker goes first: it has something to give back."""
+        """Stops the worker first, because it gives its jobs back. Safe to repeat."""
         try:
             for child in reversed(self._children):
                 child.stop()
@@ -96,7 +98,7 @@ class Stage:
             self._scratch.cleanup()
 
     def _start(self, name: str, args: Sequence[str], env: dict[str, str] | None = None) -> Child:
-        # The same rollq as this one, whichever way it was found.
+        # The children import the same rollq as this process.
         path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "rollq", *args]
         log = self.folder / f"{name}-{len(self._children)}.log"
@@ -104,7 +106,7 @@ class Stage:
         self._children.append(child)
         return child
 
-    def __enter__(self) -> "Stage":
+    def __enter__(self) -> "DemoProcesses":
         return self
 
     def __exit__(

@@ -1,8 +1,9 @@
-"""One run from producer to trainer in this process, with its books: every job submitted is found again at the end.
+"""The run of a demo: producer and trainer loop in this process, and a count of every job at the end.
 
-Never hangs: a part of the stage that is gone and a run that stands still both end it with an error.
+Never hangs: a process that ended and a run that makes no progress both end it with an error.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -11,26 +12,29 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
-from rollq.commands.progress import Progress
-from rollq.errors import NotHeld, PullTimeout, RollqError
+from rollq.commands.progress import ProgressDisplay
+from rollq.commands.receive import batches, save
+from rollq.errors import NotHeld, RollqError
 from rollq.export.jsonl import TrajectoryFile
 from rollq.export.summary import Summary
 from rollq.job import Job
 from rollq.ledger.connection import connect
-from rollq.ledger.reader import LedgerView
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
-from rollq_worker.commands.demo.processes import Stage
+from rollq_worker.commands.demo.processes import DemoProcesses
 
 STANDSTILL_S = 300.0
-"""Without any change for so long it gives up. A turn of a model on a CPU can take minutes."""
+"""Seconds without any change after which the demo gives up. A model on a CPU can take minutes for a turn."""
 LOOK_S = 0.5
-"""Between two looks at the ledger."""
+"""Seconds between two looks at the ledger."""
 
 
-class Rehearsal:
-    """The producer, the trainer loop and the books of one run."""
+class DemoRun:
+    """The producer, the trainer loop and the job counts of one run."""
 
-    def __init__(self, jobs: Sequence[Job], stage: Stage, progress: Progress, out: TrajectoryFile | None) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], processes: DemoProcesses, progress: ProgressDisplay, out: TrajectoryFile | None
+    ) -> None:
         """`jobs`: sample 0 of each group, all of one run and size."""
         self.jobs = jobs
         self.size = jobs[0].size
@@ -40,31 +44,32 @@ class Rehearsal:
         """How often each job was acknowledged."""
         self.deaths: list[str] = []
         self.lost = 0
-        """Jobs that the books cannot account for, or that nobody asked for."""
-        self._stage = stage
+        """Jobs by which the counts disagree; set by `result`."""
+        self._processes = processes
         self._out = out
         self._progress = progress
-        self._view = LedgerView(connect(stage.redis_url), self.run)
+        self._view = LedgerReader(connect(processes.redis_url), self.run)
         self._began = time.monotonic()
         self._failed: BaseException | None = None
         self._state: tuple[Any, ...] = ()
-        self._moved = self._looked = 0.0
+        self._changed = self._looked = 0.0
 
     def _client(self) -> Client:
-        url = self._stage.redis_url
+        url = self._processes.redis_url
         return Client(url, run=self.run, broker_url=url)
 
     def play(self) -> None:
-        """Until the sealed run has nothing more to hand out. Raises RollqError when it cannot go on."""
+        """Until the sealed run has no more groups. Raises RollqError when it cannot continue."""
         producer = threading.Thread(target=self._produce, name="producer", daemon=True)
-        with self._client() as client:
-            producer.start()
-            try:
-                while not self._consume(client):
-                    self._look()
-            except Exception:
-                self._stage.check()  # a part that is gone explains more than a connection that is
-                raise
+        try:
+            with self._client() as client, client.consumer() as consumer:
+                producer.start()
+                for batch in batches(consumer, self._look, every_s=LOOK_S):
+                    with contextlib.suppress(NotHeld):  # it is handed out again
+                        self._receive(batch)
+        except Exception:
+            self._processes.check()  # a process that ended explains more than a lost connection
+            raise
         self._looked = 0.0
         self._look()
 
@@ -73,21 +78,11 @@ class Rehearsal:
             with self._client() as client:
                 client.submit(self.jobs)
                 client.seal()
-        except BaseException as e:  # raised again where somebody looks
+        except BaseException as e:  # raised again in the main thread
             self._failed = e
 
-    def _consume(self, client: Client) -> bool:
-        """Takes groups as they come; returns True at the end of the run, False when it is time to look around."""
-        try:
-            for batch in client.batches(groups=1, timeout=LOOK_S):
-                self._receive(batch)
-                self._look()
-        except (PullTimeout, NotHeld):  # what was not held any more comes again
-            return False
-        return True
-
     def _receive(self, batch: Batch) -> None:
-        if self._out and not self._out.save(batch):
+        if not save(batch, self._out):
             return
         batch.ack()
         for trajectory in batch.trajectories:
@@ -95,26 +90,30 @@ class Rehearsal:
             if self.delivered[trajectory.job.id] == 1:
                 self.summary.add(trajectory)
 
-    def _look(self) -> None:
-        """Shows where the run stands. Raises RollqError when a part is gone or nothing moves any more."""
+    def _look(self) -> int:
+        """Shows the run's state, at most every LOOK_S seconds; returns how many groups to take next.
+
+        Raises RollqError when a process has ended or nothing changes any more.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK_S:
-            return
+            return 1
         self._looked = now
-        self._stage.check()
+        self._processes.check()
         if self._failed:
             raise self._failed
         stats = self._view.stats()
         state = (len(self.delivered), self._journaled(), *map(str, stats.values()))
         if state != self._state:
-            self._state, self._moved = state, now
-        elif now - self._moved > STANDSTILL_S:
-            raise RollqError(f"nothing has moved for {STANDSTILL_S:g} s: {stats}\n{self._stage.last_words()}")
+            self._state, self._changed = state, now
+        elif now - self._changed > STANDSTILL_S:
+            raise RollqError(f"nothing has changed for {STANDSTILL_S:g} s: {stats}\n{self._processes.last_output()}")
         total = len(self.jobs) * self.size
         self._progress.show(stats["done"] + stats["dead"], total, self._facts(stats, now - self._began))
+        return 1
 
     def _journaled(self) -> int:
-        """Events in the journals of the running episodes: what grows when turns are long and episodes longer."""
+        """Events in the journals of running episodes: they show progress while no episode ends."""
         view, total = self._view, 0
         for member in view.redis.zrange(view.keys.leased, 0, -1):
             total += view.redis.llen(view.keys.journal(member.decode().rpartition("#")[0]))
@@ -131,10 +130,10 @@ class Rehearsal:
             "stops": ", ".join(f"{stop} {count}" for stop, count in s.stops.most_common()) or "-",
         }
 
-    def account(self, wall_s: float) -> dict[str, Any]:
-        """The books, once `play` is back; `lost` is 0 when they balance."""
+    def result(self, wall_s: float) -> dict[str, Any]:
+        """The counts and means, after `play`. Sets `lost`, which is 0 when every job is accounted for."""
         stats = self._view.stats()
-        dropped = self._find_the_undelivered()
+        dropped = self._count_dropped()
         submitted, done, dead = (int(stats[name]) for name in ("submitted", "done", "dead"))
         self.lost = abs(len(self.jobs) * self.size - done - dead) + abs(done - len(self.delivered) - dropped)
         s = self.summary
@@ -157,8 +156,8 @@ class Rehearsal:
             "wall_s": round(wall_s, 3),
         }
 
-    def _find_the_undelivered(self) -> int:
-        """Looks up every job that no batch held; returns how many were graded in a group that was dropped."""
+    def _count_dropped(self) -> int:
+        """How many undelivered jobs were graded in a group that was dropped. Collects the deaths and stops too."""
         dropped = 0
         for job_id in (f"{self.run}/{job.group}/{i}" for job in self.jobs for i in range(self.size)):
             if job_id in self.delivered or (state := self._view.job(job_id)) is None:

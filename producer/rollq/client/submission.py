@@ -1,0 +1,154 @@
+"""What a producer submits: whole groups, in the same order after a restart, and replacements of dropped groups.
+
+Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the first replacement of
+group `g`, `g.r2` the next. Submits nothing itself: `rollq.client.client` does.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rollq.errors import ContractError, JobConflict
+from rollq.job import Job
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import Cursor
+from rollq.wire.codec import job_digest
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of a group and of its replacement: epochs count up by 1, and engines take 32 bits."""
+PAGE = 1000
+"""Groups whose states are read in one round trip."""
+LONGEST_PAUSE_S = 2.0
+"""Between two looks at groups that are not settled."""
+
+
+def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
+    """The name of a task's group, in the characters that a name may have."""
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", f"{env}.{split}.{task}")
+    return f"{base}.e{epoch}" if epoch else base
+
+
+def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
+    """The jobs by group, with run and group filled in; each group before the next job is asked for.
+
+    A lone sample 0 stands for its whole group. Raises ContractError for a job of another run.
+    """
+    group: list[Job] = []
+    for index, job in enumerate(jobs):
+        job = _named(job, run, index)
+        if group and job.group != group[0].group:
+            yield _all_samples(group)
+            group = []
+        group.append(job)
+        if len(group) == job.size:
+            yield group
+            group = []
+    if group:
+        yield _all_samples(group)
+
+
+def _named(job: Job, run: str, index: int) -> Job:
+    try:
+        if job.run and job.run != run:
+            raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {run}")
+        return replace(job, run=run, group=job.group or group_name(job.env, job.split, job.task))
+    except ContractError as e:
+        raise ContractError(f"jobs[{index}]: {e}") from e
+
+
+def _all_samples(group: list[Job]) -> list[Job]:
+    first = group[0]
+    if len(group) > 1 or first.sample:
+        return group
+    return [replace(first, sample=sample) for sample in range(first.size)]
+
+
+class SourceReader:
+    """Reads a source, a sequence of groups that is always the same, and tells which of them were submitted before.
+
+    The ledger keeps how far the source was submitted, and a digest of the groups up to there.
+    """
+
+    def __init__(self, name: str, submitted: Cursor) -> None:
+        self.name = name
+        self._submitted = submitted
+        self._groups = self._jobs = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place after the groups that were read so far."""
+        return Cursor(self._groups, self._jobs, self._digest.hexdigest())
+
+    def was_submitted(self, group: Sequence[Job]) -> bool:
+        """Reads the next group. Raises JobConflict when the groups up to here were others before."""
+        self._groups += 1
+        self._jobs += len(group)
+        first = group[0]
+        self._digest.update(job_digest(first).encode())
+        for job in group[1:]:
+            # Digests are expensive, and most groups are copies of their first job.
+            if job != replace(first, sample=job.sample):
+                self._digest.update(job_digest(job).encode())
+        if self._groups == self._submitted.groups and self.cursor != self._submitted:
+            raise JobConflict(
+                f"group {first.run}/{first.group}: source {self.name} was submitted before with other content up to"
+                " here: submit it as before, or use another run"
+            )
+        return self._groups <= self._submitted.groups
+
+    def check_end(self, run: str) -> None:
+        """There are no more groups. Raises JobConflict when there were more before."""
+        if self._groups < self._submitted.groups:
+            raise JobConflict(
+                f"run {run}: source {self.name} has {self._groups} groups, and {self._submitted.groups} were submitted"
+                " before: submit it as before, or use another run"
+            )
+
+
+@dataclass(slots=True)
+class _Unsettled:
+    """A group and the number of its latest replacement; 0: none yet."""
+
+    jobs: Sequence[Job]
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        return replacement(self.jobs[0], self.number).group
+
+
+def replacement(job: Job, number: int) -> Job:
+    """The job in its group's replacement of that number; 0: the job itself. Raises ContractError."""
+    if not number:
+        return job
+    return replace(job, group=f"{job.group}.r{number}", seed=job.seed + number * SEED_STRIDE)
+
+
+def replacements(ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int) -> Iterator[list[Job]]:
+    """Waits until all groups are settled, and yields a replacement for each dropped one, to be submitted at once.
+
+    A dropped replacement is replaced too, up to `times` times a group. Raises ContractError for a group that was never
+    submitted.
+    """
+    unsettled = [_Unsettled(jobs) for jobs in groups]
+    pause = 0.05
+    while unsettled:
+        still: list[_Unsettled] = []
+        for start in range(0, len(unsettled), PAGE):
+            page = unsettled[start : start + PAGE]
+            for group, state in zip(page, ledger.group_states([group.name for group in page]), strict=True):
+                if state == "dropped" and group.number < times:
+                    number = group.number + 1
+                    yield [replacement(job, number) for job in group.jobs]
+                    still.append(_Unsettled(group.jobs, number))
+                elif state == "open":
+                    still.append(group)
+                elif not state:
+                    raise ContractError(f"group {ledger.run}/{group.name} was never submitted, or its record is gone")
+        unsettled = still
+        if unsettled:
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE_S, pause * 1.5)

@@ -1,0 +1,53 @@
+"""What `pull`, `eval` and `demo` share: waiting for batches, and writing them down before they are acknowledged."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rollq.batch import Batch
+from rollq.client.consumer import Consumer
+from rollq.errors import PullTimeout
+from rollq.export.jsonl import TrajectoryFile, Unexportable
+
+LOOK_S = 2.0
+"""Seconds between two looks at the run while waiting."""
+
+
+def batches(
+    consumer: Consumer, look: Callable[[], int], *, timeout: float | None = None, every_s: float = LOOK_S
+) -> Iterator[Batch]:
+    """Batches until a sealed run has no more, or until `look` returns 0.
+
+    `look` is called before each batch and every `every_s` seconds of waiting. It shows the run's state and returns how
+    many groups the next batch may have. Raises PullTimeout when `timeout` seconds have passed (None: waits without
+    end).
+    """
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    while groups := look():
+        try:
+            batch = consumer.next(groups, min(every_s, max(0.0, deadline - time.monotonic())))
+        except PullTimeout:
+            if time.monotonic() >= deadline:
+                raise
+            continue
+        if batch is None:
+            return
+        yield batch
+
+
+def save(batch: Batch, out: TrajectoryFile | None) -> bool:
+    """Whether the batch may be acknowledged. False when a trajectory cannot be exported: its job is rejected then, and
+    nothing of the batch is held any more. Raises NotHeld and what `TrajectoryFile.save` raises."""
+    try:
+        if out:
+            out.save(batch.trajectories)
+    except Unexportable as e:
+        batch.reject(e.job_id, str(e))
+        return False
+    return True
+
+
+def unfinished_and_dead(stats: Mapping[str, Any]) -> str:
+    """The jobs that a wait is for, and those it is not for any more."""
+    return f"{stats['queued']} queued, {stats['leased']} being played, {stats['dead']} dead"

@@ -1,0 +1,103 @@
+"""The flags that say what is played, and the jobs that follow from them."""
+
+import sys
+
+import pytest
+
+from rollq import cli
+from rollq.commands import job_flags
+from rollq.ledger.ledger import Ledger
+from rollq_worker.users import KINDS
+from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.lines import SUBMIT
+from tests.rollq.samples import reader
+
+
+def test_the_jobs_of_a_line() -> None:
+    line = "submit --run r --env tau2:retail --split test --tasks 3-4 --size 2 --epochs 2 --top-p 0.9 --max-turns 7"
+    args = cli.parser().parse_args([*line.split(), "--user", "openai:local:qwen", "--seed", "5", "--min-viable", "1"])
+    jobs = list(job_flags.jobs(args))
+    assert [job.group for job in jobs] == [
+        "tau2-retail.test.3",
+        "tau2-retail.test.4",
+        "tau2-retail.test.3.e1",
+        "tau2-retail.test.4.e1",
+    ]
+    assert jobs == list(job_flags.jobs(args))
+    assert [job.task for job in jobs] == [3, 4, 3, 4]
+    assert [job.seed for job in jobs] == [5, 5, 6, 6]
+    assert {(job.size, job.viable, job.budget.max_turns, job.sample) for job in jobs} == {(2, 1, 7, 0)}
+    assert jobs[0].sampling == {"temperature": 1.0, "top_p": 0.9}
+    assert jobs[0].user == {"kind": "openai", "endpoint": "local", "model": "qwen"}
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("scripted", {"kind": "scripted"}),
+        ("oracle", {"kind": "oracle"}),
+        ("openai:here:org/m:1", {"kind": "openai", "endpoint": "here", "model": "org/m:1"}),
+        ('{"kind": "oracle"}', {"kind": "oracle"}),
+    ],
+)
+def test_users_by_name_and_as_json(text: str, spec: dict[str, str]) -> None:
+    args = cli.parser().parse_args([*SUBMIT, "--user", text])
+    assert args.user == spec
+    job_flags.check_jobs(args)
+
+
+def test_the_kinds_of_users_are_those_of_the_workers() -> None:
+    assert set(job_flags.USERS) == set(KINDS)
+
+
+def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
+    job_flags.check_jobs(cli.parser().parse_args([*SUBMIT, "--user", '{"kind": "oracle", "x": 1}']))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--env", "shp"), "environment 'shp' is not known on this machine"),
+        (("--split", "no-such"), "shop/no-such is not known on this machine"),
+        (("--tasks", "999999"), "task 999999 of shop/train is not known on this machine"),
+    ],
+)
+def test_unknown_tasks_are_submitted_with_a_warning(
+    redis_url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    assert cli.main([*SUBMIT, *flags, "--redis", redis_url]) == 0
+    assert f"rollq: warning: {said}; do the workers have it?\n" in capsys.readouterr().err
+
+
+SEED_LIMIT = 2**53
+INVALID_JOBS = [
+    (("--seed", str(SEED_LIMIT - 1), "--epochs", "2"), "seed"),
+    (("--seed", str(SEED_LIMIT - 1), "--refill", "1"), "seed"),
+    (("--env", ""), "--env must be a name"),
+    (("--split", ""), "--split must be a name"),
+    (("--env", "x" * 93), "group"),
+    (("--env", "x" * 92, "--epochs", "1000"), "group"),
+    (("--env", "x" * 92, "--tasks", "0-99999"), "group"),
+    (("--env", "x" * 92, "--refill", "1000"), "group"),
+    (("--env", "-x"), "group"),
+    (("--size", "2", "--min-viable", "3"), "--min-viable 3 is more than --size 2"),
+    (("--user", '{"kind": "scripted", "x": NaN}'), "nan"),
+    (("--user", '{"kind": "scripted", "x": 18446744073709551616}'), "64 bits"),
+    (("--user", '{"kind": "scripted", "x": ' + "[" * 70 + "]" * 70 + "}"), "nested more than 64 deep"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), INVALID_JOBS, ids=[" ".join(flags)[:40] for flags, _ in INVALID_JOBS])
+def test_an_invalid_job_fails_the_line_before_anything_is_submitted(
+    redis_url: str, ledger: Ledger, fails: Fails, flags: tuple[str, ...], said: str
+) -> None:
+    joined = [f"{flag}={value}" for flag, value in zip(flags[::2], flags[1::2], strict=True)]
+    assert said in fails(*SUBMIT, "--redis", redis_url, *joined)
+    assert reader(ledger).stats()["submitted"] == 0
+
+
+def test_the_largest_seed_is_accepted(redis_url: str, ledger: Ledger) -> None:
+    line = (*SUBMIT, "--seed", str(SEED_LIMIT - 2), "--epochs", "2", "--redis", redis_url)
+    assert cli.main(line) == 0
+    assert reader(ledger).job("r/shop.train.3.e1/0").job.seed == SEED_LIMIT - 1  # type: ignore[union-attr]

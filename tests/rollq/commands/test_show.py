@@ -1,0 +1,18 @@
+"""`rollq show`: one trajectory of a run or of a file."""
+
+import pytest
+
+from rollq import cli
+from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.lines import SUBMIT
+
+
+def test_an_unknown_job_is_an_error(redis_url: str, fails: Fails) -> None:
+    assert "r/g/0" in fails("show", "r/g/0", "--redis", redis_url, code=1)
+
+
+def test_a_queued_job_has_a_state_and_no_turns(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main(["show", "r/shop.train.0/0", "--redis", redis_url]) == 0
+    assert "queued" in capsys.readouterr().out

@@ -1,0 +1,135 @@
+"""`rollq submit`: nothing twice, nothing lost, and what it says."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rollq import cli
+from rollq.commands import progress
+from rollq.ledger.ledger import Ledger
+from tests.rollq.commands.lines import SUBMIT
+from tests.rollq.groups import drop_group, play_groups
+from tests.rollq.samples import reader
+
+
+def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = [*SUBMIT, "--size", "2", "--redis", redis_url, "--json"]
+    assert cli.main(line) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "sealed": False}
+    assert cli.main(line) == 0
+    assert json.loads(capsys.readouterr().out) == {**first, "new": 0, "known": 8}
+    assert cli.main(["stats", "--run", "r", "--redis", redis_url, "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    wanted = (
+        "submitted queued leased done dead groups_open groups_ready groups_held groups_acked groups_dropped delivered"
+    )
+    assert {*wanted.split(), "duplicates", "redelivered", "resubmitted", "fenced"} <= set(counts)
+    assert (counts["submitted"], counts["queued"], counts["groups_open"], counts["resubmitted"]) == (8, 8, 4, 8)
+    assert cli.main([*SUBMIT, "--size", "2", "--temperature", "0.5", "--redis", redis_url]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("rollq: job r/shop.train.0/0 was submitted before with other content: ")
+
+
+def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    said = capsys.readouterr().out
+    assert "rollq worker" in said
+    assert "rollq pull --run r --groups 4" in said
+    assert "--seal" in said
+    assert cli.main(["stats", "--redis", redis_url]) == 0
+    assert "r  4 submitted  4 queued" in capsys.readouterr().out
+    assert cli.main(["stats", "--run", "r", "--redis", redis_url]) == 0
+    assert "jobs      4 submitted   4 queued" in capsys.readouterr().out
+
+
+def test_the_next_step_of_an_eval_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--purpose", "eval", "--redis", redis_url]) == 0
+    assert "rollq pull --run r --groups 4 --purpose eval --out r.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["1", "3"])
+def test_progress_does_not_count_a_refused_group(
+    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)  # every state is said
+    line = [*SUBMIT, "--size", size, "--redis", redis_url]
+    assert cli.main([*line, "--tasks", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main([*line, "--tasks", "0-3", "--max-turns", "9"]) == 1
+    said = [text for text in capsys.readouterr().err.splitlines() if "groups" in text]
+    assert said == ["0/4  groups submitted, next shop.train.0", "1/4  groups submitted, next shop.train.1"]
+
+
+def test_a_broker_that_takes_no_messages_is_a_warning(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--redis", redis_url, "--broker", "redis://me:hunter2@127.0.0.1:1/0"]) == 0
+    said = capsys.readouterr()
+    assert "4 jobs submitted" in said.out
+    assert "rollq: warning: the broker takes no messages (OperationalError): the workers publish" in said.err
+    assert "hunter2" not in said.err
+
+
+LONG_LINE = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-399", "--size", "2", "--ahead", "1000"]
+
+
+def test_a_producer_that_is_killed_again_and_again(redis_url: str, ledger: Ledger) -> None:
+    line = [sys.executable, "-m", "rollq", *LONG_LINE, "--redis", redis_url, "--broker", "redis://127.0.0.1:1/0"]
+    for round_ in range(1, 4):
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as producer:
+            while reader(ledger).stats()["submitted"] < 200 * round_ and producer.poll() is None:
+                time.sleep(random.uniform(0, 0.01))
+            if producer.poll() is None:
+                os.kill(producer.pid, signal.SIGKILL)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    stats = reader(ledger).stats()
+    assert (stats["submitted"], stats["queued"], stats["groups_open"]) == (800, 800, 400)
+    play_groups(ledger, "shop.train.399")
+
+
+def test_another_line_for_the_same_tasks_is_a_conflict(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["submit", "--run", "r", "--env", "shop", "--size", "2", "--redis", redis_url]
+    assert cli.main([*base, "--tasks", "0-3"]) == 0
+    assert cli.main([*base, "--tasks", "0-5"]) == 0  # more tasks are no conflict
+    assert "4 jobs submitted, 8 known" in capsys.readouterr().out
+    assert cli.main([*base, "--tasks", "0-5", "--max-turns", "3"]) == 1
+    assert "submitted before with other content: submit it as before, or use another run" in capsys.readouterr().err
+
+
+def test_budgets_on_the_line(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-3", "--redis", redis_url]
+    assert cli.main([*base, "--budget", "engine=8, env=3"]) == 0
+    assert cli.main([*base, "--budget", "engine=8"]) == 0
+    assert cli.main(base) == 0
+    assert ledger.redis.hget(ledger.keys.meta, "budget:env") == b"3"
+    capsys.readouterr()
+    assert cli.main([*base, "--budget", "engine=9"]) == 2
+    assert "run r has a budget of 8 failures of class engine, not 9" in capsys.readouterr().err
+
+
+def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-1", "--size", "2", "--redis", redis_url, "--json"]
+    assert cli.main(line) == 0
+    drop_group(ledger, "shop.train.0")
+    play_groups(ledger, "shop.train.1")
+
+    def work() -> None:
+        while reader(ledger).job("r/shop.train.0.r1/1") is None:
+            time.sleep(0.01)
+        play_groups(ledger, "shop.train.0.r1")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    capsys.readouterr()
+    assert cli.main([*line, "--refill", "2", "--seal"]) == 0
+    worker.join(30)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
+    assert [taken.id for taken in ledger.take(3, "t")] == ["shop.train.1", "shop.train.0.r1"]

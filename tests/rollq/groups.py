@@ -1,0 +1,34 @@
+"""Groups that are finished, and holds that end, without a worker and without waiting."""
+
+from rollq.job import Purpose
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.ledger import Ledger
+from tests.rollq.samples import group, play
+
+
+def play_groups(ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0) -> None:
+    """Plays every job of these groups of run r."""
+    for name in names:
+        for sample in range(size):
+            play(ledger, f"r/{name}/{sample}", reward)
+
+
+def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float = 1.0, **changes: object) -> None:
+    """Submits groups of two and plays them."""
+    for name in names:
+        ledger.submit(group(name, **changes))
+        play_groups(ledger, name, reward=reward)
+    if seal:
+        ledger.seal()
+
+
+def end_holds(ledger: Ledger, *names: str, purpose: Purpose = Purpose.TRAIN) -> None:
+    """What time does to holds that are renewed no more."""
+    for name in names:
+        ledger.redis.zadd(ledger.keys.held(purpose), {name: 1}, xx=True)
+
+
+def drop_group(ledger: Ledger, name: str) -> None:
+    """One member of two dies: with min_viable = size the group is dropped."""
+    DeadLetters(ledger.redis, "r").cancel(f"r/{name}/0")
+    play(ledger, f"r/{name}/1")

@@ -1,0 +1,84 @@
+"""Child processes: real ones, and none that outlives its parent."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollq.processes.child import Child, Watchdog
+from tests.processes import alive
+
+SLEEPER = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_child_is_stopped_and_its_output_is_kept(tmp_path: Path) -> None:
+    child = Child("sleeper", SLEEPER, log=tmp_path / "log")
+    assert eventually(lambda: child.tail() == "up")
+    assert child.exit_code is None
+    child.stop()
+    child.stop()
+    assert child.exit_code == -signal.SIGTERM
+    assert "sleeper ended early (signal SIGTERM)" in child.how_it_ended()
+    assert "| up" in child.how_it_ended()
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    child = Child("deaf", [sys.executable, "-S", "-c", ignores], log=tmp_path / "log")
+    assert eventually(lambda: child.tail() == "up")
+    child.stop(grace_s=0.2)
+    assert child.exit_code == -signal.SIGKILL
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from rollq.processes import child
+from tests.processes import alive
+child.sys.platform = sys.argv[2]  # linux: the kernel's way; anything else: the watchdog's
+child = child.Child("sleeper", [sys.executable, "-S", "-c", "import time; time.sleep(600)"], log=Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["linux", "elsewhere"])
+def test_children_die_with_a_killed_parent(tmp_path: Path, way: str) -> None:
+    if way == "linux" and sys.platform != "linux":
+        pytest.skip("this way is Linux's")
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log"), way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+        parent.wait(10)
+    assert eventually(lambda: not alive(pid))
+
+
+def test_the_watchdog_spares_a_pid_that_was_removed(tmp_path: Path) -> None:
+    watchdog = Watchdog()
+    spared = Child("spared", SLEEPER, log=tmp_path / "spared")
+    doomed = Child("doomed", SLEEPER, log=tmp_path / "doomed")
+    for pid in (spared.pid, doomed.pid, spared.pid):
+        watchdog.toggle(pid)
+    process = watchdog._process
+    assert process.stdin
+    process.stdin.close()  # what the kernel does when the parent dies
+    assert process.wait(60) == 0
+    assert eventually(lambda: doomed.exit_code == -signal.SIGKILL)
+    assert spared.exit_code is None
+    spared.stop()

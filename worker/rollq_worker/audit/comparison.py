@@ -9,7 +9,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
@@ -137,24 +137,24 @@ class Auditor:
         positions = self._positions(trajectory, start, end, result)
         if not positions:
             return
-        if max(trajectory.tokens[start : positions[-1] + 1]) >= self._vocabulary_end:
+        first, ids = positions[0], trajectory.tokens[start : positions[-1] + 1]
+        if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return
+        likeliest = LIKELIEST if trajectory.temperature != 1.0 else 0
         try:
-            scored = self._score(trajectory, start, positions[0], positions[-1])
+            scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return
-        if scored is None:
+        if likeliest and scores.likeliest is None:
             result.skipped[NO_LIST] += len(positions)
-        else:
-            _compare(trajectory, start, positions, scored, result)
-
-    def _score(self, trajectory: ExportedTrajectory, start: int, first: int, last: int) -> list[float | None] | None:
-        """The logprobs of the tokens from `first` to `last`, at their temperature; their trace begins at `start`."""
-        likeliest = LIKELIEST if trajectory.temperature != 1.0 else 0
-        scores = self._scorer.score(trajectory.tokens[start : last + 1], first - 1 - start, likeliest=likeliest)
-        return None if likeliest and scores.likeliest is None else rescale(scores, trajectory.temperature)
+            return
+        logprobs = rescale(scores, trajectory.temperature)
+        scored = {i: logprob for i in positions if (logprob := logprobs[i - first]) is not None}
+        if len(scored) < len(positions):
+            result.skipped[FLAT] += len(positions) - len(scored)
+        _compare(trajectory, start, scored, result)
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
         """The sampled tokens of a trace that this engine can score."""
@@ -191,28 +191,19 @@ def rescale(scores: Scores, temperature: float) -> list[float | None]:
 
 
 def _compare(
-    trajectory: ExportedTrajectory,
-    start: int,
-    positions: Sequence[int],
-    scored: Sequence[float | None],
-    result: ComparisonResult,
+    trajectory: ExportedTrajectory, trace_start: int, scored: Mapping[int, float], result: ComparisonResult
 ) -> None:
-    """`scored[0]` belongs to the first of the positions, `scored[1]` to the token behind it, and so on."""
-    origin = positions[0]
-    compared = {i for i in positions if scored[i - origin] is not None}
-    if len(compared) < len(positions):
-        result.skipped[FLAT] += len(positions) - len(compared)
-    for i in sorted(compared):
-        recorded, logprob = trajectory.logprobs[i], scored[i - origin]
-        assert logprob is not None
+    """`scored` has the logprobs by position."""
+    for i, logprob in scored.items():
+        recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)
         result.differences.append(difference)
         if len(result.worst) < WORST or difference > result.worst[-1].difference:
-            result.worst = furthest([*result.worst, ComparedToken(trajectory, start, i, logprob)])
-        if i - 1 in compared and i + 1 in compared:
+            result.worst = furthest([*result.worst, ComparedToken(trajectory, trace_start, i, logprob)])
+        if i - 1 in scored and i + 1 in scored:
             result.shifted += 1
             for shift in SHIFTS:
-                result.shifts[shift] += abs(recorded - (scored[i - origin + shift] or 0.0))
+                result.shifts[shift] += abs(recorded - scored[i + shift])
 
 
 def furthest(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:

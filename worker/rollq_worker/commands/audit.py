@@ -148,24 +148,18 @@ def _audit(
     auditor: "Auditor", args: argparse.Namespace, contents: FileContents, report: "Report", progress: ProgressDisplay
 ) -> None:
     """Fill the report and print the rows. Raises EngineFailure."""
-    from rollq_worker.audit.report import spread
+    width = contents.longest_job
 
-    if not args.json:
-        print(f"{'trajectory':<{contents.longest_job}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
+    def show(row: str) -> None:
+        if not args.json:
+            print(row, flush=True)
+
+    show(f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
     for result in _results(auditor, args.file, args.at_once):
         report.add(result)
         progress.show(report.trajectories, contents.trajectories, {"trajectories": "scored"})
-        if not args.json:
-            numbers = {**spread(result.differences), "skipped": result.skipped.total()}
-            print(_row(result.job, numbers, contents.longest_job), flush=True)
-    if not args.json:
-        print(
-            _row(
-                "all",
-                spread(report.total.differences) | {"skipped": report.total.skipped.total()},
-                contents.longest_job,
-            )
-        )
+        show(_row(result, width))
+    show(_row(report.total, width))
     report.revise(auditor.decode)
 
 
@@ -187,10 +181,13 @@ def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[Comparis
             raise
 
 
-def _row(job: str, numbers: Mapping[str, Any], width: int) -> str:
+def _row(result: "ComparisonResult", width: int) -> str:
+    from rollq_worker.audit.report import spread
+
+    numbers = spread(result.differences)
     values = [numbers[key] for key in ("mean_abs", "p99_abs", "max_abs")]
     columns = " ".join(f"{'-':>9}" if value is None else f"{value:9.6f}" for value in values)
-    return f"{job:<{width}}  {numbers['tokens']:>7} {numbers['skipped']:>7} {columns}"
+    return f"{result.job:<{width}}  {numbers['tokens']:>7} {result.skipped.total():>7} {columns}"
 
 
 def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> None:

@@ -35,7 +35,7 @@ from rollq.trajectory import (
     Trajectory,
     VersionSpan,
 )
-from rollq.wire.codec import decode_trajectory, encode_trajectory
+from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job, read_trajectory
 
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125
@@ -101,9 +101,19 @@ def episode() -> Trajectory:
     return Trajectory(job=job, header=Header(attempt=1, worker="rollq@host-1", at=1.0), events=events)
 
 
-def buffers(blob: bytes) -> object:
+def encoded(of: Trajectory) -> list[bytes]:
+    """As it lies in Redis: the job, then the journal."""
+    return [encode_job(of.job), encode_header(of.header), *(encode_event(event, of.job.id) for event in of.events)]
+
+
+def decoded(blobs: Sequence[bytes]) -> Trajectory:
+    job, header, *events = blobs
+    return read_trajectory(decode_job(job), header, events)
+
+
+def buffers(blobs: Sequence[bytes]) -> object:
     """What a trainer reads."""
-    found = decode_trajectory(blob)
+    found = decoded(blobs)
     return found.tokens, found.mask, found.logprobs
 
 
@@ -130,13 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     made = episode()
     plain = {name: record(made)[name] for name in ("tokens", "mask", "logprobs", "versions", "messages")}
-    blob, other = encode_trajectory(made), msgpack.packb(plain)
+    blobs, other = encoded(made), msgpack.packb(plain)
     result: dict[str, Any] = {
         "tokens": len(made.tokens),
-        "bytes": len(blob),
-        "encode_s": fastest(lambda: encode_trajectory(made), 20),
-        "decode_s": fastest(lambda: buffers(blob), 200),
-        "messages_s": fastest(lambda: decode_trajectory(blob).messages, 50),
+        "bytes": sum(map(len, blobs)),
+        "encode_s": fastest(lambda: encoded(made), 20),
+        "decode_s": fastest(lambda: buffers(blobs), 200),
+        "messages_s": fastest(lambda: decoded(blobs).messages, 50),
         "list_bytes": len(other),
         "list_encode_s": fastest(lambda: msgpack.packb(plain), 50),
         "list_decode_s": fastest(lambda: lists(other), 50),

@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Sequence
 from math import inf
 
-from rollq.job import Job
-from rollq.ledger.ledger import Claim, Ledger
+from rollq.job import Job, Purpose
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import Claim
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job, read_trajectory
 
 
 def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) -> Job:
@@ -62,6 +64,28 @@ def events(reward: float = 1.0) -> list[Event]:
 
 def trajectory(reward: float = 1.0, of: Job | None = None) -> Trajectory:
     return Trajectory(job=of or job(), header=Header(attempt=1, worker="w", at=1.0), events=events(reward))
+
+
+def encoded(of: Trajectory) -> list[bytes]:
+    """The job's blob and the journal's."""
+    events = [encode_event(event, of.job.id) for event in of.events]
+    return [encode_job(of.job), encode_header(of.header, of.job.id), *events]
+
+
+def decoded(blobs: Sequence[bytes]) -> Trajectory:
+    job, header, *events = blobs
+    return read_trajectory(decode_job(job), header, events)
+
+
+def reader(ledger: Ledger) -> LedgerReader:
+    """Of the same run."""
+    return LedgerReader(ledger.redis, ledger.run)
+
+
+def is_over(ledger: Ledger, purpose: Purpose = Purpose.TRAIN) -> bool:
+    """No more groups come, and all that came are acknowledged or dropped."""
+    standing = reader(ledger).standing(purpose)
+    return standing.sealed and not standing.unacknowledged
 
 
 def reap(ledger: Ledger) -> list[str]:

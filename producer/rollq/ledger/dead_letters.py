@@ -1,30 +1,33 @@
-"""Dead letters: jobs that ended without a grade, and what people do about them: requeue, discard; cancel makes some.
+"""Dead letters: jobs that ended without a grade. People requeue, discard or cancel them, or delete the whole run.
 
-Each is one script that changes everything or nothing. Counts stay true: a discarded job is a dead one, and a group that
-comes back is no dropped one.
+Each act is one script that changes everything or nothing. Counts stay true: a discarded job stays counted as dead, and
+a group that comes back no longer counts as dropped.
 """
 
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import redis
+
 from rollq.errors import FailureClass, LedgerError
 from rollq.ledger.keys import RUNS
-from rollq.ledger.reader import LedgerView
-from rollq.ledger.replies import State
+from rollq.ledger.scripts import Scripts, short_reason
 
-LONGEST = 8000
-"""Characters of a reason."""
 PAGE = 500
 """Jobs that are looked at in one round trip."""
 
 
-class DeadLetters(LedgerView):
-    """The dead of one run. Every method may be repeated: what has happened already is well."""
+class DeadLetters:
+    """The dead jobs of one run. Every method may be repeated: what has happened already stays as it is."""
+
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.scripts = Scripts(client, run)
+        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
         """Job ids, the longest dead first; those of one class only."""
-        found: list[bytes] = self._guard("dead", lambda: self.redis.zrange(self.keys.dead, 0, -1))
+        found: list[bytes] = self.scripts.guard(self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1))
         ids = [job_id.decode("utf-8", "replace") for job_id in found]
         if failure is None:
             return ids
@@ -35,71 +38,70 @@ class DeadLetters(LedgerView):
         return chosen
 
     def requeue(self, job_id: str) -> None:
-        """Play it again, as if it never had been: no failures, an empty journal; the old one is set aside.
+        """Play it again from the start: no failures, an empty journal; the old one is set aside.
 
         Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was discarded, or when
         its group was made ready without it.
         """
-        self._check(job_id)
-        status, *rest = self._call("requeue", [job_id, uuid.uuid4().hex])
+        self.scripts.parse(job_id)
+        status, *rest = self.scripts.call("requeue", [job_id, uuid.uuid4().hex])
         match status:
             case b"ok":
                 return
             case b"gone":
-                raise LedgerError(f"job {job_id} cannot be requeued: its body is gone. Submit its task anew.")
+                raise LedgerError(f"job {job_id} cannot be requeued: its body is gone. Submit its task in a new group.")
             case b"group":
                 raise LedgerError(
                     f"job {job_id} cannot be requeued: its group is {rest[0].decode()} without it, and a group is"
-                    " handed out once. Submit its task anew."
+                    " handed out once. Submit its task in a new group."
                 )
         self._refused(job_id, "requeued", status, rest)
 
     def discard(self, job_id: str) -> None:
         """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is not dead."""
-        self._check(job_id)
-        status, *rest = self._call("delete_dead", [job_id])
+        self.scripts.parse(job_id)
+        status, *rest = self.scripts.call("delete_dead", [job_id])
         if status != b"ok":
             self._refused(job_id, "dropped", status, rest)
 
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
         """A job that is queued or being played is dead, of class cancelled. Raises LedgerError when it has ended."""
-        self._check(job_id)
-        status, *rest = self._call("cancel", [job_id, reason[:LONGEST].encode("utf-8", "replace")])
+        self.scripts.parse(job_id)
+        status, *rest = self.scripts.call("cancel", [job_id, short_reason(reason)])
         if status != b"ok":
             self._refused(job_id, "cancelled", status, rest)
 
     def unfinished(self) -> Iterator[str]:
         """Jobs that are queued or being played right now."""
-        leased = self._guard("leased", lambda: self.redis.zrange(self.keys.leased, 0, -1))
-        queued = self._guard("queued", lambda: self.redis.zrange(self.keys.queued, 0, -1))
+        leased = self.scripts.guard(self.keys.leased, lambda: self.redis.zrange(self.keys.leased, 0, -1))
+        queued = self.scripts.guard(self.keys.queued, lambda: self.redis.zrange(self.keys.queued, 0, -1))
         for member in (*leased, *queued):
             yield member.decode("utf-8", "replace").partition("#")[0]
 
     def forget_run(self) -> int:
-        """Delete every key of the run, and then nobody knows it. Returns how many there were.
+        """Delete every key of the run. Returns how many there were.
 
         Workers that play it are fenced and consumers lose their hold. May be repeated after an interruption.
         """
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
-        # First what the list of runs is made anew from.
-        deleted = int(self._guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
-        self._guard("forgetting it", lambda: self.redis.zrem(RUNS, self.run))
-        while found := self._guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):
+        # First what makes the run known, so that its workers write no new keys meanwhile.
+        deleted = int(self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
+        self.scripts.guard("forgetting it", lambda: self.redis.zrem(RUNS, self.run))
+        while found := self.scripts.guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):
             for start in range(0, len(found), PAGE):
                 page = found[start : start + PAGE]
-                deleted += self._guard("forgetting it", partial(self.redis.unlink, *page))
+                deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
         return deleted
 
     def _classes(self, ids: Sequence[str]) -> list[bytes | None]:
         pipe = self.redis.pipeline(transaction=False)
         for job_id in ids:
             pipe.hget(self.keys.job(job_id), "class")
-        replies = self._guard("dead", lambda: pipe.execute(raise_on_error=False))
+        replies = self.scripts.guard(self.keys.dead, lambda: pipe.execute(raise_on_error=False))
         return [reply if isinstance(reply, bytes) else b"job" for reply in replies]
 
     def _refused(self, job_id: str, what: str, status: bytes, rest: Sequence[bytes]) -> None:
         if status == b"unknown":
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
-        state = State(rest[0].decode())
         only = "has ended" if what == "cancelled" else "only dead jobs are"
-        raise LedgerError(f"job {job_id} cannot be {what}: it is {state} ({only})")
+        raise LedgerError(f"job {job_id} cannot be {what}: it is {rest[0].decode('utf-8', 'replace')} ({only})")

@@ -4,16 +4,16 @@ A run's keys share the hash tag `{run}`, so that they lie in one cluster slot an
 get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
 
     rollq:runs                   zset  run -> when it was first submitted to
-    rollq:pulse                  hash  beat (when a reaper was last here), grace (no lease expires before): see pulse.py
-    rollq:turn:<hash>            str   token: a worker sends a request alone that an engine may die of (turn.py)
+    rollq:pulse                  hash  beat (when a reaper was last here), grace (no lease expires before): outage.py
+    rollq:turn:<hash>            str   token: a worker sends a request alone that an engine may die of: lock.py
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
-    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, mended (when that was last done),
-                                       budgeted, budget:<class> (its own budgets);
+    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own
+                                       budgets);
                                        heard:<purpose> (when a taker or a reaper was last here)
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
-    rollq:{run}:count            hash  totals that only grow: see `LedgerView.stats`
+    rollq:{run}:count            hash  totals that only grow: see `LedgerReader.stats`
     rollq:{run}:queued           zset  job -> when to publish it next
     rollq:{run}:leased           zset  job#attempt -> when the lease expires; membership is the fence
     rollq:{run}:dead             zset  job -> when it died
@@ -35,7 +35,6 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        found); acked, condemned, requeued (tokens); discarded
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
-    rollq:{run}:damaged:<name>           any   evidence: what lay under a job's or a group's name and was none
 """
 
 from dataclasses import dataclass

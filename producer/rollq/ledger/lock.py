@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from rollq.ledger.keys import TURN
-from rollq.ledger.retry import retry, translated
+from rollq.ledger.retry import RetryLoop, translated
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class RedisLock:
             check()
             time.sleep(min(seconds, POLL_S))
 
-        while not retry(lambda: self._acquire(lock), wait=pause, reconnect=True):
+        retry = RetryLoop(wait=pause, reconnect=True)
+        while not retry(lambda: self._acquire(lock)):
             pause(POLL_S)
         released = threading.Event()
         renewer = threading.Thread(target=_renew, args=(lock, released), name="rollq-lock", daemon=True)

@@ -11,7 +11,7 @@ import redis
 
 from rollq.ledger.keys import PULSE
 from rollq.ledger.retry import translated
-from rollq.ledger.scripts import pulse
+from rollq.ledger.scripts import outage_script
 
 OUTAGE_S = 5.0
 """A shorter silence costs no lease: each had at least twice that left when Redis went away."""
@@ -23,7 +23,7 @@ class OutageDetector:
     """The stamp that all reapers of a Redis share."""
 
     def __init__(self, client: "redis.Redis") -> None:
-        self._script: Any = client.register_script(pulse())
+        self._script: Any = client.register_script(outage_script())
 
     def stamp(self) -> float:
         """Stamp, and return until when leases may expire, on Redis's clock: 0.0 after an outage. Raises LedgerError."""

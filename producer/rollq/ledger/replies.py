@@ -74,32 +74,21 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How many groups of one purpose are where."""
+    """Where a run's groups of one purpose are, and its jobs of both."""
 
     open: int
     ready: int
     held: int
     sealed: bool
+    queued: int = 0
+    """Jobs, of either purpose."""
+    leased: int = 0
+    """Jobs, of either purpose."""
 
     @property
     def unacknowledged(self) -> int:
+        """Groups."""
         return self.open + self.ready + self.held
-
-    @property
-    def over(self) -> bool:
-        """No more groups will come, and all there were are acknowledged or dropped."""
-        return self.sealed and not self.unacknowledged
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """What a run's accounts say of it."""
-
-    sound: bool
-    """Every job and every group is in exactly one place."""
-    over: bool
-    """Sealed, and nothing is queued or being played: there is nothing for a reaper to do."""
-    queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)

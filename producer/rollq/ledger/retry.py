@@ -68,15 +68,9 @@ class RetryLoop:
             self._warned = time.monotonic()
 
 
-def retry(
-    call: Callable[[], T],
-    for_s: float = float("inf"),
-    *,
-    wait: Callable[[float], object] = time.sleep,
-    reconnect: bool = False,
-) -> T:
+def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
     """A RetryLoop for a single call."""
-    return RetryLoop(wait=wait, reconnect=reconnect)(call, for_s)
+    return RetryLoop()(call, for_s)
 
 
 def refuses_writes(error: Exception) -> bool:
@@ -99,4 +93,6 @@ def _explain(error: str) -> str:
     if "DAMAGED" not in error and (why := REFUSING.search(error)):
         return error[why.start() :].lstrip(" -")
     found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
-    return f"{found[1]} {found[2]}. The workers put it right within seconds." if found else error
+    if not found:
+        return error
+    return f"{found[1]} {found[2]}. Restore that key from a backup, or delete its run with `rollq drop --whole-run`."

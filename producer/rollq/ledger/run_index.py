@@ -1,4 +1,4 @@
-"""The list of runs. It says which there are and nothing else; what a run is, its own keys say."""
+"""The list of runs: their names and nothing else. What a run holds, its own keys say."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import redis
 
 from rollq.errors import LedgerError
 from rollq.job import NAME
-from rollq.ledger.keys import RUNS, Keys
+from rollq.ledger.keys import RUNS
 
 
 def runs(client: "redis.Redis") -> list[str]:
@@ -14,16 +14,5 @@ def runs(client: "redis.Redis") -> list[str]:
     try:
         found: Any = client.zrange(RUNS, 0, -1)
     except redis.ResponseError as e:
-        raise LedgerError(f"{RUNS}: {e}. The workers put it right within seconds.") from e
+        raise LedgerError(f"{RUNS}: {e}. Delete that key, then submit each run again, which lists it again.") from e
     return [name for run in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))]
-
-
-def find_runs(client: "redis.Redis") -> list[str]:
-    """Makes the list anew from the runs' own keys, when it was lost or damaged. Walks all of Redis."""
-    if client.type(RUNS) not in (b"zset", b"none"):
-        client.rename(RUNS, f"{RUNS}:damaged")
-    first, last = Keys("*").meta.split("*")
-    found = [key.decode("utf-8", "replace")[len(first) : -len(last)] for key in client.scan_iter(Keys("*").meta, 1000)]
-    if names := sorted(name for name in found if NAME.fullmatch(name)):
-        client.zadd(RUNS, dict.fromkeys(names, 0.0), nx=True)
-    return names

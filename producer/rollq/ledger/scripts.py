@@ -1,51 +1,105 @@
-"""The text of the ledger's Lua scripts (lua/*.lua).
+"""Runs the ledger's Lua scripts (lua/*.lua) on the keys of one run, and turns what Redis refuses into typed errors.
 
-Each is atomic, and safe to repeat with the same arguments: a lost reply is indistinguishable from a lost request.
+Each script is atomic, and safe to repeat with the same arguments, because a lost reply looks like a lost request.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
+from typing import Any, TypeVar
 
-SCRIPTS = (
-    "submit",
-    "submission_cursor",
-    "fix_budgets",
-    "claim",
-    "append",
-    "renew_leases",
-    "complete",
-    "fail",
-    "release",
-    "republish",
-    "reap",
-    "confirm",
-    "take",
-    "extend_hold",
-    "ack",
-    "reject",
-    "requeue",
-    "delete_dead",
-    "cancel",
-    "fix_hashes",
-    "snapshot",
-    "mend",
-)
-SHARED = ("common", "settle", "damage")
-"""In this order: each uses what is before it."""
+import redis
+
+from rollq.errors import ContractError, LedgerError
+from rollq.job import LARGEST_GROUP, parse_id
+from rollq.ledger import constants
+from rollq.ledger.keys import Keys
+from rollq.ledger.retry import translated
+
+T = TypeVar("T")
+
+SHARED = ("common", "settle")
+"""Put in front of every script of a run, in this order: each uses what is before it."""
+
+
+class Scripts:
+    """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is cheap to make."""
+
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.redis: Any = client  # redis-py's types say that every reply may be awaited
+        self.run = run
+        self.keys = Keys(run)
+
+    def call(self, name: str, args: Sequence[Any]) -> Any:
+        """Run lua/<name>.lua. Raises LedgerError."""
+        about = next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
+        text, sha = source(name)
+        keys_and_args = (self.keys.prefix, _constants(), *args)
+
+        def run() -> Any:
+            try:
+                return self.redis.evalsha(sha, 1, *keys_and_args)
+            except redis.exceptions.NoScriptError:
+                return self.redis.eval(text, 1, *keys_and_args)
+
+        return self.guard(name + about, run)
+
+    def guard(self, what: str, call: Callable[[], T]) -> T:
+        """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis refuses it."""
+        try:
+            return call()
+        except redis.ResponseError as e:
+            raise self.translated(what, e) from e
+
+    def translated(self, what: str, error: redis.ResponseError) -> LedgerError:
+        """The ledger's error for a refusal of Redis."""
+        return translated(error, f"run {self.run}: {what}")
+
+    def now(self) -> float:
+        """Redis's clock, Unix seconds."""
+        seconds, micros = self.redis.time()
+        return float(seconds + micros / 1e6)
+
+    def parse(self, job_id: str) -> tuple[str, int]:
+        """Group and sample of a job of this run. Raises ContractError for any other id."""
+        run, group, sample = parse_id(job_id)
+        if run != self.run:
+            raise ContractError(f"job {job_id} is not of run {self.run}")
+        return group, sample
 
 
 @cache
-def sources() -> Mapping[str, str]:
-    """Text of every script of a run, with what they share in front."""
-    shared = "".join(map(_text, SHARED))
-    return {name: shared + _text(name) for name in SCRIPTS}
+def source(name: str) -> tuple[str, str]:
+    """A run's script with what all share in front, and its SHA-1."""
+    text = "".join(map(_text, (*SHARED, name)))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def pulse() -> str:
-    """Text of the one script that is of no run."""
+def outage_script() -> str:
+    """The one script that is of no run."""
     return _text("outage")
+
+
+def short_reason(reason: str) -> bytes:
+    """A failure's reason as it is stored."""
+    return reason[: constants.LONGEST_REASON].encode("utf-8", "replace")
 
 
 def _text(name: str) -> str:
     return (resources.files("rollq.ledger") / "lua" / f"{name}.lua").read_text()
+
+
+def _constants() -> str:
+    return json.dumps(
+        {
+            "lease_s": constants.LEASE_S,
+            "publishing_s": constants.PUBLISHING_S,
+            "confirmed_s": constants.CONFIRMED_S,
+            "longest_backoff_s": constants.LONGEST_BACKOFF_S,
+            "largest_group": LARGEST_GROUP,
+            "budgets": constants.BUDGETS,
+            "infrastructure": dict.fromkeys(constants.INFRASTRUCTURE, True),
+        }
+    )

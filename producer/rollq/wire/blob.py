@@ -1,4 +1,4 @@
-"""What the wire's blobs are made of: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
+"""What blobs are made of: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
 
 The invariant: what is read equals what was written, or a ContractError says where. It knows nothing of jobs and events.
 """
@@ -32,7 +32,7 @@ _SWAP = sys.byteorder == "big"
 
 
 def plain(value: Json, where: str, depth: int = 0) -> Json:
-    """A copy in lists and dicts. Raises ContractError for anything that JSON cannot say."""
+    """A copy in lists and dicts. Raises ContractError for what is not JSON."""
     if depth > MAX_DEPTH:
         raise ContractError(f"{where}: nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, str | bool):
@@ -50,7 +50,7 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
         return {str(key): plain(item, where, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, where, depth + 1) for item in value]
-    raise ContractError(f"{where}: {value!r} ({type(value).__name__}) is nothing that JSON can say")
+    raise ContractError(f"{where}: {value!r} ({type(value).__name__}) is not JSON")
 
 
 def pack(value: Any, where: str) -> bytes:
@@ -69,7 +69,7 @@ def _pack_other(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _unpack_ext(code: int, data: bytes) -> int:
@@ -78,7 +78,7 @@ def _unpack_ext(code: int, data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def unpack(blob: bytes, kind: str, size: int | None, where: str, strip: bool = True) -> list[Any]:
+def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
     """The blob's array: of `size` fields behind version and kind, which are stripped; None: an event, not stripped."""
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
@@ -92,7 +92,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str, strip: bool = T
         return fields
     if len(fields) != size + 2 or fields[1] != kind:
         raise ContractError(f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}")
-    return fields[2:] if strip else fields
+    return fields[2:]
 
 
 def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
@@ -145,12 +145,12 @@ def _read_texts(raw: bytes, names: Sequence[str], types: Sequence[Any], where: s
 
 
 def defer(raw: Any, names: Sequence[str], types: Sequence[Any], where: str) -> Callable[[], dict[str, Any]]:
-    """What reads the texts when somebody asks for them."""
+    """A function that reads the texts."""
     if type(raw) is not bytes:
         wrong(where, "texts", raw)
     return partial(_read_texts, raw, names, types, where)
 
 
 def wrong(where: str, what: str, value: Any) -> NoReturn:
-    """Raises the ContractError for a value that has another type or form than it must."""
+    """Raises the ContractError for a value of a wrong type or form."""
     raise ContractError(f"{where}: wrong {what}: {str(value)[:200]}")

@@ -1,9 +1,9 @@
-"""Values to bytes and back: the wire, the journal and the export's source. docs/wire.md has the layout byte by byte.
+"""Values to bytes and back: jobs, and the headers and events of journals. docs/wire.md has the layout byte by byte.
 
 The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
 that starts with the schema's version and its kind. Token ids and logprobs are little-endian buffers, so that encoding
-and decoding them is a copy; texts are a blob of their own that is only read when somebody asks. It knows nothing of
-Redis, and nothing of what a good trajectory is beyond its types.
+and decoding them is a copy. Texts are a blob of their own, which is read when they are first asked for. It knows
+nothing of Redis, and checks no more of a trajectory than its types and their order.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rollq.errors import ContractError, FailureClass
 from rollq.job import Budget, History, Job, Json, Purpose
@@ -31,8 +31,7 @@ from rollq.trajectory import (
 )
 from rollq.wire.blob import SCHEMA, defer, dump, load, pack, pack_texts, plain, unpack, wrong
 
-_new = object.__new__
-_set = object.__setattr__
+E = TypeVar("E", Prompt, Observed, Closed)
 
 
 def encode_job(job: Job) -> bytes:
@@ -108,18 +107,7 @@ def decode_header(blob: bytes, job_id: str = "?") -> Header:
     return Header(**dict(zip(_HEADER, fields, strict=True)))
 
 
-_HEADER = (
-    "attempt",
-    "worker",
-    "rollq",
-    "env_version",
-    "task_hash",
-    "template_hash",
-    "tokenizer_hash",
-    "history",
-    "template_kwargs",
-    "at",
-)
+_HEADER: tuple[str, ...] = Header.__slots__  # in the order of the wire, which a test pins
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
@@ -168,28 +156,11 @@ def is_observed(blob: bytes) -> bool:
     return blob[2:11] == b"\xa8observed"
 
 
-def encode_trajectory(trajectory: Trajectory) -> bytes:
-    """One blob that holds the job's, the header's and the events' blobs, each as in the journal."""
-    job_id = trajectory.job.id
-    events = [encode_event(event, job_id) for event in trajectory.events]
-    return join_trajectory(encode_job(trajectory.job), encode_header(trajectory.header), events)
-
-
-def join_trajectory(job: bytes, header: bytes, events: Sequence[bytes]) -> bytes:
-    """The same from blobs that are encoded already."""
-    return pack([SCHEMA, "trajectory", job, header, list(events)], "a trajectory")
-
-
-def decode_trajectory(blob: bytes) -> Trajectory:
-    """Raises ContractError; also for events out of order: a `Prompt` first, a `Closed` last or not at all."""
-    _, _, job, header, events = unpack(blob, "trajectory", 3, "a trajectory", strip=False)
-    if type(job) is not bytes or type(header) is not bytes or type(events) is not list:
-        raise ContractError("a trajectory: wants the blobs of a job, a header and events")
-    return read_trajectory(decode_job(job), header, events)
-
-
 def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -> Trajectory:
-    """A trajectory from its job and its journal's blobs. Raises ContractError as `decode_trajectory` does."""
+    """A trajectory from its job and its journal's blobs.
+
+    Raises ContractError; also for events out of order: a `Prompt` comes first, a `Closed` last or not at all.
+    """
     job_id = job.id
     decoded = [decode_event(event, job_id) for event in events]
     if decoded and not isinstance(decoded[0], Prompt) and not (len(decoded) == 1 and isinstance(decoded[0], Closed)):
@@ -229,11 +200,8 @@ def _prompt(fields: list[Any], where: str) -> Prompt:
     _, _, ids, texts, at = fields
     if type(at) is not float:
         wrong(where, "prompt", fields)
-    event = _new(Prompt)
-    _set(event, "ids", load("I", ids))
-    _set(event, "_read", defer(texts, ("messages", "tools"), (list, list), where))
-    _set(event, "at", at)
-    return event
+    read = defer(texts, ("messages", "tools"), (list, list), where)
+    return _without_texts(Prompt, ids=load("I", ids), _read=read, at=at)
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
@@ -247,17 +215,17 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
         wrong(where, "sampled", [turn, text, cached_tokens])
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of a sampled event", [at, seconds])
-    event = _new(Sampled)
-    _set(event, "turn", turn)
-    _set(event, "ids", tokens)
-    _set(event, "logprobs", floats)
-    _set(event, "versions", _spans(spans, len(tokens), f"{where}: turn {turn}"))
-    _set(event, "finish", _FINISH[finish] if finish in _FINISH else Finish(finish))
-    _set(event, "text", text)
-    _set(event, "cached_tokens", cached_tokens)
-    _set(event, "at", at)
-    _set(event, "seconds", seconds)
-    return event
+    return Sampled(
+        turn=turn,
+        ids=tokens,
+        logprobs=floats,
+        versions=_spans(spans, len(tokens), f"{where}: turn {turn}"),
+        finish=_FINISH[finish] if finish in _FINISH else Finish(finish),
+        text=text,
+        cached_tokens=cached_tokens,
+        at=at,
+        seconds=seconds,
+    )
 
 
 _FINISH = {finish.value: finish for finish in Finish}  # a look-up costs a fifth of calling the enum
@@ -284,18 +252,11 @@ def _observed(fields: list[Any], where: str) -> Observed:
         wrong(where, "observed", [turn, extra_calls, done])
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of an observed event", [at, seconds])
-    event = _new(Observed)
-    _set(event, "turn", turn)
-    _set(event, "ids", load("I", ids))
-    _set(event, "_read", defer(texts, _OBSERVED, (dict, list, list, list), where))
-    _set(event, "extra_calls", extra_calls)
-    _set(event, "done", done)
-    _set(event, "at", at)
-    _set(event, "seconds", seconds)
-    return event
-
-
-_OBSERVED = ("message", "actions", "replies", "errors")
+    read = defer(texts, ("message", "actions", "replies", "errors"), (dict, list, list, list), where)
+    ids = load("I", ids)
+    return _without_texts(
+        Observed, turn=turn, ids=ids, _read=read, extra_calls=extra_calls, done=done, at=at, seconds=seconds
+    )
 
 
 def _closed(fields: list[Any], where: str) -> Closed:
@@ -307,12 +268,16 @@ def _closed(fields: list[Any], where: str) -> Closed:
         raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
     if type(at) is not float:
         wrong(where, "time of a closed event", at)
-    event = _new(Closed)
-    _set(event, "stop", stop)
-    _set(event, "reward", reward)
-    _set(event, "failure", failure if failure is None else FailureClass(failure))
-    _set(event, "_read", defer(texts, ("info",), (dict,), where))
-    _set(event, "at", at)
+    failure = None if failure is None else FailureClass(failure)
+    read = defer(texts, ("info",), (dict,), where)
+    return _without_texts(Closed, stop=stop, reward=reward, failure=failure, _read=read, at=at)
+
+
+def _without_texts(kind: type[E], **fields: Any) -> E:
+    """An event whose texts are still packed: `_read` fills them in when one is first asked for (trajectory.py)."""
+    event = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(event, name, value)
     return event
 
 

@@ -1,25 +1,30 @@
-"""Garbage under any of a run's names: a clear error or a dead job, and nothing else disturbed."""
+"""Records that cannot be read: a typed error that names the key, a cost to their own job or group, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import redis
 
 from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, RollqError
-from rollq.job import Purpose
-from rollq.ledger.keys import RUNS
-from rollq.ledger.ledger import Ledger, Refusal
-from rollq.ledger.replies import Balance
+from rollq.job import LARGEST_GROUP
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.keys import RUNS, Keys
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Claim, Refusal
 from rollq.ledger.run_index import runs
-from tests.rollq.samples import claim, events, group, journal, play, reap
+from rollq.wire.codec import encode_event
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.rollq.samples import claim, closed, events, group, is_over, job, journal, play, reader, reap
 
-RUN_KEYS: list[Callable[[Ledger], str]] = [
-    lambda ledger: ledger.keys.meta,
-    lambda ledger: ledger.keys.queued,
-    lambda ledger: ledger.keys.leased,
-    lambda ledger: ledger.keys.dead,
-    lambda ledger: ledger.keys.open("train"),
-    lambda ledger: ledger.keys.ready("train"),
-    lambda ledger: ledger.keys.held("train"),
+RUN_KEYS: list[Callable[[Keys], str]] = [
+    lambda keys: keys.meta,
+    lambda keys: keys.sources,
+    lambda keys: keys.queued,
+    lambda keys: keys.leased,
+    lambda keys: keys.dead,
+    lambda keys: keys.open("train"),
+    lambda keys: keys.ready("train"),
+    lambda keys: keys.held("train"),
 ]
 
 
@@ -28,20 +33,21 @@ def use_everything(ledger: Ledger, name: str) -> list[str]:
     ids = [f"{ledger.run}/{name}/{sample}" for sample in range(2)]
     calls: list[Callable[[], object]] = [
         lambda: ledger.submit(group(name, run=ledger.run)),
+        lambda: ledger.cursor("s"),
         lambda: claim(ledger, ids[0], name),
         lambda: journal(ledger, ids[0], 1, events()[:2]),
-        lambda: ledger.renew([(ids[0], 1)]),
+        lambda: ledger.renew_leases([(ids[0], 1)]),
         lambda: ledger.fail(ids[0], 1, FailureClass.CANCELLED, "x"),
         lambda: play(ledger, ids[1]),
         lambda: reap(ledger),
         lambda: ledger.confirm(ids),
-        lambda: ledger.bounce(ids[0]),
+        lambda: ledger.republish(ids[0]),
         lambda: ledger.take(1, f"t{name}"),
-        lambda: ledger.extend(f"t{name}"),
+        lambda: ledger.extend_hold(f"t{name}"),
         lambda: ledger.ack(f"t{name}", ids),
-        lambda: ledger.stats(),
-        lambda: ledger.standing(),
-        lambda: ledger.dead(),
+        lambda: reader(ledger).stats(),
+        lambda: reader(ledger).standing(),
+        lambda: reader(ledger).dead(),
         lambda: ledger.fix_hashes("a", "b"),
     ]
     said = []
@@ -54,74 +60,54 @@ def use_everything(ledger: Ledger, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("key_of", RUN_KEYS)
-def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, key_of: Callable[[Ledger], str]) -> None:
+def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, key_of: Callable[[Keys], str]) -> None:
     ledger.submit(group())
-    bad = key_of(ledger)
+    bad = key_of(ledger.keys)
     ledger.redis.delete(bad)
     ledger.redis.set(bad, "garbage")
     said = use_everything(ledger, "h")
-    assert any(f"{bad} is a string where a" in text and "run r" in text for text in said)
+    assert any(f"{bad} is a string where a" in text and "run r" in text and "--whole-run" in text for text in said)
     assert ledger.redis.get(bad) == b"garbage"
     other = Ledger(ledger.redis, "other")
     other.submit(group(run="other"))
     play(other, "other/g/0")
     play(other, "other/g/1")
     assert len(other.take(1, "t")) == 1
+    assert DeadLetters(ledger.redis, "r").forget_run() > 0
 
 
-def test_lost_totals_stop_nobody(ledger: Ledger) -> None:
+def test_lost_totals_stop_no_job(ledger: Ledger) -> None:
     ledger.submit(group())
+    ledger.redis.delete(ledger.keys.count)
     ledger.redis.set(ledger.keys.count, "garbage")
     play(ledger, "r/g/0")
     play(ledger, "r/g/1")
     (taken,) = ledger.take(1, "t")
     ledger.ack("t", taken.members)
-    with pytest.raises(LedgerError, match="run r: stats"):
-        ledger.stats()
+    with pytest.raises(LedgerError, match=r"run r: snapshot: rollq:\{r\}:count is a string"):
+        reader(ledger).stats()
     ledger.redis.delete(ledger.keys.count)
-    ledger.redis.hset(ledger.keys.count, mapping={"done": "many", "reward_sum": "nan"})
-    assert ledger.stats()["done"] == 0
+    ledger.redis.hset(ledger.keys.count, mapping={"done": "many"})
+    with pytest.raises(LedgerError, match=r"rollq:\{r\}:count cannot be read: .*many.*Delete the key"):
+        reader(ledger).stats()
 
 
 def test_the_list_of_runs(ledger: Ledger) -> None:
     ledger.redis.zadd(RUNS, {"not a run": 1, b"\xff": 2, "good": 3})
     assert runs(ledger.redis) == ["good"]
     ledger.redis.set(RUNS, "garbage")
-    with pytest.raises(LedgerError, match=RUNS):
+    with pytest.raises(LedgerError, match=f"{RUNS}.*Delete that key"):
         runs(ledger.redis)
     with pytest.raises(LedgerError, match=RUNS):
         ledger.submit(group())
+    ledger.redis.delete(RUNS)
+    ledger.cursor("s")  # what a producer asks that is started again
+    assert runs(ledger.redis) == ["r"]
 
 
-@pytest.mark.parametrize("damage", ["string", "no state", "deleted", "no attempt"])
-def test_a_damaged_job_dies_and_leaves_its_group_to_the_others(ledger: Ledger, damage: str) -> None:
-    ledger.submit(group(min_viable=1), publish_in_s=0)
-    key = ledger.keys.job("r/g/0")
-    match damage:
-        case "string":
-            ledger.redis.set(key, "garbage")
-        case "no state":
-            ledger.redis.hdel(key, "state")
-        case "no attempt":
-            ledger.redis.hset(key, "attempt", "many")
-        case "deleted":
-            ledger.redis.delete(key)
-    assert reap(ledger) == ["r/g/1"]
-    (letter,) = ledger.dead()
-    assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
-    assert key in letter.reason
-    play(ledger, "r/g/1")
-    (taken,) = ledger.take(1, "t")
-    assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
-    stats = ledger.stats()
-    assert stats["submitted"] == stats["done"] + stats["dead"]
-
-
-@pytest.mark.parametrize("damage", ["string", "fields", "no state", "no attempt", "deleted"])
-def test_a_published_job_that_is_damaged_dies_when_its_message_arrives(ledger: Ledger, damage: str) -> None:
-    ledger.submit(group(min_viable=1))
-    ledger.confirm(["r/g/0", "r/g/1"])
-    key = ledger.keys.job("r/g/0")
+def damage_job(ledger: Ledger, job_id: str, damage: str) -> str:
+    """Returns the key."""
+    key = ledger.keys.job(job_id)
     match damage:
         case "string":
             ledger.redis.set(key, "garbage")
@@ -131,114 +117,255 @@ def test_a_published_job_that_is_damaged_dies_when_its_message_arrives(ledger: L
             ledger.redis.hdel(key, damage.removeprefix("no "))
         case "deleted":
             ledger.redis.delete(key)
-    for _ in range(2):
+        case number:
+            ledger.redis.hset(key, "attempt", number)
+    return key
+
+
+JOB_DAMAGE = ["string", "fields", "no state", "no attempt", "deleted", "nan", "-1", "1.5", "1e400", "99999999999"]
+
+
+class TestJob:
+    """Of a group that goes on without it."""
+
+    def dies_alone(self, ledger: Ledger, key: str) -> None:
+        (letter,) = reader(ledger).dead()
+        assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
+        assert key in letter.reason
+        play(ledger, "r/g/1")
+        (taken,) = ledger.take(1, "t")
+        assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
+        stats = reader(ledger).stats()
+        assert (stats["submitted"], stats["done"], stats["dead"], stats["queued"], stats["leased"]) == (2, 1, 1, 0, 0)
+
+    @pytest.mark.parametrize("damage", JOB_DAMAGE)
+    def test_it_dies_when_it_is_due(self, ledger: Ledger, damage: str) -> None:
+        ledger.submit(group(min_viable=1), publish_in_s=0)
+        key = damage_job(ledger, "r/g/0", damage)
+        assert reap(ledger) == ["r/g/1"]
+        self.dies_alone(ledger, key)
+
+    @pytest.mark.parametrize("damage", [*JOB_DAMAGE, "deadline_s"])
+    def test_it_dies_when_its_message_arrives(self, ledger: Ledger, damage: str) -> None:
+        ledger.submit(group(min_viable=1))
+        if damage == "deadline_s":
+            ledger.redis.hset(key := ledger.keys.job("r/g/0"), "deadline_s", "nan")
+        else:
+            key = damage_job(ledger, "r/g/0", damage)
+        for _ in range(2):
+            assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
+        self.dies_alone(ledger, key)
+
+    @pytest.mark.parametrize("damage", JOB_DAMAGE)
+    def test_it_dies_when_its_lease_ends(self, ledger: Ledger, damage: str) -> None:
+        ledger.submit(group(min_viable=1))
+        ledger.submit(group("h", min_viable=1))
+        claim(ledger, "r/g/0")
+        claim(ledger, "r/h/0")
+        key = damage_job(ledger, "r/g/0", damage)
+        ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1, "r/h/0#1": 2, "garbage": 1, "r/h/x#1": 1})
+        assert reap(ledger) == ["r/h/0"]  # the reap goes on with the others
+        assert ledger.redis.zcard(ledger.keys.leased) == 0
+        DeadLetters(ledger.redis, "r").cancel("r/h/0")
+        DeadLetters(ledger.redis, "r").discard("r/h/0")
+        play(ledger, "r/h/1")
+        ledger.ack("u", [member for taken in ledger.take(1, "u") for member in taken.members])
+        (letter,) = reader(ledger).dead()
+        assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
+        assert key in letter.reason
+
+    def test_a_worker_that_still_plays_it_is_refused(self, ledger: Ledger) -> None:
+        ledger.submit(group(min_viable=1))
+        claim(ledger, "r/g/0")
+        key = damage_job(ledger, "r/g/0", "string")
+        with pytest.raises(LedgerError, match=f"run r: append of job r/g/0: {key} is a string where a hash belongs"):
+            ledger.append("r/g/0", 1, 0, b"x")
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
-    (letter,) = ledger.dead()
-    assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB) and key in letter.reason
-    play(ledger, "r/g/1")
-    assert [found.dead for found in ledger.take(1, "t")] == [["r/g/0"]]
-    assert ledger.balance().sound
+        for write in (
+            lambda: ledger.append("r/g/0", 1, 0, b"x"),
+            lambda: ledger.complete("r/g/0", 1, 0, encode_event(closed(), "r/g/0")),
+            lambda: ledger.fail("r/g/0", 1, FailureClass.ENV, "x"),
+            lambda: ledger.release("r/g/0", 1),
+        ):
+            with pytest.raises(Fenced):
+                write()
+
+    def test_junk_among_the_queued_is_swept_out(self, ledger: Ledger) -> None:
+        ledger.submit(group(), publish_in_s=0)
+        play(ledger, "r/g/1")
+        ledger.redis.zadd(ledger.keys.queued, {"junk": 0, "r/g/1": 0, "r/nobody/0": 0, "other/g/0": 0, "r/g/7": 0})
+        assert reap(ledger) == ["r/g/0"]
+        assert ledger.redis.zrange(ledger.keys.queued, 0, -1) == [b"r/g/0"]
+        assert reader(ledger).dead() == []
+
+    @pytest.mark.parametrize("failure", ["engine", "env"])
+    def test_failures_that_cannot_be_counted_are_enough(self, ledger: Ledger, failure: str) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/0")
+        ledger.redis.hset(ledger.keys.job("r/g/0"), f"fail:{failure}", "nan")
+        assert ledger.fail("r/g/0", 1, FailureClass(failure), "why").status == "dead"
+
+    def test_its_record_is_named_to_people(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        ledger.redis.hset(ledger.keys.job("r/g/1"), "state", "bored")
+        with pytest.raises(LedgerError, match=r"r/g/1.*bored.*--whole-run"):
+            reader(ledger).job("r/g/1")
+        ledger.redis.zadd(ledger.keys.dead, {"junk": 1.0, b"\xff": 1.0})
+        assert {letter.failure for letter in reader(ledger).dead()} == {FailureClass.JOB}
 
 
-@pytest.mark.parametrize("damage", ["string", "deleted", "failures"])
-def test_a_leased_job_that_is_damaged_dies_when_its_lease_ends(ledger: Ledger, damage: str) -> None:
-    ledger.submit([*group(min_viable=1)])
-    ledger.submit(group("h"))
-    claim(ledger, "r/g/0")
-    claim(ledger, "r/h/0")
-    key = ledger.keys.job("r/g/0")
-    match damage:
-        case "string":
-            ledger.redis.set(key, "garbage")
-            with pytest.raises(LedgerError, match="r/g/0"):
-                ledger.append("r/g/0", 1, 0, b"x")
-        case "deleted":
-            ledger.redis.delete(key)
-        case "failures":
-            ledger.redis.hset(key, "fail:worker", "many")
-    assert ledger.renew([("r/g/0", 1), ("r/h/0", 1)]) == []
-    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1, "r/h/0#1": 1, "garbage": 1, "r/h/x#1": 1})
-    assert "r/h/0" in reap(ledger)
-    assert [letter.job_id for letter in ledger.dead()] == ["r/g/0"]
-    assert ledger.redis.zcard(ledger.keys.leased) == 0
-    play(ledger, "r/g/1")
-    assert [g.dead for g in ledger.take(1, "t")] == [["r/g/0"]]
+class TestJournal:
+    def test_one_of_another_type_is_set_aside_by_the_next_attempt(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/0", "a")
+        ledger.redis.set(ledger.keys.journal("r/g/0"), "garbage")
+        for refused in (lambda: ledger.append("r/g/0", 1, 0, b"x"), lambda: ledger.journal("r/g/0")):
+            with pytest.raises(LedgerError, match="journal:r/g/0"):
+                refused()
+        ledger.release("r/g/0", 1)
+        play(ledger, "r/g/0")
+        assert reader(ledger).trajectory("r/g/0").reward == 1.0
+
+    def test_junk_in_a_finished_one_costs_its_own_job(self, ledger: Ledger) -> None:
+        for name in ("g", "h"):
+            ledger.submit(group(name, min_viable=1))
+            play(ledger, f"r/{name}/0")
+            play(ledger, f"r/{name}/1")
+        ledger.redis.lset(ledger.keys.journal("r/g/0"), 2, b"\xff junk")
+        ledger.redis.set(ledger.keys.journal("r/g/1"), "garbage")
+        with pytest.raises(ContractError, match="r/g/0"):
+            reader(ledger).trajectory("r/g/0")
+        found = reader(ledger).read(["r/g/0", "r/g/1", "r/h/0"])
+        assert [isinstance(one, ContractError) for one in found] == [True, True, False]
+        assert "r/g/0" in str(found[0]) and "r/g/1" in str(found[1])
+        for token in ("t", "u"):
+            ledger.take(2 if token == "t" else 1, token)
+            ledger.reject(token, f"r/g/{'tu'.index(token)}", "torn")
+        assert [taken.id for taken in ledger.take(1, "v")] == ["h"]
 
 
-def test_junk_among_the_queued_is_swept_out(ledger: Ledger) -> None:
-    ledger.submit(group(), publish_in_s=0)
-    play(ledger, "r/g/1")
-    ledger.redis.zadd(ledger.keys.queued, {"junk": 0, "r/g/1": 0})
-    assert reap(ledger) == ["r/g/0"]
-    assert ledger.redis.zrange(ledger.keys.queued, 0, -1) == [b"r/g/0"]
-    assert ledger.dead() == []
+GROUP_DAMAGE = ["string", "deleted", "fields"]
+NUMBERS = ["nan", "inf", "-1", "1.5", "1e400", "99999999999", "0x10", "", "x"]
+FIELDS = ["seq", "size", "viable", "done", "dead", "handed", "purpose", "state"]
 
 
-@pytest.mark.parametrize("damage", ["string", "fields"])
-def test_a_damaged_group_is_dropped_and_holds_up_nothing(ledger: Ledger, damage: str) -> None:
-    for name in ("g", "h"):
-        ledger.submit(group(name))
-        play(ledger, f"r/{name}/0")
-        play(ledger, f"r/{name}/1")
+def damage_group(ledger: Ledger, name: str, damage: str) -> None:
+    key = ledger.keys.group(name)
+    if damage in ("string", "deleted"):
+        ledger.redis.delete(key)
     if damage == "string":
-        ledger.redis.set(ledger.keys.group("g"), "garbage")
-    else:
-        ledger.redis.hset(ledger.keys.group("g"), "size", "many")
-    assert ledger.take(1, "t") == []  # found out here
-    assert [g.id for g in ledger.take(1, "t")] == ["h"]
-    ledger.ack("t", ["r/h/0", "r/h/1"])
-    ledger.seal()
-    assert ledger.standing().over
-    assert ledger.stats()["groups_dropped"] == 1
-    assert ledger.redis.exists(f"{ledger.keys.prefix}damaged:group:g")
+        ledger.redis.set(key, "garbage")
+    elif damage == "fields":
+        ledger.redis.hset(key, mapping=dict.fromkeys(ledger.redis.hkeys(key), b"\xff garbage"))
+    elif damage != "deleted":
+        field, value = damage.split(" ")
+        ledger.redis.hset(key, field, value)
 
 
-def test_the_members_of_a_damaged_group_end(ledger: Ledger) -> None:
-    ledger.submit(group(size=3))
+class TestGroup:
+    @pytest.mark.parametrize("damage", GROUP_DAMAGE)
+    def test_a_ready_one_is_dropped_and_holds_up_no_other(self, ledger: Ledger, damage: str) -> None:
+        for name in ("g", "h"):
+            ledger.submit(group(name))
+            play(ledger, f"r/{name}/0")
+            play(ledger, f"r/{name}/1")
+        damage_group(ledger, "g", damage)
+        assert ledger.take(1, "t") == []  # found out here
+        assert [taken.id for taken in ledger.take(1, "t")] == ["h"]
+        ledger.ack("t", ["r/h/0", "r/h/1"])
+        ledger.seal()
+        assert is_over(ledger)
+        stats = reader(ledger).stats()
+        assert (stats["groups_dropped"], stats["dropped"], stats["delivered"], stats["done"]) == (1, 2, 2, 4)
+        assert reader(ledger).group_states(["g"]) == ["dropped"]
+
+    @pytest.mark.parametrize("damage", GROUP_DAMAGE)
+    def test_the_members_of_an_open_one_end(self, ledger: Ledger, damage: str) -> None:
+        ledger.submit(group(size=3))
+        claim(ledger, "r/g/0")
+        play(ledger, "r/g/2")
+        damage_group(ledger, "g", damage)
+        with pytest.raises(LedgerError, match="group:g"):
+            ledger.fail("r/g/0", 1, FailureClass.ENV, "x")
+        assert ledger.claim("r/g/1", worker="w", token="t") == Refusal("dead")
+        with pytest.raises(Fenced):
+            ledger.append("r/g/0", 1, 0, b"x")
+        assert {letter.job_id for letter in reader(ledger).dead()} == {"r/g/0", "r/g/1"}
+        assert all("group:g" in letter.reason for letter in reader(ledger).dead())
+        ledger.seal()
+        assert is_over(ledger)
+        stats = reader(ledger).stats()
+        assert (stats["submitted"], stats["done"], stats["dead"], stats["dropped"]) == (3, 1, 2, 1)
+
+    def test_a_dead_member_brings_it_back(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        play(ledger, "r/g/1")
+        damage_group(ledger, "g", "string")
+        assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
+        DeadLetters(ledger.redis, "r").requeue("r/g/0")
+        play(ledger, "r/g/0")
+        assert [taken.members for taken in ledger.take(1, "t")] == [["r/g/0", "r/g/1"]]
+
+    def test_one_that_is_held_goes_and_leaves_the_rest_of_the_batch(self, ledger: Ledger) -> None:
+        for name in ("g", "h"):
+            ledger.submit(group(name))
+            play(ledger, f"r/{name}/0")
+            play(ledger, f"r/{name}/1")
+        ledger.take(2, "t")
+        damage_group(ledger, "g", "string")
+        ledger.extend_hold("t")
+        assert [taken.id for taken in ledger.take(2, "t")] == ["h"]
+        ledger.ack("t", ["r/h/0", "r/h/1"])
+        stats = reader(ledger).stats()
+        assert (stats["groups_dropped"], stats["groups_acked"], stats["groups_held"]) == (1, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def impatient_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a Redis that gives up on a script after half a second, so that a loop fails one test."""
+    port, folder = free_port(), tmp_path_factory.mktemp("redis")
+    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = started_redis([*command, "--appendonly", "no", "--lua-time-limit", "500"], port)
+    yield port
+    process.kill()
+    process.wait(60)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_number_of_a_group_stops_redis_or_another_group(impatient_redis: int, field: str) -> None:
+    """Whatever a number says, it is checked before anything is walked."""
+    with redis.Redis(port=impatient_redis, socket_timeout=20.0) as client:
+        for number, value in enumerate(NUMBERS):
+            client.flushall()
+            ledger = Ledger(client, "r")
+            for name in ("g", "h"):
+                ledger.submit(group(name), publish_in_s=0)
+            for job_id in ("r/g/0", "r/h/0", "r/h/1"):
+                play(ledger, job_id)
+            damage_group(ledger, "g", f"{field} {value}")
+            reap(ledger)
+            for attempt in range(3):
+                if isinstance(ledger.claim("r/g/1", worker="w", token=f"{number}{attempt}"), Claim):
+                    ledger.release("r/g/1", attempt + 1)
+            delivered = {taken.id for token in "tuv" for taken in ledger.take(1, token)}
+            assert delivered == {"h"}, (field, value)
+            assert reader(ledger).stats()["groups_dropped"] == 1, (field, value)
+
+
+def test_the_largest_group(ledger: Ledger) -> None:
+    with pytest.raises(ContractError, match="at most 10000 samples"):
+        ledger.submit([job(0, size=LARGEST_GROUP + 1)])
+
+
+def test_a_run_without_a_readable_sequence_takes_no_groups(ledger: Ledger) -> None:
+    ledger.submit(group())
+    ledger.redis.hset(ledger.keys.meta, "seq", "nan")
+    with pytest.raises(LedgerError, match=r"run r: submit of job r/late/0: rollq:\{r\}:run has no readable seq"):
+        ledger.submit(group("late"))
+
+
+def test_an_error_in_a_script_names_the_run_and_the_job(ledger: Ledger) -> None:
+    ledger.submit(group())
     claim(ledger, "r/g/0")
-    play(ledger, "r/g/2")
-    ledger.redis.set(ledger.keys.group("g"), "garbage")
-    with pytest.raises(LedgerError, match="group:g"):
-        ledger.fail("r/g/0", 1, FailureClass.ENV, "x")
-    assert ledger.claim("r/g/1", worker="w", token="t") == Refusal("dead")
-    with pytest.raises(Fenced):
-        ledger.append("r/g/0", 1, 0, b"x")
-    assert {letter.job_id for letter in ledger.dead()} == {"r/g/0", "r/g/1"}
-    assert all("group:g is a string" in letter.reason for letter in ledger.dead())
-    ledger.seal()
-    assert ledger.standing().over
-    stats = ledger.stats()
-    assert (stats["submitted"], stats["done"], stats["dead"], stats["dropped"]) == (3, 1, 2, 1)
-    assert ledger.balance() == Balance(sound=True, over=True)
-
-
-def test_a_journal_that_is_none_is_set_aside_by_the_next_attempt(ledger: Ledger) -> None:
-    ledger.submit(group())
-    claim(ledger, "r/g/0", "a")
-    ledger.redis.set(ledger.keys.journal("r/g/0"), "garbage")
-    for refused in (lambda: ledger.append("r/g/0", 1, 0, b"x"), lambda: ledger.journal("r/g/0")):
-        with pytest.raises(LedgerError, match="r/g/0"):
-            refused()
-    ledger.fail("r/g/0", 1, FailureClass.WORKER, "LedgerError")
-    ledger.redis.hset(ledger.keys.job("r/g/0"), "not_before", 0)
-    play(ledger, "r/g/0")
-    assert ledger.trajectory("r/g/0").reward == 1.0
-
-
-def test_junk_in_a_finished_journal_is_named(ledger: Ledger) -> None:
-    ledger.submit(group())
-    play(ledger, "r/g/0")
-    ledger.redis.lset(ledger.keys.journal("r/g/0"), 2, b"\xff junk")
-    with pytest.raises(ContractError, match="r/g/0"):
-        ledger.trajectory("r/g/0")
-    ledger.redis.hset(ledger.keys.job("r/g/1"), "state", "bored")
-    with pytest.raises(LedgerError, match="r/g/1"):
-        ledger.job("r/g/1")
-
-
-def test_other_purposes_are_not_touched_by_a_damaged_one(ledger: Ledger) -> None:
-    ledger.submit(group("e", purpose=Purpose.EVAL))
-    ledger.redis.set(ledger.keys.ready("train"), "garbage")
-    play(ledger, "r/e/0")
-    play(ledger, "r/e/1")
-    assert len(ledger.take(1, "t", purpose=Purpose.EVAL)) == 1
+    with pytest.raises(LedgerError, match=r"run r: append of job r/g/0: .*number"):
+        ledger.scripts.call("append", ["r/g/0", 1, "no number", 0, b"x"])

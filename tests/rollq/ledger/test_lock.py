@@ -1,23 +1,19 @@
 """The lock has one holder among all processes, for as long as that holder lives."""
 
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from rollq.ledger import lock as lock_module
-from rollq.ledger.connection import connect
 from rollq.ledger.keys import TURN
+from rollq.ledger.ledger import Ledger
 from rollq.ledger.lock import RedisLock
+from tests.waiting import until
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator["redis.Redis"]:
-    client = connect(redis_url)
-    yield client
-    client.close()
+def client(ledger: Ledger) -> Any:
+    return ledger.redis
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +29,7 @@ def stop() -> None:
     raise Stop
 
 
-def test_there_is_one_holder_and_the_next_one_follows(client: "redis.Redis") -> None:
+def test_there_is_one_holder_and_the_next_one_follows(client: Any) -> None:
     first, second, other = RedisLock(client, "http://a"), RedisLock(client, "http://a"), RedisLock(client, "http://b")
     with first(stop):
         with pytest.raises(Stop), second(stop):
@@ -45,14 +41,7 @@ def test_there_is_one_holder_and_the_next_one_follows(client: "redis.Redis") -> 
     assert client.keys(TURN + "*") == []
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
-
-
-def test_the_holder_renews_it(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_renews_it(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 0.02 s, for another minute: no pause of this process loses it."""
     redis_lock = client.lock
 
@@ -70,7 +59,7 @@ def test_the_holder_renews_it(client: "redis.Redis", monkeypatch: pytest.MonkeyP
             pytest.fail("it was lost")
 
 
-def test_a_dead_holders_lock_expires(client: "redis.Redis") -> None:
+def test_a_dead_holders_lock_expires(client: Any) -> None:
     lock = RedisLock(client, "x")
     client.set(lock._key, "of the dead", px=60_000)
     checks: list[object] = []
@@ -78,14 +67,14 @@ def test_a_dead_holders_lock_expires(client: "redis.Redis") -> None:
         assert checks
 
 
-def test_a_lost_lock_is_not_taken_from_its_next_holder(client: "redis.Redis") -> None:
+def test_a_lost_lock_is_not_taken_from_its_next_holder(client: Any) -> None:
     lock = RedisLock(client, "x")
     with lock(stop):
         client.set(lock._key, "another's")
     assert client.get(lock._key) == b"another's"
 
 
-def test_a_redis_that_is_full_is_waited_for(client: "redis.Redis") -> None:
+def test_a_redis_that_is_full_is_waited_for(client: Any) -> None:
     checks: list[object] = []
     client.config_set("maxmemory", 1)
     try:

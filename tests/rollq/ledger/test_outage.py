@@ -11,9 +11,10 @@ import pytest
 from rollq.errors import FailureClass, Unwritable
 from rollq.ledger import outage
 from rollq.ledger.keys import PULSE
-from rollq.ledger.ledger import Claim, Ledger
+from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
-from tests.rollq.samples import claim, group, journal
+from rollq.ledger.replies import Claim
+from tests.rollq.samples import claim, group, journal, reader
 
 SCALE = 100.0
 OUTAGE_S, GRACE_S = outage.OUTAGE_S * SCALE, outage.GRACE_S * SCALE
@@ -49,18 +50,18 @@ def test_the_first_stamp_ever_counts_as_an_outage(ledger: Ledger, detector: Outa
     for _ in range(8):
         silence(ledger, 1.0)
         until = detector.stamp()
-    assert 0 < until - ledger.now() <= OUTAGE_S
+    assert 0 < until - ledger.scripts.now() <= OUTAGE_S
 
 
 @pytest.mark.parametrize(
     ("seconds", "is_outage"), [(1.0, False), (4.9, False), (5.1, True), (60.0, True), (3600.0, True)]
 )
 def test_how_long_an_outage_is(ledger: Ledger, detector: OutageDetector, seconds: float, is_outage: bool) -> None:
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.now(), "grace": 0})
+    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
     silence(ledger, seconds)
     assert (detector.stamp() == 0.0) is is_outage
     if is_outage:
-        grace = float(ledger.redis.hget(PULSE, "grace")) - ledger.now()
+        grace = float(ledger.redis.hget(PULSE, "grace")) - ledger.scripts.now()
         assert GRACE_S - 50 < grace <= GRACE_S
         silence(ledger, 4.0)
         assert detector.stamp() == 0.0
@@ -77,7 +78,7 @@ def test_a_silence_within_the_grace_starts_the_grace_again(ledger: Ledger, detec
 
 
 def test_any_reapers_stamp_ends_the_silence(ledger: Ledger, detector: OutageDetector) -> None:
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.now(), "grace": 0})
+    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
     other = OutageDetector(ledger.redis)
     for _ in range(4):
         silence(ledger, 4.0)
@@ -90,7 +91,7 @@ def test_permission_to_expire_leases_ends_soon(ledger: Ledger, detector: OutageD
     ledger.submit(group())
     claim(ledger, "r/g/0")
     expire(ledger, "r/g/0")
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.now(), "grace": 0})
+    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
     until = detector.stamp()
     assert ledger.reap(expire_until=until - OUTAGE_S - 10.0) == []
     assert ledger.reap(expire_until=until) == ["r/g/0"]
@@ -102,16 +103,16 @@ def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_ba
     ledger.submit(group(), publish_in_s=600)
     for job_id in ("r/g/0", "r/g/1"):
         claim(ledger, job_id)
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.now(), "grace": 0})
+    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
     expire(ledger, "r/g/0", "r/g/1")
     silence(ledger, 60.0)
     assert ledger.reap(expire_until=detector.stamp()) == []
-    assert ledger.renew([("r/g/0", 1)]) == []
+    assert ledger.renew_leases([("r/g/0", 1)]) == []
     silence(ledger, 4.0)
     assert ledger.reap(expire_until=detector.stamp()) == []
     silence(ledger, 4.0)
     assert ledger.reap(expire_until=detector.stamp()) == ["r/g/1"]
-    assert ledger.stats()["expired"] == 1
+    assert reader(ledger).stats()["expired"] == 1
 
 
 class TestClock:
@@ -134,7 +135,7 @@ class TestClock:
         for job_id in ("r/g/0", "r/g/1"):
             claim(ledger, job_id)
         journal(ledger, "r/g/0", 1, [])
-        ledger.redis.hset(PULSE, mapping={"beat": ledger.now(), "grace": 0})
+        ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
         return lambda by: self.move(ledger, by)
 
     @pytest.mark.parametrize("by", [100.0, 7200.0, -100.0, -7200.0])
@@ -143,18 +144,18 @@ class TestClock:
     ) -> None:
         moved(by)
         assert ledger.reap(expire_until=detector.stamp()) == []
-        before = ledger.now()
-        assert ledger.renew([("r/g/0", 1)], left_s=[1700.0]) == []
+        before = ledger.scripts.now()
+        assert ledger.renew_leases([("r/g/0", 1)], left_s=[1700.0]) == []
         end = ledger.redis.zscore(ledger.keys.leased, "r/g/0#1")
-        assert before + 15 <= end <= ledger.now() + 15  # the worker's own clock tells how far its deadline is
+        assert before + 15 <= end <= ledger.scripts.now() + 15  # the worker's own clock tells how far its deadline is
         for _ in range(6):
             silence(ledger, 4.0)
             until = detector.stamp()
-            ledger.renew([("r/g/0", 1)])
+            ledger.renew_leases([("r/g/0", 1)])
             # The dead one's lease ends no later than one lease from now, wherever the clock was.
-            left = ledger.redis.zscore(ledger.keys.leased, "r/g/1#1") - ledger.now()
+            left = ledger.redis.zscore(ledger.keys.leased, "r/g/1#1") - ledger.scripts.now()
             assert left <= 15
-        ledger.redis.zadd(ledger.keys.leased, {"r/g/1#1": ledger.now() - 1})
+        ledger.redis.zadd(ledger.keys.leased, {"r/g/1#1": ledger.scripts.now() - 1})
         assert ledger.reap(expire_until=until) == ["r/g/1"]
 
     @pytest.mark.parametrize("by", [7200.0, -7200.0])
@@ -183,7 +184,7 @@ def test_a_damaged_stamp_is_replaced(ledger: Ledger, detector: OutageDetector, d
     for _ in range(2):
         silence(ledger, 4.0)
         until = detector.stamp()
-    assert until > ledger.now()
+    assert until > ledger.scripts.now()
 
 
 def test_a_redis_that_takes_no_writes(ledger: Ledger, detector: OutageDetector) -> None:

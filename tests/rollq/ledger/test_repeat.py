@@ -3,6 +3,7 @@
 The same table proves that all keys a script touches lie in one cluster slot.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -15,11 +16,12 @@ from redis.crc import key_slot
 from rollq.errors import FailureClass
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import Keys
-from rollq.ledger.ledger import SCRIPTS, Ledger, sources
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
-from rollq.ledger.scripts import SHARED
+from rollq.ledger.scripts import SHARED, Scripts
 from rollq.wire.codec import encode_event
-from tests.rollq.samples import claim, closed, events, group, journal, play, reap
+from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 
 @dataclass(frozen=True)
@@ -84,21 +86,13 @@ def entered(ledger: Ledger) -> None:
     ledger.submit(group(), source="s", cursor=Cursor(1, 2, "ab"))
 
 
-def letters(ledger: Ledger) -> DeadLetters:
-    """On the same ledger, so that calls are recorded."""
-    found = DeadLetters(ledger.redis, ledger.run)
-    found._call = lambda name, args: ledger._call(name, args)  # type: ignore[method-assign]
-    return found
+def dead_letters(ledger: Ledger) -> DeadLetters:
+    return DeadLetters(ledger.redis, ledger.run)
 
 
 def ran_out(ledger: Ledger) -> None:
     held(ledger)
     ledger.redis.zadd(ledger.keys.held("train"), {"g": 1, "h": 1})
-
-
-def lost_indexes(ledger: Ledger) -> None:
-    half_played(ledger)
-    ledger.redis.delete(ledger.keys.leased, ledger.keys.queued, ledger.keys.count)
 
 
 END = encode_event(closed(), "r/g/0")
@@ -111,33 +105,32 @@ CASES = [
     Case("claim", released, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
     Case("append", leased, lambda ledger: ledger.append("r/g/0", 1, 0, b"header")),
     Case("append", half_played, lambda ledger: ledger.append("r/g/0", 1, 5, encode_event(events()[2], "r/g/0"))),
-    Case("renew", leased, lambda ledger: ledger.renew([("r/g/0", 1), ("r/g/1", 1)])),
+    Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", 1), ("r/g/1", 1)])),
     Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", 1, 5, END, turns=2)),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.ENGINE, "down")),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")),
     Case("release", half_played, lambda ledger: ledger.release("r/g/0", 1)),
-    Case("bounce", two_groups, lambda ledger: ledger.bounce("r/g/0")),
+    Case("republish", two_groups, lambda ledger: ledger.republish("r/g/0")),
     Case("reap", expired, reap),
     Case("reap", last_expiry, lambda ledger: ledger.reap(broker_empty=True, expire_until=inf)),
     Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
     Case("take", ready, lambda ledger: ledger.take(2, "t")),
     Case("take", ran_out, lambda ledger: ledger.take(2, "u")),
-    Case("extend", held, lambda ledger: ledger.extend("t")),
+    Case("extend_hold", held, lambda ledger: ledger.extend_hold("t")),
     Case("ack", held, lambda ledger: ledger.ack("t", ALL)),
-    Case("condemn", held, lambda ledger: ledger.condemn("t", "r/g/0", "torn")),
+    Case("reject", held, lambda ledger: ledger.reject("t", "r/g/0", "torn")),
     Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
-    Case("cursor", entered, lambda ledger: ledger.cursor("s")),
-    Case("budget", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
-    Case("requeue", dead, lambda ledger: letters(ledger).requeue("r/g/0")),
-    Case("requeue", dropped, lambda ledger: letters(ledger).requeue("r/g/0")),
-    Case("discard", dead, lambda ledger: letters(ledger).discard("r/g/0")),
-    Case("discard", dropped, lambda ledger: letters(ledger).discard("r/g/0")),
-    Case("cancel", two_groups, lambda ledger: letters(ledger).cancel("r/g/0")),
-    Case("cancel", half_played, lambda ledger: letters(ledger).cancel("r/g/0")),
-    Case("look", dropped, lambda ledger: ledger.stats()),
-    Case("look", held, lambda ledger: ledger.standing()),
-    Case("mend", lost_indexes, lambda ledger: ledger.mend()),
-    Case("fix", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
+    Case("submission_cursor", entered, lambda ledger: ledger.cursor("s")),
+    Case("fix_budgets", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
+    Case("requeue", dead, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
+    Case("requeue", dropped, lambda ledger: dead_letters(ledger).requeue("r/g/0")),
+    Case("delete_dead", dead, lambda ledger: dead_letters(ledger).discard("r/g/0")),
+    Case("delete_dead", dropped, lambda ledger: dead_letters(ledger).discard("r/g/0")),
+    Case("cancel", two_groups, lambda ledger: dead_letters(ledger).cancel("r/g/0")),
+    Case("cancel", half_played, lambda ledger: dead_letters(ledger).cancel("r/g/0")),
+    Case("snapshot", dropped, lambda ledger: reader(ledger).stats()),
+    Case("snapshot", held, lambda ledger: reader(ledger).standing()),
+    Case("fix_hashes", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
 ]
 
 
@@ -167,15 +160,15 @@ def snapshot(ledger: Ledger) -> dict[bytes, Any]:
     return found
 
 
-def record_calls(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     calls: list[tuple[str, Any]] = []
-    call = ledger._call
+    call = Scripts.call
 
-    def recorded(name: str, args: Any, what: str = "") -> Any:
+    def recorded(self: Scripts, name: str, args: Any) -> Any:
         calls.append((name, args))
-        return call(name, args, what)
+        return call(self, name, args)
 
-    monkeypatch.setattr(ledger, "_call", recorded)
+    monkeypatch.setattr(Scripts, "call", recorded)
     return calls
 
 
@@ -183,32 +176,38 @@ def record_calls(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     case.prepare(ledger)
     before = snapshot(ledger)
-    calls = record_calls(ledger, monkeypatch)
+    calls = record_calls(monkeypatch)
     case.act(ledger)
     ((name, args),) = calls
     assert name == case.script
     once = snapshot(ledger)
-    again = ledger._call(name, args)
+    again = ledger.scripts.call(name, args)
     assert snapshot(ledger) == once
-    if name not in ("reap", "mend"):  # what was handed out is being published; there is nothing more to mend
-        assert again == ledger._call(name, args)
-    if name not in ("renew", "extend", "confirm", "look"):  # they move times only, or nothing
+    if name != "reap":  # what was handed out is being published
+        assert again == ledger.scripts.call(name, args)
+    if name not in ("renew_leases", "extend_hold", "confirm", "snapshot"):  # they move times only, or nothing
         assert once != before
+
+
+LUA = resources.files("rollq.ledger") / "lua"
+SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*SHARED, "outage"})
 
 
 def test_every_script_is_in_the_table() -> None:
     assert {case.script for case in CASES} == set(SCRIPTS)
-    files = {file.name.removesuffix(".lua") for file in (resources.files("rollq") / "lua").iterdir()}
-    assert files == {*SCRIPTS, *SHARED, "pulse"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_says_what_it_touches(name: str) -> None:
-    text = (resources.files("rollq") / "lua" / f"{name}.lua").read_text()
-    head = text.split("\n\n")[0]
+    head, _, _ = (LUA / f"{name}.lua").read_text().partition("\nlocal ")
     assert "reads and writes" in head
     assert "ARGV" in head
     assert "reply" in head
+
+
+def test_every_counter_is_shown() -> None:
+    text = "".join(file.read_text() for file in LUA.iterdir())
+    assert set(re.findall(r"count\('(\w+)'", text)) <= set(COUNTS)
 
 
 def test_all_keys_of_a_script_lie_in_one_slot(ledger: Ledger) -> None:
@@ -256,4 +255,3 @@ def test_names_are_built_in_one_way() -> None:
     assert len({key_slot(key.encode()) for key in built}) == 1
     assert len(set(built)) == len(built)
     assert key_slot(Keys("another").meta.encode()) != key_slot(keys.meta.encode())
-    assert set(sources()) == set(SCRIPTS)

@@ -13,11 +13,13 @@ from rollq.ledger import outage
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import PULSE, RUNS
-from rollq.ledger.ledger import Claim, Ledger
-from rollq.ledger.run_index import runs
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Claim
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
 from tests.clock import Clock
+from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import FakePublisher
 
 
 @pytest.fixture
@@ -25,22 +27,6 @@ def client(redis_url: str) -> Iterator["redis.Redis"]:
     client = connect(redis_url)
     yield client
     client.close()
-
-
-class Broker:
-    """Takes what it is given, or so many and no more."""
-
-    def __init__(self, takes: int = 1 << 30) -> None:
-        self.takes = takes
-        self.published: list[str] = []
-
-    def publish(self, job_ids: Sequence[str]) -> list[str]:
-        taken = list(job_ids)[: self.takes]
-        self.published += taken
-        return taken
-
-    def backlog(self) -> int | None:
-        return len(self.published)
 
 
 def submit(client: "redis.Redis", run: str, jobs: int = 1) -> Ledger:
@@ -51,27 +37,28 @@ def submit(client: "redis.Redis", run: str, jobs: int = 1) -> Ledger:
 
 
 def test_whatever_is_due_is_published_and_confirmed(client: "redis.Redis") -> None:
-    ledger, broker = submit(client, "r", 250), Broker()
+    ledger, broker = submit(client, "r", 250), FakePublisher()
     reaper = Reaper(client, broker)  # type: ignore[arg-type]
     assert reaper.tick() == 250
     assert len(set(broker.published)) == 250
     assert reaper.tick() == 0
-    assert min(score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)) > ledger.now() + 500
+    scores = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
+    assert min(scores) > ledger.scripts.now() + 500
 
 
 def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None:
-    ledger, broker = submit(client, "r", 4), Broker(takes=3)
+    ledger, broker = submit(client, "r", 4), FakePublisher(takes=3)
     assert Reaper(client, broker).tick() == 3  # type: ignore[arg-type]
-    scores = sorted(score - ledger.now() for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True))
-    assert scores[0] < 10 and scores[1] > 500
+    first, second, *_ = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
+    assert first < ledger.scripts.now() + 10 and second > ledger.scripts.now() + 500
 
 
 def test_while_nobody_takes_messages_they_do_not_pile_up(
     client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper_module, "CROWD", 10)
-    monkeypatch.setattr(reaper_module, "CHECK_S", 0.0)
-    ledger, broker = submit(client, "r", 50), Broker()
+    monkeypatch.setattr(reaper_module, "MOST_MESSAGES", 10)
+    monkeypatch.setattr(reaper_module, "LOOK_EVERY_S", 0.0)
+    ledger, broker = submit(client, "r", 50), FakePublisher()
     reaper = Reaper(client, broker)  # type: ignore[arg-type]
 
     def ten_minutes_pass() -> int:
@@ -84,45 +71,44 @@ def test_while_nobody_takes_messages_they_do_not_pile_up(
     assert ten_minutes_pass() == 50
 
 
-def test_a_broken_run_holds_up_no_other_and_is_mended(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
     broken = submit(client, "a")
     submit(client, "b")
     client.set(broken.keys.leased, "junk")
-    client.hset(broken.keys.meta, "mended", broken.now())  # not again so soon
-    broker = Broker()
+    broker = FakePublisher()
     reaper = Reaper(client, broker)  # type: ignore[arg-type]
     assert reaper.tick() == 1
     assert broker.published == ["b/g0/0"]
-    assert f"run a: LedgerError: run a: reap: {broken.keys.leased} is a string" in caplog.text
-    client.hdel(broken.keys.meta, "mended")
-    assert reaper.tick() == 1
-    assert broker.published == ["b/g0/0", "a/g0/0"]
-    assert "run a was damaged: 1 entries put right" in caplog.text
+    assert f"run a: LedgerError: run a: snapshot: {broken.keys.leased} is a string" in caplog.text
+    assert "rollq drop --whole-run" in caplog.text
+    before = len(caplog.records)
+    reaper.tick()
+    assert len(caplog.records) == before  # it is left alone for a while
 
 
-def test_many_runs_share_one_pulse_and_those_that_are_over_are_left_alone(
+def test_many_runs_share_one_stamp_and_those_that_are_over_are_left_alone(
     client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper_module, "TICK_S", 1000.0)  # this one takes less, so that one stamp is enough
-    reaper = Reaper(client, Broker())  # type: ignore[arg-type]
+    reaper = Reaper(client, FakePublisher())  # type: ignore[arg-type]
     for number in range(300):
         ledger = submit(client, f"r{number}")
         if number % 2:
             DeadLetters(client, f"r{number}").cancel(f"r{number}/g0/0")
             ledger.seal()
-    stamps = len(calls := spied(reaper._pulse, "beat", monkeypatch))
+    stamps = len(calls := spied(reaper._outages, "stamp", monkeypatch))
     assert reaper.tick() == 150
     assert len(calls) - stamps == 1
     reaped = spied(Ledger, "reap", monkeypatch)
     reaper.tick()
     assert len(reaped) == 150
-    before = {name: at.ledger for name, at in reaper._rounds.items()}
+    before = {name: run.ledger for name, run in reaper._runs.items()}
     reaper.tick()
-    assert {name: at.ledger for name, at in reaper._rounds.items()} == before  # not built anew
+    assert {name: run.ledger for name, run in reaper._runs.items()} == before  # built once
 
 
 def spied(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is called is called, and noted."""
+    """The calls, which are carried out as well."""
     calls: list[object] = []
     real = getattr(of, name)
 
@@ -141,7 +127,7 @@ def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch:
     clock = Clock()
     monkeypatch.setattr(reaper_module, "time", clock)
 
-    class Slow(Broker):
+    class Slow(FakePublisher):
         def publish(self, job_ids: Sequence[str]) -> list[str]:
             clock.ahead += 100.0
             client.hincrbyfloat(PULSE, "beat", -100.0)  # to Redis's scripts the same as a later time
@@ -149,34 +135,31 @@ def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch:
 
     ledgers = [submit(client, f"r{number}") for number in range(8)]
     reaper = Reaper(client, Slow())  # type: ignore[arg-type]
-    client.hset(PULSE, mapping={"beat": ledgers[0].now(), "grace": 0})
+    client.hset(PULSE, mapping={"beat": ledgers[0].scripts.now(), "grace": 0})
     last = submit(client, "z")
     assert isinstance(last.claim("z/g0/0", worker="w", token="t"), Claim)
     client.zadd(last.keys.leased, {"z/g0/0#1": 1})
     assert reaper.tick() == 9
-    assert last.stats()["expired"] == 1
+    assert reader(last).stats()["expired"] == 1
 
 
-@pytest.mark.parametrize("damage", ["lost", "junk"])
-def test_a_list_of_runs_that_was_damaged(client: "redis.Redis", damage: str) -> None:
-    for run in ("a", "b"):
-        submit(client, run)
-    broker = Broker()
-    fresh = Reaper(client, broker)  # type: ignore[arg-type]
-    if damage == "junk":
-        client.set(RUNS, "garbage")
-    else:
-        client.delete(RUNS)
-    assert fresh.tick() == 2
-    assert runs(client) == ["a", "b"]
+def test_a_list_of_runs_that_cannot_be_read(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+    ledger, broker = submit(client, "a"), FakePublisher()
+    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+    assert reaper.tick() == 1
+    client.set(RUNS, "garbage")
+    DeadLetters(client, "a").cancel("a/g0/0")
+    DeadLetters(client, "a").requeue("a/g0/0")
+    assert reaper.tick() == 1  # the runs that it knows go on
+    assert f"{RUNS}: " in caplog.text and "Delete that key" in caplog.text
     client.delete(RUNS)
-    submit(client, "c")
-    assert fresh.tick() == 1
-    assert sorted(runs(client)) == ["a", "b", "c"]
-    for run in ("a", "b", "c"):
-        DeadLetters(client, run).forget_run()
-    assert fresh.tick() == 0
-    assert runs(client) == []
+    assert reaper.tick() == 0
+    ledger.submit([Job(run="a", group="g0", env="shop", task=0)])  # known, and listed again
+    DeadLetters(client, "a").cancel("a/g0/0")
+    DeadLetters(client, "a").requeue("a/g0/0")
+    assert reaper.tick() == 1
+    DeadLetters(client, "a").forget_run()
+    assert reaper.tick() == 0
 
 
 def test_it_outlives_everything_and_says_that_it_is_alive(
@@ -184,7 +167,7 @@ def test_it_outlives_everything_and_says_that_it_is_alive(
 ) -> None:
     monkeypatch.setattr(reaper_module, "TICK_S", 0.01)
     alive = tmp_path / "alive"
-    reaper = Reaper(client, Broker(), alive)  # type: ignore[arg-type]
+    reaper = Reaper(client, FakePublisher(), alive)  # type: ignore[arg-type]
     errors = [redis.ConnectionError("refused"), Unwritable("full"), ValueError("a bug")]
     existed = []
 

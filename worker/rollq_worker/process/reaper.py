@@ -1,8 +1,8 @@
-"""The reaper: brings back what was lost and publishes what is due, from a thread in every worker process.
+"""The reaper: brings back lost jobs and publishes what is due, from a thread in every worker process.
 
 Expired leases and due retries go back to `queued`; whatever is due there is published to the broker and then confirmed.
 Publishing is an outbox: a process that dies between the two leaves the job due again. Publishing twice is harmless, the
-claim decides. A run whose accounts do not add up is mended.
+claim decides.
 """
 
 import logging
@@ -17,22 +17,23 @@ from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
-from rollq.ledger.run_index import find_runs, runs
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.run_index import runs
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LIMIT = 100
-"""Jobs a call: a script that walks a whole run would stop Redis for everybody."""
-CROWD = 10_000
-"""Messages at the broker, beyond two for each queued job, from which on none is added: while an engine is away nobody
-takes any, be it for days, and every job is published again every ten minutes."""
-CHECK_S = 5.0
-"""Between two looks at a run's accounts; one that is over is left alone for so long."""
+"""Jobs in one call: Redis does nothing else while a script runs."""
+MOST_MESSAGES = 10_000
+"""At the broker, beyond two for each queued job; then none is added. While the engine is away no worker takes messages,
+perhaps for days, and every job is published again every ten minutes."""
+LOOK_EVERY_S = 5.0
+"""Between two looks at where a run stands; a run that is over, or cannot be read, is left alone until the next one."""
 
 
 class Reaper:
-    """Ticks once a second for every run there is; `alive_file` is touched whenever a tick succeeded (healthchecks)."""
+    """Ticks once a second for every run; `alive_file` is touched whenever a tick succeeded (for health checks)."""
 
     def __init__(self, connection: Any, publisher: Publisher, alive_file: Path | None = None) -> None:
         self.connection = connection
@@ -40,9 +41,8 @@ class Reaper:
         self.alive_file = alive_file
         self._outages = OutageDetector(connection)
         self._expire_until = 0.0
-        self._beaten = float("-inf")
-        self._rounds: dict[str, Round] = {}
-        self._searched = False
+        self._stamped = float("-inf")
+        self._runs: dict[str, _Run] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
 
@@ -71,35 +71,31 @@ class Reaper:
                 log.exception("reaper failed; trying again in %g s", TICK_S)
 
     def tick(self) -> int:
-        """Reap and publish once. Returns how many jobs were published. One broken run does not hold up the others."""
+        """Reap and publish once. Returns how many jobs were published. A run that fails does not hold up the others."""
         published = 0
         backlog = self.publisher.backlog()
-        names = self._runs()
-        self._rounds = {name: self._rounds.get(name) or Round(Ledger(self.connection, name)) for name in names}
-        room = (backlog or 0) <= CROWD + 2 * sum(at.queued for at in self._rounds.values())
-        for name, at in self._rounds.items():
+        self._list_runs()
+        room = (backlog or 0) <= MOST_MESSAGES + 2 * sum(run.queued for run in self._runs.values())
+        for name, run in self._runs.items():
             try:
-                at.check()
-                published += 0 if at.over else self._reap(at.ledger, backlog == 0, room)
+                run.look()
+                published += 0 if run.resting else self._reap(run.ledger, backlog == 0, room)
             except RollqError as e:
                 log.warning("reaper: run %s: %s: %s", name, type(e).__name__, e)
-                at.suspect()
+                run.resting = not isinstance(e, Unwritable)
         return published
 
-    def _runs(self) -> list[str]:
-        """Those of the list, which is made anew when it may have lost some; a run that is missing may be dropped."""
+    def _list_runs(self) -> None:
         try:
             names = runs(self.connection)
-            whole = self._rounds.keys() <= set(names) and (bool(names) or self._searched)
         except LedgerError as e:
-            log.warning("reaper: %s", e)
-            whole = False
-        self._searched = True
-        return names if whole else find_runs(self.connection)
+            log.warning("reaper: %s The runs of this worker go on.", e)
+            return
+        self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
 
     def _reap(self, ledger: Ledger, empty: bool, room: bool) -> int:
         published = 0
-        while due := ledger.reap(LIMIT, empty, self._verdict()):
+        while due := ledger.reap(LIMIT, empty, self._expiry()):
             if not room:
                 break  # they are due again in a few seconds
             sent = self.publisher.publish(due)
@@ -110,40 +106,30 @@ class Reaper:
                 break
         return published
 
-    def _verdict(self) -> float:
+    def _expiry(self) -> float:
         """Until when leases may expire. One stamp a second, however many runs there are and however long they take."""
-        if time.monotonic() - self._beaten >= TICK_S / 2:
+        if time.monotonic() - self._stamped >= TICK_S / 2:
             self._expire_until = self._outages.stamp()
-            self._beaten = time.monotonic()
+            self._stamped = time.monotonic()
         return self._expire_until
 
 
-class Round:
-    """One run on the reaper's round."""
+class _Run:
+    """What the reaper remembers of a run."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.over = False
+    def __init__(self, connection: Any, name: str) -> None:
+        self.ledger = Ledger(connection, name)
+        self.resting = False
+        """Left alone until the next look."""
         self.queued = 0
-        self._checked = float("-inf")
+        self._reader = LedgerReader(connection, name)
+        self._looked = float("-inf")
 
-    def suspect(self) -> None:
-        """Something went wrong: check soon."""
-        self._checked = float("-inf")
-
-    def check(self) -> None:
-        """Every now and then: whether the run is over, and whether it has to be mended."""
-        if time.monotonic() - self._checked < CHECK_S:
+    def look(self) -> None:
+        """Every LOOK_EVERY_S: is there anything to reap? Raises LedgerError."""
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
-        try:
-            balance = self.ledger.balance()
-            self.over, self.queued = balance.over, balance.queued
-            sound = balance.sound
-        except Unwritable:
-            raise
-        except LedgerError as e:
-            log.warning("reaper: %s", e)
-            sound = self.over = False
-        if not sound and (entries := self.ledger.mend()) >= 0:
-            log.warning("run %s was damaged: %d entries put right", self.ledger.run, entries)
-        self._checked = time.monotonic()
+        self._looked = time.monotonic()
+        standing = self._reader.standing()
+        self.queued = standing.queued
+        self.resting = standing.sealed and not standing.queued and not standing.leased

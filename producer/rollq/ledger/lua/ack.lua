@@ -2,31 +2,30 @@
 -- reads and writes  held:<purpose> hold:<token> count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
 -- ARGV   token, then job ids
 -- reply  ok | lost group
-local token, groups, seen = ARGV[1], {}, {}
+check_indexes()
+local token, groups = ARGV[2], {}
 local hold = typed('hold:' .. token, 'set')
-for i = 2, #ARGV do
-  local name = group_name(ARGV[i])
+for i = 3, #ARGV do
+  local name = parse(ARGV[i])
   typed('job:' .. ARGV[i], 'hash')
-  if not seen[name] then
+  if not groups[name] then
     local group = read_group(name)
     if group.token ~= token or (group.state ~= 'held' and group.state ~= 'acked') then return { 'lost', name } end
-    seen[name] = group
-    if group.state == 'held' then
-      sound('held:' .. group.purpose)
-      groups[#groups + 1] = group
-    end
+    groups[name] = group
   end
 end
 even_without_memory()
-for _, group in ipairs(groups) do
-  redis.call('HSET', group.key, 'state', 'acked')
-  redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
-  redis.call('SREM', hold, group.name)
-  count('groups_acked')
-end
-for i = 2, #ARGV do
-  local id, group = ARGV[i], seen[group_name(ARGV[i])]
+for name, group in pairs(groups) do
   if group.state == 'held' then
+    redis.call('HSET', group.key, 'state', 'acked')
+    redis.call('ZREM', prefix .. 'held:' .. group.purpose, name)
+    redis.call('SREM', hold, name)
+    count('groups_acked')
+  end
+end
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  if groups[parse(id)].state == 'held' then
     local job = prefix .. 'job:' .. id
     if redis.call('HSETNX', job, 'acked', token) == 1 then count('delivered') else count('duplicates') end
     for attempt in string.gmatch(redis.call('HGET', job, 'aside') or '', '%d+') do

@@ -1,14 +1,14 @@
--- A job that has not ended is dead, of class cancelled; whoever plays it is fenced.
+-- A job that has not ended is dead, of class cancelled; a worker that plays it is fenced.
 -- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
 -- ARGV   id reason
 -- reply  ok | unknown | state (of a job that has ended)
-sound('leased', 'queued', 'dead')
-local id = ARGV[1]
-local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class')
-if not got[1] then return { 'unknown' } end
-if got[1] == 'dead' and got[2] == 'cancelled' then return { 'ok' } end
-if got[1] ~= 'queued' and got[1] ~= 'leased' then return { 'state', got[1] } end
+check_indexes()
+local id, why = ARGV[2], ARGV[3]
+local state, class = unpack(redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class'))
+if not state then return { 'unknown' } end
+if state == 'dead' and class == 'cancelled' then return { 'ok' } end
+if state ~= 'queued' and state ~= 'leased' then return { 'state', state } end
 local group = open_group(id)
 redis.call('ZREM', prefix .. 'queued', id)
-fail_attempt(id, attempts(id), group, 'cancelled', ARGV[2], 'cancel', nil, now())
+fail_attempt(id, attempts(id), group, 'cancelled', why, 'cancel', nil, now())
 return { 'ok' }

@@ -1,26 +1,34 @@
--- What the scripts share, with ends.lua and damage.lua; put in front of each of them. keys.py says what the keys hold.
+-- What the scripts share, with settle.lua; both are put in front of each script. keys.py says what the keys hold.
 --
--- A script reads and checks everything before its first write: Redis keeps what a failing script has written so far.
--- Counters come last and cannot fail. Numbers of a record are read by whole() and moment() alone.
+-- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:', so that all of them lie in the run's slot
+-- ARGV[1]  the ledger's constants as JSON (scripts.py): lease_s, publishing_s, confirmed_s, longest_backoff_s,
+--          largest_group, budgets (failures by class), infrastructure (true by class)
+-- ARGV[2]  and on: the script's own arguments, which its head names from here on
+--
+-- A script reads and checks everything before its first write, because Redis keeps what a failing script has written.
+-- Counters come last and cannot fail. Only scripts write these keys, so what they hold is not checked further than its
+-- type and the numbers that a loop or a write depends on.
 
-local prefix = KEYS[1] -- 'rollq:{run}:'; every key is prefix .. name, so all are in the run's slot
+local prefix = KEYS[1]
 local run = string.match(prefix, '{(.*)}')
+local constants = cjson.decode(ARGV[1])
 
-local TYPES = {
-  run = 'hash', sources = 'hash', count = 'hash', queued = 'zset', leased = 'zset', dead = 'zset',
-  ['open:train'] = 'zset', ['ready:train'] = 'zset', ['held:train'] = 'zset',
-  ['open:eval'] = 'zset', ['ready:eval'] = 'zset', ['held:eval'] = 'zset',
-}
+local INDEXES = { 'queued', 'leased', 'dead', 'open:train', 'ready:train', 'held:train', 'open:eval', 'ready:eval',
+  'held:eval' }
 local JOB_STATES = { queued = true, leased = true, done = true, dead = true }
 local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
 local PURPOSES = { train = true, eval = true }
--- Samples of a group (job.LARGEST_GROUP): scripts walk them, and Redis does nothing else meanwhile.
-local LARGEST = 10000
 -- More attempts, failures or groups than there can be, and few enough for every way of writing a number.
 local MOST = 1e9
 
 local function damaged(key, why)
   error('DAMAGED ' .. key .. ' ' .. why)
+end
+
+-- What damaged() said, without Redis's wrapping.
+local function reason(failure)
+  local text = type(failure) == 'table' and failure.err or tostring(failure)
+  return string.match(text, 'DAMAGED (.*)') or text
 end
 
 -- The full name of a key that is missing or of the type that it must have.
@@ -33,32 +41,20 @@ local function typed(name, kind)
   return key
 end
 
-local function sound(...)
-  for _, name in ipairs({ ... }) do typed(name, TYPES[name]) end
+-- Before the first write of a script that moves groups or ends jobs.
+local function check_indexes()
+  for _, name in ipairs(INDEXES) do typed(name, 'zset') end
 end
 
--- What damaged() said, without Redis's wrapping.
-local function reason(failure)
-  local text = type(failure) == 'table' and failure.err or tostring(failure)
-  return string.match(text, 'DAMAGED (.*)') or text
-end
-
--- A stored number as scripts write it, when it is a whole one within bounds; else nil. Lua takes 'nan', 'inf', '1e15'
--- and '0x10' for numbers as well: they compare with nothing, loop for ever, or are more than Redis's integers hold.
+-- A stored count when it is a whole number within bounds, else nil. Lua alone would also take 'nan', 'inf' and '0x10'.
 local function whole(text, least, most)
   local number = type(text) == 'string' and #text <= 10 and string.match(text, '^%d+$') and tonumber(text)
   return number and number >= least and number <= most and number or nil
 end
 
--- A stored number that may have a fraction or a sign; else nil.
-local function finite(text)
-  local number = type(text) == 'string' and tonumber(text)
-  return number and number > -1e15 and number < 1e15 and number or nil
-end
-
--- A stored time, or 0.
+-- A stored time; 0 when there is none.
 local function moment(text)
-  return math.max(0, finite(text) or 0)
+  return tonumber(text) or 0
 end
 
 local function seconds(time) -- replies carry no fractions
@@ -70,77 +66,55 @@ local function now()
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
+-- When a job's backoff ends. Farther ahead than any backoff is long means that Redis's clock was set back.
+local function backoff_end(not_before, time)
+  local at = moment(not_before)
+  return at <= time + constants.longest_backoff_s and at or 0
+end
+
 -- Out of memory, Redis refuses a script whose first write needs some, and lets one go on that began by freeing. What
 -- ends, renews or hands out work says this before its first write: only that makes room again.
 local function even_without_memory()
   redis.call('DEL', prefix .. 'nothing')
 end
 
-local function count(field, by)
-  redis.pcall('HINCRBY', prefix .. 'count', field, by or 1)
+local function count(name, by)
+  redis.pcall('HINCRBY', prefix .. 'count', name, by or 1)
 end
 
--- The reply to whoever does not hold the lease. Of a run that was forgotten it leaves no trace.
+-- The reply to a writer that does not hold the lease. It leaves no trace of a run that was deleted.
 local function fenced()
   if redis.call('EXISTS', prefix .. 'run') == 1 then count('fenced') end
   return { 'fenced' }
 end
 
--- What each done job adds to the totals, as 'name number name number ...'; kept in its group's record.
+-- Adds what a done job counts for to the totals: 'name number name number ...'.
 local function tally(text, sign)
   for name, number in string.gmatch(text, '(%S+) (%S+)') do
-    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * (finite(number) or 0)))
+    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * moment(number)))
   end
 end
 
 -- The attempt's replay is through: it goes on with the journal that it found.
-local function resumed(turned, length)
+local function resumed(turned)
   count('resumed')
-  count('turns_saved', whole(turned, 0, length) or 0)
+  count('turns_saved', whole(turned, 0, MOST) or 0)
 end
 
--- Group and sample of a job id of this run; nil for whatever else a name may be.
+-- Group and sample of a job id of this run; nil for any other name.
 local function parse(id)
-  local of, name, digits = string.match(id, '^([^/]+)/([^/]+)/(%d+)$')
-  local sample = whole(digits, 0, LARGEST - 1)
-  if of == run and sample and digits == tostring(sample) then return name, sample end
+  local of, name, sample = string.match(id, '^([^/]+)/([^/]+)/(%d+)$')
+  if of == run then return name, whole(sample, 0, constants.largest_group - 1) end
 end
 
-local function group_name(id)
-  return parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run')
+local function member(name, sample)
+  return run .. '/' .. name .. '/' .. sample
 end
 
-local function member(group, sample)
-  return run .. '/' .. group.name .. '/' .. sample
-end
-
--- A field of a record that may be damaged: nil then, and when it is not there.
+-- One field of a record that may be of another type; nil then, and when it is not there.
 local function field(name, of)
   local found = redis.pcall('HGET', prefix .. name, of)
   return type(found) == 'string' and found or nil
-end
-
-local function is_there(group, sample)
-  return redis.call('EXISTS', prefix .. 'job:' .. member(group, sample)) == 1
-end
-
--- The size of the group that a member's body tells (codec.py); nil when it cannot be read.
-local function told_size(group, sample)
-  local well, body = pcall(cmsgpack.unpack, field('job:' .. member(group, sample), 'body') or '')
-  if not well or type(body) ~= 'table' or body[3] ~= run or body[4] ~= group.name then return nil end
-  return whole(tostring(body[17]), 1, LARGEST)
-end
-
--- The record's size, unless the members know better: one lies beyond it, or the last is missing and another says so.
--- nil: it cannot be, and nobody says what it is.
-local function true_size(group, size)
-  local beyond = is_there(group, size)
-  if not beyond and is_there(group, size - 1) then return size end
-  for sample = 0, size do
-    local told = told_size(group, sample)
-    if told then return told end
-  end
-  return not beyond and size or nil
 end
 
 -- The group as a table with its key, checked so that settle() cannot fail half-way.
@@ -148,32 +122,28 @@ local function read_group(name)
   local key = typed('group:' .. name, 'hash')
   local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed',
     'discarded')
-  local group = { name = name, key = key, state = got[7], token = got[8] }
-  local size = whole(got[2], 1, LARGEST)
-  group.size = size and true_size(group, size)
-  if not group.size or not GROUP_STATES[group.state] then damaged(key, 'is not a group') end
-  group.resized = group.size ~= size
-  group.seq, group.handed = whole(got[1], 0, MOST), whole(got[9], 0, MOST)
-  group.viable = whole(got[3], 1, group.size)
-  group.done, group.dead = whole(got[5], 0, group.size), whole(got[6], 0, group.size)
-  group.discarded = whole(got[10] or '0', 0, group.size)
-  if not (group.seq and group.handed and group.viable and group.done and group.dead and group.discarded) then
-    damaged(key, 'is not a group')
+  local size = whole(got[2], 1, constants.largest_group)
+  local group = {
+    size = size, seq = whole(got[1], 0, MOST), handed = whole(got[9], 0, MOST),
+    viable = size and whole(got[3], 1, size), done = size and whole(got[5], 0, size),
+    dead = size and whole(got[6], 0, size), discarded = size and whole(got[10] or '0', 0, size),
+    purpose = PURPOSES[got[4]] and got[4], state = GROUP_STATES[got[7]] and got[7],
+  }
+  for _, of in ipairs({ 'size', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'purpose', 'state' }) do
+    if not group[of] then damaged(key, 'has no readable ' .. of) end
   end
-  group.purpose = PURPOSES[got[4]] and got[4]
-  if not group.purpose and group.state ~= 'dropped' and group.state ~= 'acked' then damaged(key, 'has no purpose') end
+  group.name, group.key, group.token = name, key, got[8]
   return group
 end
 
--- The group of a job that is about to end.
+-- The group of a job that has not ended.
 local function open_group(id)
-  local group = read_group(group_name(id))
-  if group.state ~= 'open' then damaged(group.key, 'is ' .. group.state .. ' while job ' .. id .. ' is being played') end
-  sound('open:' .. group.purpose, 'ready:' .. group.purpose)
+  local group = read_group(parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run'))
+  if group.state ~= 'open' then damaged(group.key, 'is ' .. group.state .. ' although job ' .. id .. ' has not ended') end
   return group
 end
 
--- Until now, Redis was within reach of whoever renews holds of that purpose (take.lua).
+-- Until now, Redis was within reach of those who renew holds of that purpose (take.lua).
 local function stamp(purpose, time)
   local last = moment(field('run', 'heard:' .. purpose))
   if (time < last or time - last >= 1) and redis.call('EXISTS', prefix .. 'run') == 1 then

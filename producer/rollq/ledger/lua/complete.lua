@@ -2,27 +2,27 @@
 -- reads and writes  run leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
 -- ARGV   id attempt index blob tally (what the job adds to the totals)
 -- reply  ok | fenced | conflict length
-sound('leased')
-local id, attempt, index = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local member = id .. '#' .. attempt
+check_indexes()
+local id, attempt, index, blob, added = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local leased, member = prefix .. 'leased', id .. '#' .. attempt
 local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')
-if not redis.call('ZSCORE', prefix .. 'leased', member) then
-  local got = redis.call('HMGET', job, 'ended', 'ended_by')
-  if got[1] == attempt and got[2] == 'complete' then return { 'ok' } end
+local state, ended, ended_by, kept, turned =
+  unpack(redis.call('HMGET', job, 'state', 'ended', 'ended_by', 'kept', 'turned'))
+if state ~= 'leased' or not redis.call('ZSCORE', leased, member) then
+  if ended == attempt and ended_by == 'complete' then return { 'ok' } end
   return fenced()
 end
 local length = redis.call('LLEN', journal)
 if index ~= length then return { 'conflict', length } end
 local group = open_group(id)
-local found = redis.call('HMGET', job, 'kept', 'turned')
 
 even_without_memory()
-redis.call('RPUSH', journal, ARGV[4])
-redis.call('ZREM', prefix .. 'leased', member)
+redis.call('RPUSH', journal, blob)
+redis.call('ZREM', leased, member)
 redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete')
-redis.call('HSET', group.key, 'tally:' .. select(2, parse(id)), ARGV[5])
+redis.call('HSET', group.key, 'tally:' .. select(2, parse(id)), added)
 settle(group, 'done')
 count('done')
-if index == whole(found[1], 2, MOST) then resumed(found[2], length) end
-tally(ARGV[5], 1)
+if index == whole(kept, 2, MOST) then resumed(turned) end
+tally(added, 1)
 return { 'ok' }

@@ -2,10 +2,10 @@
 -- reads and writes  held:<purpose> hold:<token> group:<group>
 -- ARGV   token hold_s
 -- reply  ok | lost
+check_indexes()
 local time = now()
-local groups, until_ = held_groups(ARGV[1], time), time + tonumber(ARGV[2])
+local groups, until_ = held_groups(ARGV[2], time), time + tonumber(ARGV[3])
 if #groups == 0 then return { 'lost' } end
-for _, group in ipairs(groups) do sound('held:' .. group.purpose) end
 even_without_memory()
 for _, group in ipairs(groups) do
   redis.call('ZADD', prefix .. 'held:' .. group.purpose, 'XX', 'GT', until_, group.name)

@@ -2,15 +2,14 @@
 -- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
 -- ARGV   id attempt class reason roll (in [0, 1)) final (1: dead at once)
 -- reply  queued not_before | dead 0 | fenced
-sound('leased', 'queued', 'dead')
-local id, attempt, class = ARGV[1], ARGV[2], ARGV[3]
+check_indexes()
+local id, attempt, class, why, roll, final = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
 local job = typed('job:' .. id, 'hash')
-if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
-  local got = redis.call('HMGET', job, 'ended', 'ended_by', 'outcome', 'not_before')
-  if got[1] == attempt and got[2] == 'fail' then return { got[3], seconds(moment(got[4])) } end
+local state, ended, ended_by, outcome, not_before =
+  unpack(redis.call('HMGET', job, 'state', 'ended', 'ended_by', 'outcome', 'not_before'))
+if state ~= 'leased' or not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
+  if ended == attempt and ended_by == 'fail' then return { outcome, seconds(moment(not_before)) } end
   return fenced()
 end
-local group = open_group(id)
-local outcome, not_before =
-  fail_attempt(id, attempt, group, class, ARGV[4], 'fail', tonumber(ARGV[5]), now(), ARGV[6] == '1')
+outcome, not_before = fail_attempt(id, attempt, open_group(id), class, why, 'fail', roll, now(), final)
 return { outcome, seconds(not_before) }

@@ -2,8 +2,8 @@
 -- reads and writes  dead count open:<purpose> ready:<purpose> held:<purpose> hold:<token> group:<group> job:<job>
 -- ARGV   token id reason
 -- reply  ok | lost
-sound('dead', 'ready:train', 'ready:eval', 'held:train', 'held:eval')
-local token, id = ARGV[1], ARGV[2]
+check_indexes()
+local token, id, why = ARGV[2], ARGV[3], ARGV[4]
 local mine, sample = parse(id)
 local time, held = now(), false
 local groups = held_groups(token, time)
@@ -14,7 +14,7 @@ end
 
 local added = redis.call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
 even_without_memory()
-bury(id, attempts(id), ARGV[3], time)
+die(id, why, time)
 redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
 for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)

@@ -2,18 +2,15 @@
 -- reads and writes  run leased queued count job:<job>
 -- ARGV   id attempt
 -- reply  ok | fenced
-sound('leased', 'queued')
-local id, attempt = ARGV[1], ARGV[2]
-local job = typed('job:' .. id, 'hash')
-if not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
-  local got = redis.call('HMGET', job, 'ended', 'ended_by')
-  if got[1] == attempt and got[2] == 'release' then return { 'ok' } end
+local id, attempt = ARGV[2], ARGV[3]
+local leased, queued, job = typed('leased', 'zset'), typed('queued', 'zset'), typed('job:' .. id, 'hash')
+local state, ended, ended_by = unpack(redis.call('HMGET', job, 'state', 'ended', 'ended_by'))
+if state ~= 'leased' or not redis.call('ZSCORE', leased, id .. '#' .. attempt) then
+  if ended == attempt and ended_by == 'release' then return { 'ok' } end
   return fenced()
 end
-redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
-local state = redis.call('HGET', job, 'state')
-if state == 'done' or state == 'dead' then return fenced() end -- it was ended for damage
+redis.call('ZREM', leased, id .. '#' .. attempt)
 redis.call('HSET', job, 'state', 'queued', 'not_before', 0, 'ended', attempt, 'ended_by', 'release')
-redis.call('ZADD', prefix .. 'queued', 0, id)
+redis.call('ZADD', queued, 0, id)
 count('released')
 return { 'ok' }

@@ -1,16 +1,14 @@
 -- Extend many leases in one call, none past its attempt's deadline. The worker says how far that is: its clock does not
 -- jump, and stands still while the engine or Redis is away.
 -- reads and writes  leased
--- ARGV   lease_s, then for each lease: id attempt left_s (until its deadline)
+-- ARGV   for each lease: id attempt left_s (until its deadline)
 -- reply  the positions (from 0) of the leases that are lost
-sound('leased')
-local time, lost = now(), {}
+local leased, time, lost = typed('leased', 'zset'), now(), {}
 even_without_memory()
-local lease = tonumber(ARGV[1])
 for i = 2, #ARGV, 3 do
   local member = ARGV[i] .. '#' .. ARGV[i + 1]
-  if redis.call('ZSCORE', prefix .. 'leased', member) then
-    redis.call('ZADD', prefix .. 'leased', 'XX', 'GT', time + math.min(lease, tonumber(ARGV[i + 2])), member)
+  if redis.call('ZSCORE', leased, member) then
+    redis.call('ZADD', leased, 'XX', 'GT', time + math.min(constants.lease_s, tonumber(ARGV[i + 2])), member)
   else
     lost[#lost + 1] = (i - 2) / 3
   end

@@ -2,8 +2,8 @@
 -- reads and writes  queued job:<job>
 -- ARGV   id
 -- reply  ok
-sound('queued')
-local not_before = moment(redis.call('HGET', typed('job:' .. ARGV[1], 'hash'), 'not_before'))
+local queued, job = typed('queued', 'zset'), typed('job:' .. ARGV[2], 'hash')
+local not_before = backoff_end(redis.call('HGET', job, 'not_before'), now())
 even_without_memory()
-redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, ARGV[1])
+redis.call('ZADD', queued, 'XX', 'LT', not_before, ARGV[2])
 return { 'ok' }

@@ -1,14 +1,15 @@
 -- How jobs and groups end; shared by all scripts (common.lua).
 
--- Failures of a class that a job survives all but the last of; a run may have its own (budget.lua).
-local BUDGET = { engine = 5, user = 5, worker = 5, env = 2, job = 2, cancelled = 1 }
-local INFRASTRUCTURE = { engine = true, user = true, worker = true }
-
+-- How many failures of the class kill a job; a run may have its own budgets (fix_budgets.lua).
 local function budget(class)
-  return whole(field('run', 'budget:' .. class), 1, MOST) or BUDGET[class]
+  return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
 
--- What a job that is over held: its body and its journals.
+local function attempts(id)
+  return whole(field('job:' .. id, 'attempt'), 0, MOST) or 0
+end
+
+-- Deletes what a job that is over held: its body and its journals.
 local function free(id)
   local record = 'job:' .. id
   for attempt in string.gmatch(field(record, 'aside') or '', '%d+') do
@@ -18,51 +19,45 @@ local function free(id)
   redis.pcall('HDEL', prefix .. record, 'body', 'aside', 'reason')
 end
 
--- All dead members of a dropped group were discarded: it can never come back, and the graded ones go too.
+-- A dropped group whose dead members were all discarded can never come back, so its graded members are freed too.
 local function free_the_rest(group)
   if group.state ~= 'dropped' or group.discarded < group.dead then return end
-  for sample = 0, group.size - 1 do free(member(group, sample)) end
+  for sample = 0, group.size - 1 do free(member(group.name, sample)) end
 end
 
--- All members have ended: the group is ready, or dropped. An index of another type is mended later.
-local function close(group)
-  redis.pcall('ZREM', prefix .. 'open:' .. group.purpose, group.name)
-  if group.done >= group.viable then
-    redis.call('HSET', group.key, 'state', 'ready')
-    redis.pcall('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
+-- One more member of the group is 'done' or 'dead'. When all have ended, the group is ready or dropped.
+local function settle(group, outcome)
+  group[outcome] = math.min(group.size, group[outcome] + 1)
+  redis.call('HSET', group.key, outcome, group[outcome])
+  if group.done + group.dead < group.size then return end
+  group.state = group.done >= group.viable and 'ready' or 'dropped'
+  redis.call('HSET', group.key, 'state', group.state)
+  redis.call('ZREM', prefix .. 'open:' .. group.purpose, group.name)
+  if group.state == 'ready' then
+    redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   else
-    group.state = 'dropped'
-    redis.call('HSET', group.key, 'state', 'dropped')
     free_the_rest(group)
     count('groups_dropped')
     count('dropped', group.done)
   end
 end
 
--- One more member of the group is 'done' or 'dead'.
-local function settle(group, outcome)
-  group[outcome] = math.min(group.size, group[outcome] + 1)
-  redis.call('HSET', group.key, outcome, group[outcome])
-  if group.done + group.dead >= group.size then close(group) end
-end
-
 -- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
--- no backoff; `final`: dead, whatever its budget. A count that is none reads as a spent budget: no other would ever end
--- it. Returns 'queued' or 'dead', and not_before.
+-- no backoff. `final`: dead, whatever its budget. Returns 'queued' or 'dead', and not_before.
 local function fail_attempt(id, attempt, group, class, reason, by, roll, time, final)
   local job, most = typed('job:' .. id, 'hash'), budget(class)
   local before = whole(redis.call('HGET', job, 'fail:' .. class) or '0', 0, MOST)
-  local failures = before and before + 1 or most
+  local failures = before and before + 1 or most -- a job whose count cannot be read must still end
   local outcome, not_before = 'queued', 0
   if final or failures >= most then
     outcome = 'dead'
-  elseif roll and INFRASTRUCTURE[class] then
-    not_before = time + 1 + roll * (math.min(30, 2 ^ failures) - 1)
+  elseif roll and constants.infrastructure[class] then
+    not_before = time + 1 + roll * (math.min(constants.longest_backoff_s, 2 ^ failures) - 1)
   end
   redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
   redis.call('HSET', job, 'state', outcome, 'not_before', not_before, 'ended', attempt, 'ended_by', by,
     'outcome', outcome, 'fail:' .. class, failures, 'class', class, 'reason', reason)
-  if not INFRASTRUCTURE[class] then redis.call('HSET', job, 'restart', 1) end
+  if not constants.infrastructure[class] then redis.call('HSET', job, 'restart', 1) end
   if outcome == 'dead' then
     redis.call('ZADD', prefix .. 'dead', time, id)
     settle(group, 'dead')
@@ -71,4 +66,81 @@ local function fail_attempt(id, attempt, group, class, reason, by, roll, time, f
   end
   count('failures:' .. class)
   return outcome, not_before
+end
+
+-- The job is dead, of class job, whatever its record holds.
+local function die(id, why, time)
+  local key, attempt = prefix .. 'job:' .. id, attempts(id)
+  local failures = whole(field('job:' .. id, 'fail:job'), 0, MOST) or 0
+  if redis.call('TYPE', key)['ok'] ~= 'hash' then redis.call('DEL', key) end
+  redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage', 'class', 'job',
+    'reason', why, 'fail:job', failures + 1)
+  redis.call('ZREM', prefix .. 'queued', id)
+  redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
+  redis.call('ZADD', prefix .. 'dead', time, id)
+  count('failures:job')
+end
+
+-- A group whose record cannot be read is dropped, and its members that are not done are dead. A name without members is
+-- forgotten.
+local function drop_group(name, why, time)
+  local key, size, ended, discarded = prefix .. 'group:' .. name, 0, { done = 0, dead = 0 }, 0
+  local seq, purpose = whole(field('group:' .. name, 'seq'), 0, MOST) or 0, 'train'
+  for of in pairs(PURPOSES) do
+    for _, where in ipairs({ 'open:', 'ready:', 'held:' }) do
+      if redis.call('ZREM', prefix .. where .. of, name) == 1 then purpose = of end
+    end
+  end
+  while size < constants.largest_group and redis.call('EXISTS', prefix .. 'job:' .. member(name, size)) == 1 do
+    local id = member(name, size)
+    local state = field('job:' .. id, 'state')
+    if state ~= 'done' and state ~= 'dead' then die(id, why, time) end
+    if state == 'done' then ended.done = ended.done + 1 else ended.dead = ended.dead + 1 end
+    if field('job:' .. id, 'discarded') then discarded = discarded + 1 end
+    size = size + 1
+  end
+  redis.call('DEL', key)
+  if size == 0 then return end
+  redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', size, 'purpose', purpose, 'done', ended.done,
+    'dead', ended.dead, 'discarded', discarded, 'state', 'dropped', 'handed', 0)
+  count('groups_dropped')
+  count('dropped', ended.done)
+end
+
+-- The group; nil when it cannot be read and was dropped.
+local function group_or_drop(name, time)
+  local well, group = pcall(read_group, name)
+  if well then return group end
+  drop_group(name, reason(group), time)
+end
+
+-- A job that has not ended and cannot be read is dead; so is one whose group cannot be read, and that group is dropped.
+-- A name that no job has is only forgotten.
+local function bury(id, why, time)
+  redis.call('ZREM', prefix .. 'queued', id)
+  local name, sample = parse(id)
+  if not sample or redis.call('EXISTS', prefix .. 'job:' .. id, prefix .. 'group:' .. name) == 0 then return end
+  local state = field('job:' .. id, 'state')
+  local well, group = pcall(read_group, name)
+  if state == 'done' or state == 'dead' or well and sample >= group.size then return end
+  die(id, why, time)
+  if not well then
+    drop_group(name, reason(group), time)
+  elseif group.state == 'open' then
+    settle(group, 'dead')
+  end
+end
+
+-- The groups that are held under this token.
+local function held_groups(token, time)
+  local hold, groups = typed('hold:' .. token, 'set'), {}
+  for _, name in ipairs(redis.call('SMEMBERS', hold)) do
+    local group = group_or_drop(name, time)
+    if group and group.state == 'held' and group.token == token then
+      groups[#groups + 1] = group
+    else
+      redis.call('SREM', hold, name)
+    end
+  end
+  return groups
 end

@@ -2,12 +2,11 @@
 -- reads and writes  sources count
 -- ARGV   source token
 -- reply  groups jobs mark (of the last of those groups)
-local sources = typed('sources', 'hash')
-local groups, jobs, mark = string.match(redis.call('HGET', sources, ARGV[1]) or '', '^(%d+) (%d+) (%x+)$')
-groups, jobs = whole(groups, 0, MOST), whole(jobs, 0, MOST)
-if not groups or not jobs then return { 0, 0, '' } end
-if redis.call('HGET', sources, ARGV[1] .. '#') ~= ARGV[2] then
-  redis.call('HSET', sources, ARGV[1] .. '#', ARGV[2])
+local sources, source, token = typed('sources', 'hash'), ARGV[2], ARGV[3]
+local groups, jobs, mark = string.match(redis.call('HGET', sources, source) or '', '^(%d+) (%d+) (%x+)$')
+if not groups then return { 0, 0, '' } end
+if redis.call('HGET', sources, source .. '#') ~= token then
+  redis.call('HSET', sources, source .. '#', token)
   count('resubmitted', jobs)
 end
-return { groups, jobs, mark }
+return { tonumber(groups), tonumber(jobs), mark }

@@ -1,0 +1,96 @@
+"""What the ledger should hold, in plain Python: the model that the ledger's scripts are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollq.errors import FailureClass
+from rollq.job import Purpose
+from rollq.ledger.replies import Claim
+
+NAMES = ["a", "b", "c", "e"]
+SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1, "e": 1}
+PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
+BUDGET = {"engine": 5, "user": 5, "worker": 5, "env": 2, "job": 2, "cancelled": 1}
+IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
+OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
+TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
+
+
+@dataclass
+class ModelJob:
+    state: str = "queued"
+    attempt: int = 0
+    backoff: bool = False
+    restart: bool = False
+    journal: list[bytes] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    reach: int = 0
+    ended: tuple[int, str] = (0, "")
+    discarded: bool = False
+    reward: float = 0.0
+
+
+@dataclass
+class ModelGroup:
+    seq: int
+    state: str = "open"
+    token: str = ""
+    handed: int = 0
+
+
+class Model:
+    """The jobs and groups of one run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = dict(BUDGET)
+        self.jobs: dict[str, ModelJob] = {}
+        self.groups: dict[str, ModelGroup] = {}
+        self.sealed = False
+        self.counts = dict.fromkeys(["submitted", "done", "fenced", "delivered", "redelivered", "dropped"], 0)
+        self.claims = 0
+
+    def members(self, name: str) -> list[str]:
+        return [f"r/{name}/{sample}" for sample in range(SIZE)]
+
+    def settle(self, job_id: str) -> None:
+        name = job_id.split("/")[1]
+        states = [self.jobs[member].state for member in self.members(name)]
+        if all(state in ("done", "dead") for state in states):
+            viable = states.count("done") >= VIABLE[name]
+            self.groups[name].state = "ready" if viable else "dropped"
+            self.counts["dropped"] += 0 if viable else states.count("done")
+            self.free_the_rest(name)
+
+    def free_the_rest(self, name: str) -> None:
+        """Of a dropped group nothing is kept once all its dead members were discarded."""
+        members = [self.jobs[member] for member in self.members(name)]
+        if self.groups[name].state == "dropped" and all(m.discarded for m in members if m.state == "dead"):
+            for member in members:
+                member.journal = []
+
+    def fails(self, job_id: str, failure: str, how: str) -> str:
+        found = self.jobs[job_id]
+        found.failures[failure] = found.failures.get(failure, 0) + 1
+        found.state = "dead" if found.failures[failure] >= self.budget[failure] else "queued"
+        found.backoff = found.state == "queued" and how == "fail" and failure in ("engine", "user", "worker")
+        found.restart = found.restart or failure not in ("engine", "user", "worker")
+        found.ended = (found.attempt, how)
+        if found.state == "dead":
+            self.settle(job_id)
+        return found.state
+
+    def takes_over(self, found: ModelJob, got: Claim) -> None:
+        """A new attempt: it goes on with the journal unless the job's own fault wants a fresh start."""
+        assert (got.attempt, got.set_aside) == (found.attempt + 1, found.restart and bool(found.journal))
+        if found.restart:
+            found.journal = []
+        assert got.journal == len(found.journal)
+        found.state, found.attempt, found.restart = "leased", got.attempt, False
+
+    def of_jobs(self, state: str) -> list[str]:
+        return [job_id for job_id, found in self.jobs.items() if found.state == state]
+
+    def of_state(self, *states: str) -> list[str]:
+        return sorted((n for n, g in self.groups.items() if g.state in states), key=lambda n: self.groups[n].seq)

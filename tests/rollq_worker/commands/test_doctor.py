@@ -97,8 +97,8 @@ def test_a_directory_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_an_environment(capsys: pytest.CaptureFixture[str]):
     code, found = report(capsys, "--env", "shop")
     assert code == 0 and found["checks"]["environment"]["tools"] > 3
-    code, found = report(capsys, "--env", "no-such-place")
-    assert code == 1 and not found["checks"]["environment"]["ok"]
+    code, found = report(capsys, "--env", "nosuch:thing")
+    assert code == 1 and "there is no environment 'nosuch:thing'" in found["checks"]["environment"]["says"]
 
 
 def test_redis(redis_url: str, capsys: pytest.CaptureFixture[str]):

@@ -1,28 +1,33 @@
-"""Environments in processes of their own: the same episodes, and nothing that they do harms the worker."""
+"""Environments in their own processes: the same episodes, and nothing that they do harms the worker."""
 
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
+from rollq.errors import EnvironmentFailure, FailureClass, Fenced, JobFailure, UserFailure
+from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
-from rollq_worker.failures import Drained
-from rollq_worker.process import isolation as isolation_module
+from rollq_worker.process import time_limits
 from rollq_worker.process.isolation import Isolation
+from rollq_worker.process.leases import Leases
+from rollq_worker.process.time_limits import ThreadAbandoned, TimedEnvironment
 from rollq_worker.protocols import Action
 from rollq_worker.users.scripted import ScriptedUser
-from tests.clock import Clock
+from tests.conftest import REPO
 from tests.processes import alive
+from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import claim
+from tests.waiting import until
 
-SITE = Path(__file__).parent.parent / "e2e" / "site"
+SITE = REPO / "tests" / "e2e" / "site"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +77,7 @@ def test_an_episode_is_the_same(isolation: Isolation, index: int) -> None:
         assert play(environment, task) == play(here, task) and environment.system_prompt == here.system_prompt
 
 
-def test_its_failures_are_what_they_were(isolation: Isolation) -> None:
+def test_failures_keep_their_class_and_traceback(isolation: Isolation) -> None:
     with (
         pytest.raises(JobFailure, match="split 'train' has tasks"),
         isolation.open("shop", "train", 10**9, {}, nothing),
@@ -84,22 +89,6 @@ def test_its_failures_are_what_they_were(isolation: Isolation) -> None:
         assert "Traceback" in str(caught.value.__cause__)
 
 
-@pytest.fixture
-def faulty(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Opens a faulty episode and takes it to its second step."""
-    monkeypatch.setattr(isolation_module, "CHECK_S", 0.05)
-    task = domain("shop").task("train", 0)
-
-    def fail(fault: str, check: Any = nothing, limit_s: float = isolation_module.STEP_S) -> None:
-        with isolation.open("faulty", "train", 0, {"fault": fault}, check) as environment:
-            environment.reset(ScriptedUser(task.opening, task.replies))
-            environment.step(task.moves[0])
-            monkeypatch.setattr(isolation_module, "STEP_S", limit_s)
-            environment.step(task.moves[1])
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -108,84 +97,78 @@ def faulty(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("quit", "SystemExit: 3"),
         ("panic", "Panic: a panic in Rust code"),
         ("recursion", "RecursionError"),
-        ("flood", r"an answer of \d+ bytes; 16777216 may be had"),
+        ("flood", r"an answer of \d+ bytes; at most 16777216 are allowed"),
         ("killed", "its process ended with exit code 137"),
     ],
 )
-def test_what_would_have_ended_the_worker_ends_one_attempt(faulty: Any, fault: str, reason: str) -> None:
-    with pytest.raises(EnvironmentFailure, match=reason):
-        faulty(fault)
+def test_what_would_end_a_worker_ends_one_attempt(isolation: Isolation, fault: str, reason: str) -> None:
+    task = domain("shop").task("train", 0)
+    with isolation.open("faulty", "train", 0, {"fault": fault}, nothing) as environment:
+        environment.reset(ScriptedUser(task.opening, task.replies))
+        environment.step(task.moves[0])
+        with pytest.raises(EnvironmentFailure, match=reason):
+            environment.step(task.moves[1])
 
 
 @pytest.mark.parametrize("fault", ["sleep", "loop", "freeze"])
-def test_what_does_not_return_is_killed(faulty: Any, fault: str) -> None:
-    with pytest.raises(EnvironmentFailure, match=r"environment\.step\(.*\): nothing in 0.5 s; its process is killed"):
-        faulty(fault, limit_s=0.5)
-
-
-def test_waiting_for_it_ends_when_the_attempt_must(faulty: Any) -> None:
-    began: list[float] = []
-
-    def check() -> None:
-        began.append(time.monotonic())
-        if began[-1] - began[0] > 0.3:
-            raise Drained("stopping")
-
-    with pytest.raises(Drained):
-        faulty("freeze", check)
-
-
-def test_the_users_time_does_not_count_and_its_failure_is_its_own(
-    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+def test_the_process_of_a_step_past_its_limit_is_killed(
+    isolation: Isolation, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(isolation_module, "time", clock := Clock())
+    leases, task = Leases(threading.Event()), domain("shop").task("train", 0)
+    leases.start()
+    with (
+        leases.hold(ledger, claim(ledger)) as attempt,
+        isolation.open("faulty", "train", 0, {"fault": fault}, attempt.check) as isolated,
+    ):
+        environment = TimedEnvironment(isolated, attempt.time_limits, 60.0)
+        environment.reset(ScriptedUser(task.opening, task.replies))
+        environment.step(task.moves[0])
+        pid = isolated._process.pid
+        monkeypatch.setattr(time_limits, "STEP_LIMIT_S", 0.5)
+        with pytest.raises((Fenced, ThreadAbandoned)):
+            environment.step(task.moves[1])
+    leases.stop()
+    assert not alive(pid)
+    state = reader(ledger).job("r/g0/0")
+    assert state is not None and state.failures == {FailureClass.ENV: 1}
+    assert state.reason.startswith("nothing in 0.5 s while waiting for environment.step(")
 
-    class Slow:
-        def open(self) -> str:
-            clock.ahead += 2 * isolation_module.STEP_S
-            return "hello"
 
-        def reply(self, message: str) -> str:
-            raise UserFailure("the endpoint is gone")
+class FailingUser:
+    """Greets, and then raises this."""
 
-        def recall(self, heard: str | None, said: str) -> None:
-            pass
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
+    def open(self) -> str:
+        return "hello"
+
+    def reply(self, message: str) -> str:
+        raise self.error
+
+    def recall(self, heard: str | None, said: str) -> None:
+        pass
+
+
+def test_the_users_failures_stay_its_own(isolation: Isolation) -> None:
     with isolation.open("shop", "train", 0, {}, nothing) as environment:
-        assert environment.reset(Slow()) == "hello"
+        assert environment.reset(FailingUser(UserFailure("the endpoint is gone"))) == "hello"
         with pytest.raises(UserFailure, match="the endpoint is gone"):
             environment.step(Action("respond", {"content": "hi"}))
 
 
 def test_what_it_says_to_its_user_is_bounded_too(isolation: Isolation) -> None:
-    class Deaf:
-        def open(self) -> str:
-            return "hello"
-
-        def reply(self, message: str) -> str:
-            pytest.fail("it should not hear that")
-
-        def recall(self, heard: str | None, said: str) -> None:
-            pass
-
     with isolation.open("shop", "train", 0, {}, nothing) as environment:
-        environment.reset(Deaf())
-        with pytest.raises(EnvironmentFailure, match=r"an answer of \d+ bytes; 16777216 may be had"):
+        environment.reset(FailingUser(AssertionError("the user should not hear that")))
+        with pytest.raises(EnvironmentFailure, match=r"an answer of \d+ bytes; at most 16777216 are allowed"):
             environment.step(Action("respond", {"content": "x" * (1 << 24)}))
 
 
 def test_its_process_ends_with_the_block(isolation: Isolation) -> None:
     with isolation.open("shop", "train", 0, {}, nothing) as environment:
         pid = environment._process.pid
-        os.kill(pid, 0)
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("it is still there")
+        assert alive(pid)
+    until(lambda: not alive(pid))
 
 
 HELD = """
@@ -197,8 +180,10 @@ from rollq_worker.environments import domain
 from rollq_worker.process.isolation import Isolation
 from rollq_worker.users.scripted import ScriptedUser
 from tests.processes import alive
+from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import claim
 
-module.TIED = module.TIED and sys.argv[1] == "tied"
+module.KERNEL_KILLS = module.KERNEL_KILLS and sys.argv[1] == "by the kernel"
 isolation = Isolation(["faulty"])
 isolation.start()
 task = domain("shop").task("train", 0)
@@ -215,9 +200,9 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("how", ["tied", "watched"])
-def test_none_outlives_a_worker_that_is_killed(how: str) -> None:
-    """Not even those that hold the interpreter and see nothing any more."""
+@pytest.mark.parametrize("how", ["by the kernel", "by a watchdog"])
+def test_no_process_outlives_a_killed_worker(how: str) -> None:
+    """Not even those whose interpreter is locked, which see nothing any more."""
     path = os.pathsep.join([str(SITE), *filter(None, sys.path)])
     worker = subprocess.Popen(
         [sys.executable, "-c", HELD, how], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
@@ -230,10 +215,7 @@ def test_none_outlives_a_worker_that_is_killed(how: str) -> None:
         assert all(alive(pid) for pid in pids)
         worker.kill()
         worker.wait()
-        until = time.monotonic() + 60
-        while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not left
+        until(lambda: not any(map(alive, pids)))
     finally:
         worker.kill()
         for pid in filter(alive, pids):  # they hold the pipe open as well
@@ -241,12 +223,11 @@ def test_none_outlives_a_worker_that_is_killed(how: str) -> None:
         worker.communicate()
 
 
-def test_a_fork_server_that_a_thread_had_to_start_again_outlives_the_thread(isolation: Isolation) -> None:
+def test_a_restarted_fork_server_outlives_the_thread_that_asked_for_it(isolation: Isolation) -> None:
     server = forkserver._forkserver  # type: ignore[attr-defined]
     was = server._forkserver_pid
     os.kill(was, 9)
-    while alive(was):
-        time.sleep(0.02)
+    until(lambda: not alive(was))
     task = domain("shop").task("train", 0)
     opened = isolation.open("shop", "train", 0, {}, nothing)
     with ThreadPoolExecutor(1) as pool:

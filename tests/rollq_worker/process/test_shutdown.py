@@ -1,4 +1,4 @@
-"""The watchdog that ends a worker process, whatever its threads do; tried on small processes."""
+"""The watchdog that ends a worker process, whatever its threads do; tested on small processes."""
 
 import signal
 import subprocess
@@ -9,30 +9,36 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from rollq_worker.process import shutdown
-shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {release_s} * 2
-begun = shutdown.Drain(threading.Event())
-begun.install()
+shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {exit_s}
+watched = shutdown.Shutdown(threading.Event())
+watched.install()
 say = lambda *words: print(*words, flush=True)
 {ready}
 say("begun")
 {after}
-begun.draining.wait()
+watched.draining.wait()
 {last}
 """
-READY = "begun.ready(stop_consuming=lambda: say('stopped'), interrupt=lambda: {interrupt}, release=lambda: {release})"
+READY = """
+watched.ready(
+    stop_consuming=lambda: say("stopped"), end_engine_waits=lambda: {end_engine_waits}, release=lambda: {release}
+)
+"""
 
 
 def program(
     *,
     ready: bool = True,
     release_s: float = 0.3,
-    interrupt: str = "None",
+    exit_s: float = 120.0,
+    end_engine_waits: str = "None",
     release: str = "say('released')",
     after: str = "",
     last: str = "",
 ) -> "subprocess.Popen[str]":
-    said = READY.format(interrupt=interrupt, release=release) if ready else ""
-    code = PROGRAM.format(ready=said, release_s=release_s, after=after, last=last or "time.sleep(60)")
+    """Runs a process up to "begun". No time limit is near, except those that a test sets."""
+    calls = READY.format(end_engine_waits=end_engine_waits, release=release) if ready else ""
+    code = PROGRAM.format(ready=calls, release_s=release_s, exit_s=exit_s, after=after, last=last or "time.sleep(120)")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -40,11 +46,11 @@ def program(
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """The exit code and the rest of what it said. communicate() would miss what readline() has buffered."""
+    """Exit code, rest of the output, errors. communicate() would miss what readline() has buffered."""
     assert process.stdout is not None and process.stderr is not None
     with process:
         try:
-            code = process.wait(timeout=30)
+            code = process.wait(timeout=60)
         finally:
             process.kill()
         return code, process.stdout.read(), process.stderr.read()
@@ -60,19 +66,19 @@ def test_what_still_runs_is_released_and_the_process_leaves(number: signal.Signa
 
 
 def test_it_leaves_by_itself_when_everything_ended_in_time() -> None:
-    process = program(last="sys.exit(3)")
+    process = program(last="sys.exit(3)", release_s=120)
     process.terminate()
     assert ended(process)[0] == 3
 
 
 def test_a_release_that_hangs_holds_nothing_up() -> None:
-    process = program(release="time.sleep(60)", interrupt="time.sleep(60)")
+    process = program(release="time.sleep(120)", end_engine_waits="time.sleep(120)", exit_s=0.6)
     process.terminate()
     assert ended(process)[:2] == (0, "stopped\n")
 
 
 def test_a_second_signal_leaves_at_once() -> None:
-    process = program(release_s=60)
+    process = program(release_s=120)
     process.terminate()
     assert process.stdout is not None and process.stdout.readline() == "stopped\n"
     process.terminate()
@@ -88,8 +94,8 @@ STUCK = (
 
 @pytest.mark.skipif(sys.platform != "linux", reason="zeros are a mutex on Linux only")
 def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
-    """Python runs no handler while its main thread is in a call that no signal interrupts: here it locks itself out."""
-    process = program(last=STUCK, release_s=60)
+    """Python runs no handler while its main thread is in a call that no signal ends: here it waits for its own lock."""
+    process = program(last=STUCK, release_s=120)
     process.terminate()
     assert process.stdout is not None and process.stdout.readline() == "stopped\n"
     process.terminate()
@@ -97,12 +103,12 @@ def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
     assert code == 1 and "second signal, leaving at once" in err
 
 
-def test_before_it_is_ready_nothing_is_held() -> None:
+def test_a_signal_before_it_is_ready_ends_it_at_once() -> None:
     process = program(ready=False)
     process.terminate()
     assert ended(process)[:2] == (0, "")
 
 
-def test_for_a_reason_of_its_own() -> None:
-    process = program(after="begun.begin(75)")
+def test_it_can_ask_to_stop_without_a_signal() -> None:
+    process = program(after="watched.request(75)")
     assert ended(process)[:2] == (75, "stopped\nreleased\n")

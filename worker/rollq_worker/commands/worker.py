@@ -11,8 +11,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "worker",
         help="play rollouts (one worker process)",
-        description="Plays rollouts until told to stop. SIGTERM or Ctrl-C lets each episode stop at its next turn; what"
-        " is unfinished goes on elsewhere. Start as many as you like, on as many machines as you like.",
+        description="Plays rollouts until it is stopped. SIGTERM or Ctrl-C stops each episode at its next turn, and"
+        " other workers continue it. Start as many workers as you like, on any machines.",
     )
     parser.add_argument(
         "-c", "--concurrency", type=whole(1), metavar="N", help="episodes at a time (ROLLQ_CONCURRENCY, else 64)"

@@ -4,11 +4,11 @@ import os
 from contextlib import suppress
 
 from rollq_worker.environments import domain
-from rollq_worker.process.isolation import PRELOAD, serve_until_death
+from rollq_worker.process.isolation import PRELOAD_VARIABLE, end_with_worker
 
-serve_until_death()
+end_with_worker()
 
-for _name in os.environ.get(PRELOAD, "").split():
-    with suppress(Exception):  # whoever opens it meets the same, and can say so
+for _name in os.environ.get(PRELOAD_VARIABLE, "").split():
+    with suppress(Exception):  # an attempt that opens it meets the same error and reports it
         _domain = domain(_name)
-        _domain.task(next(iter(_domain.splits())), 0)  # what it makes when it is first asked
+        _domain.task(next(iter(_domain.splits())), 0)  # which makes what the domain keeps for later calls

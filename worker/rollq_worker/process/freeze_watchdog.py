@@ -1,24 +1,24 @@
-"""Ends a worker whose interpreter is held for ever: nothing of its own could.
+"""Ends a worker whose interpreter stays locked, which no thread of its own could do.
 
-One operation of foreign code (`9**9**9` is one) may keep the interpreter's lock for hours: no thread gets a turn, no
-heartbeat, no handler of signals. The thread that faulthandler starts needs no turn. Unless it is put off in time, it
-writes to stderr where every thread was, and ends the process with exit code 1.
+One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours. Meanwhile no thread runs: no
+heartbeat and no signal handler. faulthandler's own thread needs no lock. Unless it is postponed in time, it writes
+every thread's stack to stderr and ends the process with exit code 1.
 """
 
 import faulthandler
 import threading
 import time
 
-FROZEN_S = 120.0
-"""Long past every lease: what is only slow is left alone, and what was stopped for less. No clock here knows stops."""
+FREEZE_LIMIT_S = 120.0
+"""Long past every lease, so that a slow worker is left alone. Time in which the process was suspended counts too."""
 
 
-def watch() -> None:
-    """From now on, until the process ends."""
-    threading.Thread(target=_put_off, name="rollq-frozen", daemon=True).start()
+def start() -> None:
+    """Watch from now on, until the process ends."""
+    threading.Thread(target=_postpone, name="rollq-freeze-watchdog", daemon=True).start()
 
 
-def _put_off() -> None:
+def _postpone() -> None:
     while True:
-        faulthandler.dump_traceback_later(FROZEN_S, exit=True)
-        time.sleep(FROZEN_S / 10)
+        faulthandler.dump_traceback_later(FREEZE_LIMIT_S, exit=True)
+        time.sleep(FREEZE_LIMIT_S / 10)

@@ -1,12 +1,11 @@
-"""Environments in processes of their own, for code that cannot be trusted to return, or to leave the machine standing.
+"""Environments in their own processes, for code that may hang, crash or take all memory.
 
-One process an episode, forked from a server that has loaded the environments once. Whatever happens in it (a crash, a
-call that holds the interpreter's lock for ever, memory without end) ends with a kill and one failed attempt; the worker
-waits on a pipe meanwhile and stays responsive. The user stays in the worker: what the environment says to it comes back
-over the pipe.
+Each episode gets a process, forked from a server that has loaded the environments once. Whatever happens in it ends
+with a kill and one failed attempt; the worker waits on a pipe meanwhile and stays responsive. The user stays in the
+worker: what the environment says to it comes back over the pipe.
 
-However the worker ends, they end with it: one that holds the interpreter would never see that its pipe is closed, nor
-would a thread of its own run, so on Linux the kernel kills it and elsewhere a watchdog process does.
+These processes end when the worker ends, however it ends. One whose interpreter is locked would never see its pipe
+close, so on Linux the kernel kills it, and elsewhere a watchdog process does.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,49 +28,48 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from rollq.errors import EnvironmentFailure, RolloutFailure, UserFailure
+from rollq.errors import EnvironmentFailure, RolloutFailure
 from rollq.job import Json
 from rollq.processes.child import PR_SET_PDEATHSIG, Watchdog
 from rollq_worker.environments import domain
-from rollq_worker.process.time_limits import OPEN_S, STEP_S
 from rollq_worker.protocols import Action, Grade, Observation, User
 
 CHECK_S = 0.25
-"""At most this long between two calls of `check` while waiting."""
-LARGEST_ANSWER = 1 << 24
-"""Bytes, pickled."""
-PRELOAD = "ROLLQ_PRELOAD"
-"""Environment variable that names to the fork server what to load."""
-WORKER = "ROLLQ_ISOLATED_FOR"
-"""Environment variable that names to the fork server the worker that it is to die with; unset: a watchdog is there."""
-TIED = sys.platform == "linux"
-"""Whether the kernel ends a process with its parent."""
+"""Longest time between two calls of `check` while waiting."""
+MAX_ANSWER_BYTES = 1 << 24
+"""Pickled."""
+PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
+"""Environment variable: the environments that the fork server loads."""
+WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
+"""Environment variable: pid of the worker with which the fork server ends; unset where a watchdog process is used."""
+KERNEL_KILLS = sys.platform == "linux"
+"""Whether the kernel can end a process with its parent."""
 _server = 0
-"""Pid of the fork server, in itself and in the processes forked from it; 0: nothing ties them."""
+"""Pid of the fork server, in itself and in the processes forked from it; 0 where a watchdog process is used."""
 
 
 class Isolation:
-    """The environments that run in processes of their own; `patterns` are names, `*` standing for any part of one."""
+    """Opens environments in their own processes. `patterns` are names, in which `*` stands for any characters."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)
         self._context: ForkServerContext | None = None
-        self._lock = Lock()  # multiprocessing keeps books of its processes that know no threads
-        self._server = _Starter()
+        self._lock = Lock()  # multiprocessing's list of its processes is not thread-safe
+        self._server = _ForkServerStarter()
         self._watchdog: Watchdog | None = None
 
     def applies(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def start(self) -> None:
-        """Start the fork server, which loads what it is to share, if there is anything to isolate."""
+        """Start the fork server, if there is anything to isolate."""
         if not self._patterns:
             return
-        os.environ[PRELOAD] = " ".join(name for name in self._patterns if "*" not in name)
-        if TIED:
-            os.environ[WORKER] = str(os.getpid())
+        os.environ[PRELOAD_VARIABLE] = " ".join(name for name in self._patterns if "*" not in name)
+        if KERNEL_KILLS:
+            os.environ[WORKER_VARIABLE] = str(os.getpid())
         else:
-            os.environ.pop(WORKER, None)
+            os.environ.pop(WORKER_VARIABLE, None)
             self._watchdog = Watchdog()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["rollq_worker.process.forkserver_preload", "rollq.cli"])
@@ -83,9 +80,9 @@ class Isolation:
     def open(
         self, name: str, split: str, task: int, args: Mapping[str, Json], check: Callable[[], None]
     ) -> Iterator["IsolatedEnvironment"]:
-        """An episode's environment, whose process ends with the block. `check` is called while waiting, and may raise.
+        """An episode's environment; its process ends with the block. `check` is called while waiting and may raise.
 
-        Raises what opening it raises.
+        Raises what opening the environment raises.
         """
         assert self._context is not None, "start() comes first"
         with self._lock:
@@ -109,38 +106,41 @@ class Isolation:
                 process.close()
 
 
-class _Starter(Thread):
-    """Starts the fork server, also when it has died: Linux ties its life to the thread that started it, to this one."""
+class _ForkServerStarter(Thread):
+    """Starts the fork server, and again when it has died.
+
+    Linux ends the server with the thread that started it, so this thread lives as long as the worker.
+    """
 
     def __init__(self) -> None:
-        super().__init__(name="isolation", daemon=True)  # which lives as long as the worker
-        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+        super().__init__(name="isolation", daemon=True)
+        self._requests: SimpleQueue[Future[None]] = SimpleQueue()
 
     def ensure(self) -> None:
-        """Returns once it runs."""
+        """Returns once the server runs."""
         done: Future[None] = Future()
-        self._asked.put(done)
+        self._requests.put(done)
         done.result()
 
     def run(self) -> None:
         while True:
-            done = self._asked.get()
+            done = self._requests.get()
             try:
                 forkserver.ensure_running()
                 done.set_result(None)
-            except BaseException as e:  # it is the asker's
+            except BaseException as e:  # for the thread that asked
                 done.set_exception(e)
 
 
 class IsolatedEnvironment:
-    """Implements protocols.Environment on the worker's side of the pipe."""
+    """Implements protocols.Environment on the worker's side of the pipe. It waits until `check` raises."""
 
     def __init__(self, pipe: Connection, process: Any, check: Callable[[], None]) -> None:
         self._pipe = pipe
         self._process = process
         self._check = check
         self._user: User | None = None
-        self.tools: Sequence[Json] = self._wait("opening the environment", OPEN_S)
+        self.tools: Sequence[Json] = self._wait("opening the environment")
         self.system_prompt = ""
 
     def reset(self, user: User) -> str:
@@ -157,19 +157,14 @@ class IsolatedEnvironment:
         return grade
 
     def _ask(self, what: str, argument: Any, name: str) -> Any:
-        with contextlib.suppress(OSError):  # its process is gone: what it left in the pipe, or did not, is read next
+        with contextlib.suppress(OSError):  # its process is gone; _wait reads its last words, or the end of the pipe
             self._pipe.send((what, argument))
-        return self._wait(name, STEP_S)
+        return self._wait(name)
 
-    def _wait(self, name: str, limit_s: float) -> Any:
-        left = limit_s
+    def _wait(self, name: str) -> Any:
         while True:
-            began = time.monotonic()
-            while not self._pipe.poll(min(CHECK_S, left)):
+            while not self._pipe.poll(CHECK_S):
                 self._check()
-                if time.monotonic() - began > left:
-                    raise EnvironmentFailure(f"{name}: nothing in {limit_s:g} s; its process is killed")
-            left -= time.monotonic() - began  # the user's time does not count
             try:
                 kind, value = self._pipe.recv()
             except (EOFError, OSError) as e:
@@ -180,26 +175,21 @@ class IsolatedEnvironment:
                     self._pipe.send(self._reply(*value))
             elif kind == "failed":
                 failure, message, trace = value
-                raise failure(message) from _Remote(trace)
+                raise failure(message) from _RemoteTraceback(trace)
             else:
                 return value
 
     def _reply(self, what: str, argument: str | None) -> str | None:
         assert self._user is not None
-        match what:
-            case "open":
-                return self._user.open()
-            case "reply":
-                return self._user.reply(argument or "")
-        raise UserFailure(f"an environment cannot call {what} of its user")
+        return self._user.open() if what == "open" else self._user.reply(argument or "")
 
 
-class _Remote(Exception):
-    """Stands for an exception of the other process; its text is the traceback there."""
+class _RemoteTraceback(Exception):
+    """The cause of an exception that came over the pipe; its text is the traceback in the other process."""
 
 
 class _PipedUser:
-    """The user, as the environment's process sees it."""
+    """The user in the environment's process: every call goes over the pipe to the worker."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -211,73 +201,73 @@ class _PipedUser:
         return self._said("reply", message)
 
     def recall(self, heard: str | None, said: str) -> None:
-        raise NotImplementedError("only the worker tells a user what was said before")
+        raise NotImplementedError("only the worker replays to a user what was said before")
 
     def _said(self, what: str, argument: str | None) -> str:
-        _answer(self._pipe, "user", (what, argument))
-        said: str = _hear(self._pipe)
+        _send(self._pipe, "user", (what, argument))
+        said: str = _receive(self._pipe)
         return said
 
 
 def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:
-    """The environment's process, until the worker hangs up or something fails."""
+    """The main function of the environment's process, until the worker closes the pipe or something fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     if _server:
-        _die_with(_server)
-    _die_first()
+        _end_with_parent(_server)
+    _offer_to_oom_killer()
     try:
         environment = domain(name).open(split, task, args)
-        _answer(pipe, "done", list(environment.tools))
+        _send(pipe, "done", list(environment.tools))
         while True:
-            what, argument = _hear(pipe)
+            what, argument = _receive(pipe)
             match what:
                 case "reset":
                     first = environment.reset(_PipedUser(pipe))
-                    _answer(pipe, "done", (first, environment.system_prompt, list(environment.tools)))
+                    _send(pipe, "done", (first, environment.system_prompt, list(environment.tools)))
                 case "step":
-                    _answer(pipe, "done", environment.step(argument))
+                    _send(pipe, "done", environment.step(argument))
                 case "grade":
-                    _answer(pipe, "done", environment.grade())
+                    _send(pipe, "done", environment.grade())
     except RolloutFailure as e:
-        _answer(pipe, "failed", (type(e), str(e), traceback.format_exc()))
-    except BaseException as e:  # whatever it is, it ends this process and no other
-        _answer(pipe, "failed", (EnvironmentFailure, f"{type(e).__name__}: {e}", traceback.format_exc()))
+        _send(pipe, "failed", (type(e), str(e), traceback.format_exc()))
+    except BaseException as e:  # whatever it is, it ends this process only
+        _send(pipe, "failed", (EnvironmentFailure, f"{type(e).__name__}: {e}", traceback.format_exc()))
 
 
-def _hear(pipe: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     try:
         return pipe.recv()
     except (EOFError, OSError):
-        os._exit(0)  # the worker has hung up; nobody wants to know
+        os._exit(0)  # the worker has closed the pipe
 
 
-def _answer(pipe: Connection, kind: str, value: Any) -> None:
+def _send(pipe: Connection, kind: str, value: Any) -> None:
     message = ForkingPickler.dumps((kind, value))
-    if len(message) > LARGEST_ANSWER:  # it would take that memory in the worker as well
-        failure = (EnvironmentFailure, f"an answer of {len(message)} bytes; {LARGEST_ANSWER} may be had", "")
-        message = ForkingPickler.dumps(("failed", failure))
+    if len(message) > MAX_ANSWER_BYTES:  # it would take that much memory in the worker too
+        reason = f"an answer of {len(message)} bytes; at most {MAX_ANSWER_BYTES} are allowed"
+        message = ForkingPickler.dumps(("failed", (EnvironmentFailure, reason, "")))
     try:
         pipe.send_bytes(message)
     except OSError:
         os._exit(0)
 
 
-def _die_first() -> None:
-    """When memory runs out, the system ends this process rather than the worker."""
+def _offer_to_oom_killer() -> None:
+    """When memory runs out, the system ends this process before the worker."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def serve_until_death() -> None:
-    """In the fork server, before it loads anything: from now on it ends with its worker, and what it forks with it."""
+def end_with_worker() -> None:
+    """In the fork server, before it loads anything: from now on it ends with its worker, and its forks end with it."""
     global _server
-    if worker := os.environ.pop(WORKER, ""):
-        _die_with(int(worker))
+    if worker := os.environ.pop(WORKER_VARIABLE, ""):
+        _end_with_parent(int(worker))
         _server = os.getpid()
 
 
-def _die_with(parent: int) -> None:
-    """This process's parent is `parent`, or has died: then this one ends too, whatever it is doing."""
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when `parent` ends, whatever this one is doing then."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # before we asked
+    if os.getppid() != parent:  # it ended before the call
         os._exit(1)

@@ -1,7 +1,6 @@
-"""What a worker looks at before it starts: each thing that is wrong is said in one line, with what to do about it.
+"""What a worker checks before it starts. Each error is one line that says what is wrong and what to do about it.
 
-What may come right by itself (an engine that is still loading) is waited for and said as well. It knows nothing of
-Celery.
+An engine that is still loading is only warned of, since it will be there later. This knows nothing of Celery.
 """
 
 import logging
@@ -20,13 +19,13 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("rollq.worker")
 
-NOBODY = "rollq-start"
-"""A run that there is not."""
+UNKNOWN_RUN = "rollq-start"
+"""A run that does not exist: asking for one of its jobs changes nothing."""
 
 
 def check(settings: Settings, connection: Any) -> None:
-    """Raises SettingsError or RollqError; what is unwise but works is logged as a warning."""
-    _isolated(settings.isolate)
+    """Raises SettingsError or RollqError; what works but is unwise is logged as a warning."""
+    _check_isolated(settings.isolate)
     if settings.alive_file is not None:
         try:
             settings.alive_file.touch()
@@ -34,23 +33,23 @@ def check(settings: Settings, connection: Any) -> None:
             raise SettingsError(f"ROLLQ_ALIVE_FILE: {settings.alive_file} cannot be touched: {e.strerror}") from e
     for warning in check_redis(connection):
         log.warning("%s", warning)
-    _permitted(connection, settings.redis_url)
+    _check_permissions(connection, settings.redis_url)
 
 
 def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
-    """The tokens that end a turn in its chat template. Raises SettingsError for a template that cannot be used."""
+    """The tokens that end a turn in the chat template. Raises SettingsError for a template that cannot be used."""
     try:
         return ChatRenderer(tokenizer).stop_ids
     except JobFailure as e:
         raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
 
 
-def look_at(engine: SGLangEngine, url: str, tokenizer: str) -> None:
-    """Whether it takes requests; it may come later. Raises SettingsError when it is there and has other token ids."""
+def check_engine(engine: SGLangEngine, url: str, tokenizer: str) -> None:
+    """Warn when the engine takes no requests yet. Raises SettingsError when it does and has other token ids."""
     if engine.ready():
         return
     where = mask_url(url)
-    if engine.differs():
+    if engine.tokenizer_differs():
         raise SettingsError(
             f"the tokenizer of the engine at {where} gives other ids than {tokenizer}: give --tokenizer"
             " (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
@@ -58,17 +57,17 @@ def look_at(engine: SGLangEngine, url: str, tokenizer: str) -> None:
     log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
 
 
-def _isolated(patterns: Sequence[str]) -> None:
+def _check_isolated(patterns: Sequence[str]) -> None:
     known = names()
     for name in patterns:
         if "*" not in name and name not in known and name.partition(":")[0] not in known:
             raise SettingsError(f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}")
 
 
-def _permitted(connection: Any, url: str) -> None:
-    """Whether this user of Redis may run the scripts; this one changes nothing."""
+def _check_permissions(connection: Any, url: str) -> None:
+    """Run a script that changes nothing, to see whether this user of Redis may."""
     try:
-        Ledger(connection, NOBODY).bounce(f"{NOBODY}/x/0")
+        Ledger(connection, UNKNOWN_RUN).republish(f"{UNKNOWN_RUN}/x/0")
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:

@@ -1,8 +1,8 @@
-"""The foreign code that an attempt is in, and since when: a step that overruns is given up, and its thread with it.
+"""Time limits on foreign code: an attempt notes every call that its thread makes into an environment or a user.
 
-No thread can be killed. What can be done is to raise an exception in it, which ends code that loops and leaves code
-that blocks as it is. So whoever watches calls `interrupt` until the thread comes back, or counts it as lost. It knows
-nothing of ledgers or leases.
+No thread can be killed. An exception can be raised in it, which ends code that loops but not code that blocks. So the
+heartbeat interrupts the thread of an overdue call until it comes back, or counts it as lost. This module knows nothing
+of ledgers or leases.
 """
 
 import ctypes
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 
 from rollq.errors import EnvironmentFailure, FailureClass, RolloutFailure, UserFailure
 from rollq.job import Json
-from rollq_worker.failures import boundary
+from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Action, Environment, Grade, Observation, User
 
-STEP_S = 60.0
+STEP_LIMIT_S = 60.0
 """Longest reset, step or grade of an environment, without the time that its user takes."""
-LARGEST = 1 << 22
-"""Characters of an observation: more than any context holds, and every copy of them takes memory."""
-OPEN_S = 300.0
+OPEN_LIMIT_S = 300.0
 """Longest opening of an environment: the first one in a process imports packages and reads data."""
+MAX_OBSERVATION_CHARS = 1 << 22
+"""More than any context holds; every copy takes memory."""
 
 
-class Abandoned(BaseException):
-    """The attempt has been failed under this thread. No Exception, so that foreign code does not swallow it."""
+class ThreadAbandoned(BaseException):
+    """The attempt was failed while its thread was in foreign code, which must not catch this: it is no Exception."""
 
 
 @dataclass
-class Step:
-    """A call into foreign code."""
+class ForeignCall:
+    """A call into foreign code that is under way."""
 
     failure: type[RolloutFailure]
     what: str
@@ -40,58 +40,63 @@ class Step:
     """Monotonic; moved on by the time that calls within this one took."""
 
     @property
-    def overrun(self) -> bool:
+    def overdue(self) -> bool:
         return time.monotonic() - self.since > self.limit_s
 
+    def blame(self, reason: str) -> tuple[FailureClass, str]:
+        """Class and reason of the failure of an attempt that ends in this call."""
+        return self.failure.failure, f"{reason} while waiting for {self.what}"
 
-class Steps:
-    """What one attempt's thread is in."""
+
+class TimeLimits:
+    """The foreign calls of one attempt's thread, each with its limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stack: list[Step] = []
+        self._calls: list[ForeignCall] = []
         self._thread = 0
 
     @contextmanager
-    def inside(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
-        """Foreign code that may take that long, and whose failures are of that class."""
+    def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
+        """Around foreign code that may take `limit_s` seconds and whose errors become `failure`."""
         began = time.monotonic()
         with self._lock:
             self._thread = threading.get_ident()
-            self._stack.append(Step(failure, what, limit_s, began))
+            self._calls.append(ForeignCall(failure, what, limit_s, began))
         try:
-            with boundary(failure, what):
+            with errors_become(failure, what):
                 yield
-        except (Exception, Abandoned):
+        except (Exception, ThreadAbandoned):
             raise
-        except BaseException as e:  # sys.exit(), a cancelled coroutine, a panic in Rust code: not to end this thread
+        except BaseException as e:  # sys.exit(), a cancelled coroutine, a panic in Rust code: none may end this thread
             raise failure(f"{what}: {type(e).__name__}: {e}") from e
         finally:
             with self._lock:
-                self._stack.pop()
-                if self._stack:
-                    self._stack[-1].since += time.monotonic() - began
+                self._calls.pop()
+                if self._calls:
+                    self._calls[-1].since += time.monotonic() - began
 
     @property
-    def current(self) -> Step | None:
-        """The innermost one."""
+    def current(self) -> ForeignCall | None:
+        """The innermost call."""
         with self._lock:
-            return self._stack[-1] if self._stack else None
+            return self._calls[-1] if self._calls else None
 
     def interrupt(self) -> None:
-        """Raise Abandoned in the thread, if it is still inside."""
-        with self._lock:  # it cannot leave meanwhile, so nothing of ours is ever hit
-            if self._stack:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Abandoned))
+        """Raise ThreadAbandoned in the thread if it is still in a call."""
+        with self._lock:  # the thread cannot leave the call meanwhile, so this never hits our own code
+            if self._calls:
+                exception = ctypes.py_object(ThreadAbandoned)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), exception)
 
 
-class WatchedEnvironment:
-    """An environment whose every step, and whose user's every word, is watched."""
+class TimedEnvironment:
+    """An environment and its user, with a limit on every call."""
 
-    def __init__(self, environment: Environment, steps: Steps, user_s: float) -> None:
+    def __init__(self, environment: Environment, limits: TimeLimits, user_limit_s: float) -> None:
         self._environment = environment
-        self._steps = steps
-        self._user_s = user_s
+        self._limits = limits
+        self._user_limit_s = user_limit_s
 
     @property
     def tools(self) -> Sequence[Json]:
@@ -102,42 +107,38 @@ class WatchedEnvironment:
         return self._environment.system_prompt
 
     def reset(self, user: User) -> str:
-        watched = _WatchedUser(user, self._steps, self._user_s)
-        with self._steps.inside(EnvironmentFailure, "environment.reset", STEP_S):
-            return self._environment.reset(watched)
+        timed = _TimedUser(user, self._limits, self._user_limit_s)
+        with self._limits.call(EnvironmentFailure, "environment.reset", STEP_LIMIT_S):
+            return self._environment.reset(timed)
 
     def step(self, action: Action) -> Observation:
-        with self._steps.inside(EnvironmentFailure, f"environment.step({action.name})", STEP_S):
+        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S):
             observation = self._environment.step(action)
-            if isinstance(observation.text, str) and len(observation.text) > LARGEST:
-                raise ValueError(f"an observation of {len(observation.text)} characters; {LARGEST} may be had")
+            if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
+                size = len(observation.text)
+                raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
             return observation
 
     def grade(self) -> Grade:
-        with self._steps.inside(EnvironmentFailure, "environment.grade", STEP_S):
+        with self._limits.call(EnvironmentFailure, "environment.grade", STEP_LIMIT_S):
             return self._environment.grade()
 
 
-class _WatchedUser:
-    def __init__(self, user: User, steps: Steps, limit_s: float) -> None:
+class _TimedUser:
+    def __init__(self, user: User, limits: TimeLimits, limit_s: float) -> None:
         self._user = user
-        self._steps = steps
+        self._limits = limits
         self._limit_s = limit_s
 
     def open(self) -> str:
-        return self._said(self._user.open)
+        return self._timed(self._user.open)
 
     def reply(self, message: str) -> str:
-        return self._said(lambda: self._user.reply(message))
+        return self._timed(lambda: self._user.reply(message))
 
     def recall(self, heard: str | None, said: str) -> None:
         self._user.recall(heard, said)
 
-    def _said(self, say: Callable[[], str]) -> str:
-        with self._steps.inside(UserFailure, "the user", self._limit_s):
+    def _timed(self, say: Callable[[], str]) -> str:
+        with self._limits.call(UserFailure, "the user", self._limit_s):
             return say()
-
-
-def blame(step: Step, reason: str) -> tuple[FailureClass, str]:
-    """Class and reason of the failure of an attempt that was in this step."""
-    return step.failure.failure, f"{reason} while waiting for {step.what}"

@@ -1,7 +1,7 @@
-"""Real outages of a real Redis under real heartbeats and reapers, with every time a third of what it is in production.
+"""Real outages of a real Redis under real heartbeats and reapers, with all times a third of production's.
 
-The heartbeats of a live worker win whatever happens to Redis; what a dead one held comes back in time even if nobody
-was there to see it die.
+A live worker keeps its leases through every outage. A dead worker's jobs come back in time, even if no other worker was
+there when it died.
 """
 
 import signal
@@ -17,40 +17,43 @@ from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
 from rollq.job import Job
-from rollq.ledger import ledger as ledger_module
-from rollq.ledger import outage as pulse_module
+from rollq.ledger import constants, outage
 from rollq.ledger.connection import RETRIES, connect
-from rollq.ledger.ledger import Claim, Ledger
-from rollq_worker.process import leases as lease_module
-from rollq_worker.process import reaper as reaper_module
-from rollq_worker.process.leases import Attempt, Leases
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Claim
+from rollq_worker.process import attempt, leases, reaper
+from rollq_worker.process.attempt import Attempt
+from rollq_worker.process.leases import Leases
 from rollq_worker.process.reaper import Reaper
 from tests.conftest import free_port, redis_binary, started_redis
-from tests.rollq_worker.process.test_reaper import Broker
+from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import FakePublisher
 from tests.stalls import Stalls
+from tests.waiting import until
 
 SCALE = 3.0
 TIMES = {
-    ledger_module: ["LEASE_S"],
-    pulse_module: ["OUTAGE_S", "GRACE_S"],
-    lease_module: ["LEASE_S", "BEAT_S", "TICK_S", "REPORT_S"],
-    reaper_module: ["TICK_S", "CHECK_S"],
+    constants: ["LEASE_S"],
+    outage: ["OUTAGE_S", "GRACE_S"],
+    attempt: ["SHORT_WAIT_S"],
+    leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
+    reaper: ["TICK_S", "LOOK_EVERY_S"],
 }
-LEASE_S = ledger_module.LEASE_S / SCALE
+LEASE_S = constants.LEASE_S / SCALE
 LONG_S = LEASE_S + 2.0
-"""Without any grace every lease would have expired."""
+"""An outage in which every lease would expire without the grace."""
 JOBS = 20
 
 
 @pytest.fixture(autouse=True)
-def _faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in TIMES.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
 
 
 class Store:
-    """A Redis server of our own that keeps what it has."""
+    """A Redis server that keeps its data when it is restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -62,7 +65,7 @@ class Store:
         self.process = started_redis([*command, "--appendonly", "yes", "--appendfsync", "always"], self.port)
 
     def client(self) -> Any:
-        """As patient as in production, on this test's scale."""
+        """With production's retries and timeouts, scaled."""
         client: Any = connect(f"redis://127.0.0.1:{self.port}/0")
         keywords = client.connection_pool.connection_kwargs
         keywords["retry"] = Retry(EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE), RETRIES)
@@ -91,14 +94,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 class Worker:
-    """What keeps a worker's jobs alive, without what plays them."""
+    """What keeps a worker's jobs alive, without their episodes."""
 
     def __init__(self, store: Store) -> None:
         self.client = store.client()
         self.ledger = Ledger(self.client, "r")
-        self.broker = Broker()
+        self.publisher = FakePublisher()
         self.leases = Leases(threading.Event())
-        self.reaper = Reaper(self.client, self.broker)  # type: ignore[arg-type]
+        self.reaper = Reaper(self.client, self.publisher)  # type: ignore[arg-type]
         self.held = ExitStack()
         self.attempts: list[Attempt] = []
 
@@ -109,8 +112,8 @@ class Worker:
     def claim(self) -> None:
         for task in range(JOBS):
             job = Job(run="r", group=f"g{task}", env="shop", task=task)
-            self.ledger.submit([job], publish_in_s=30.0)  # later, it would count as a message that was lost
-            found = self.ledger.claim(job.id, worker="w", token="t", lease_s=LEASE_S)
+            self.ledger.submit([job], publish_in_s=30.0)  # sooner, its message would count as lost
+            found = self.ledger.claim(job.id, worker="w", token="t")
             assert isinstance(found, Claim)
             self.attempts.append(self.held.enter_context(self.leases.hold(self.ledger, found)))
 
@@ -149,10 +152,10 @@ def test_live_workers_lose_nothing(store: Store, workers: Callable[[], Worker], 
             store.restart(LONG_S)
         case "frozen":
             store.freeze(LONG_S)
-    workers()  # one that knows nothing of what there was
+    workers()  # a new one, whose reaper has seen nothing of it
     time.sleep(LEASE_S + 1.0)
-    stats = worker.ledger.stats()
-    assert (stats["leased"], stats["expired"], worker.broker.published) == (JOBS, 0, [])
+    stats = reader(worker.ledger).stats()
+    assert (stats["leased"], stats["expired"], worker.publisher.published) == (JOBS, 0, [])
     assert not any(attempt.lost.is_set() for attempt in worker.attempts)
 
 
@@ -168,10 +171,8 @@ def test_the_only_worker_dies_and_its_successor_takes_over(
     time.sleep(gap_s)
     successor = workers()
     with Stalls() as stalls:
-        while len(successor.broker.published) < JOBS:
-            assert time.monotonic() - died < 150
-            time.sleep(0.05)
-    # As long as a lease and 5 s, or as half a lease when nobody was there for longer; and time for a busy machine.
+        until(lambda: len(successor.publisher.published) >= JOBS, 150)
+    # A lease and 5 s, or half a lease when no worker was there for longer; and some time for a busy machine.
     took, promised = time.monotonic() - died, max(LEASE_S + 5.0 / SCALE, gap_s + LEASE_S / 2)
     assert took < promised + 2.0 or stalls.seconds > 0.5
-    assert successor.ledger.stats()["expired"] == JOBS
+    assert reader(successor.ledger).stats()["expired"] == JOBS

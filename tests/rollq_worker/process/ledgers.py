@@ -1,0 +1,45 @@
+"""Claimed jobs of a real ledger, ledger methods that fail first, and a publisher without a broker."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollq.job import Budget, Job
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Claim
+
+
+def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0) -> Claim:
+    """Submit and claim job r/g<task>/0."""
+    job = Job(run="r", group=f"g{task}", env="shop", task=task, budget=Budget(deadline_s=deadline_s))
+    ledger.submit([job])
+    claimed = ledger.claim(job.id, worker="w", token=f"t{task}")
+    assert isinstance(claimed, Claim)
+    return claimed
+
+
+class FailsFirst:
+    """Raises these errors, one a call, and then does what the method does."""
+
+    def __init__(self, method: Callable[..., Any], *errors: Exception) -> None:
+        self.method, self.errors = method, list(errors)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.method(*args, **options)
+
+
+class FakePublisher:
+    """Publishes to nowhere; `takes` is how many jobs of a call it accepts."""
+
+    def __init__(self, takes: int = 1 << 30) -> None:
+        self.takes = takes
+        self.published: list[str] = []
+
+    def publish(self, job_ids: Sequence[str]) -> list[str]:
+        taken = list(job_ids)[: self.takes]
+        self.published += taken
+        return taken
+
+    def backlog(self) -> int | None:
+        return len(self.published)

@@ -103,8 +103,11 @@ class FaultRun(Processes):
         except RollqError:
             return None
 
-    def wait_for_end(self, within_s: float = 1e9) -> None:
-        self.wait(lambda: self.ended() >= len(self.expected), "the end of all jobs", within_s)
+    def wait_for_end(self) -> None:
+        self.wait(self.has_ended, "the end of all jobs")
+
+    def has_ended(self) -> bool:
+        return self.ended() >= len(self.expected)
 
     def ended(self) -> int:
         stats = self.stats()

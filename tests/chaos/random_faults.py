@@ -138,10 +138,7 @@ class RandomFaults:
         self.run.recovered_s.append(took)
         self.run.check(took <= LEASE_S + EXIT_S + SLACK_S, f"a dead worker's jobs went on only after {took:.1f} s")
         again = engine_proxy.regenerated - before  # includes turns that were answered and not yet journaled
-        self.run.check(
-            again <= SLOTS,
-            f"{again} turns again after the death of a worker of {SLOTS} jobs",
-        )
+        self.run.check(again <= SLOTS, f"{again} turns again after the death of a worker of {SLOTS} jobs")
         self.wait_until_settled()
 
     def _submitted(self) -> bool:

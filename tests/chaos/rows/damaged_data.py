@@ -1,5 +1,7 @@
 """Garbage in the broker's list, in journals and in the records of jobs."""
 
+from collections.abc import Sequence
+
 from rollq.ledger.keys import QUEUE
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.junk_messages import send_junk_messages
@@ -51,9 +53,15 @@ def journal(run: FaultRun) -> None:
         redis.lset(keys.journal(job), -1, run.rng.randbytes(40))
     run.start_consumer()
     run.wait(lambda: len(run.client.dead()) == 2, "the death of jobs that cannot be read", 40)
-    run.count_fault("damaged journals that cannot be read", len(run.client.dead()), 2)
-    for letter in run.client.dead():
-        run.check(letter.job_id in bad and letter.job_id in letter.reason, f"a dead letter says: {letter}")
+    check_dead_letters(run, "damaged journals that cannot be read", bad)
+
+
+def check_dead_letters(run: FaultRun, what: str, jobs: Sequence[str]) -> None:
+    """These jobs are dead, and each reason names its job."""
+    letters = run.client.dead()
+    run.count_fault(what, len(letters), len(jobs))
+    for letter in letters:
+        run.check(letter.job_id in jobs and letter.job_id in letter.reason, f"a dead letter says: {letter}")
 
 
 @row("record-junk")
@@ -68,7 +76,5 @@ def record(run: FaultRun) -> None:
     redis.delete(keys.job(bad[2]))
     redis.set(keys.job(bad[2]), b"garbage")
     run.start_worker(8)
-    run.measure_recovery(lambda: run.ended() >= len(run.expected), "the end of all jobs", 90)
-    run.count_fault("damaged records", len(run.client.dead()), 3)
-    for letter in run.client.dead():
-        run.check(letter.job_id in bad and letter.job_id in letter.reason, f"a dead letter says: {letter}")
+    run.measure_recovery(run.has_ended, "the end of all jobs", 90)
+    check_dead_letters(run, "damaged records", bad)

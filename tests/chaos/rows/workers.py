@@ -22,8 +22,7 @@ def kill(run: FaultRun) -> None:
     start = time.monotonic()
     run.start_worker(8)
     run.check_leases_expire(held, start)
-    run.wait(lambda: run.taken_over(held), "others to play them", 30)
-    run.recovered_s.append(time.monotonic() - start)
+    run.measure_recovery(lambda: run.taken_over(held), "others to play them", 30, start)
 
 
 @row("worker-sigterm")
@@ -38,8 +37,7 @@ def sigterm(run: FaultRun) -> None:
         start = time.monotonic()
         check_exit(run, victim)
         run.check(run.returned(held), "a worker exited and still holds jobs")
-        run.wait(lambda held=held: run.taken_over(held), "others to play them", 30)  # type: ignore[misc]
-        run.recovered_s.append(time.monotonic() - start)
+        run.measure_recovery(lambda held=held: run.taken_over(held), "others to play them", 30, start)  # type: ignore[misc]
 
 
 def check_exit(run: FaultRun, worker: Child) -> None:
@@ -60,8 +58,7 @@ def stop(run: FaultRun) -> None:
     run.send_signal(victim, signal.SIGSTOP)
     start = time.monotonic()
     held = run.freeze_with_leases(victim, 4)
-    run.wait(lambda: run.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30)
-    run.recovered_s.append(time.monotonic() - start)
+    run.measure_recovery(lambda: run.taken_over(held), "others to play a frozen worker's jobs", LEASE_S + 30, start)
     os.kill(victim.pid, signal.SIGCONT)
     run.wait(lambda: run.stats()["fenced"] > 0, "a refused write of the worker that woke up", 30)
     run.max_regenerated = len(held)
@@ -102,8 +99,7 @@ def clock(run: FaultRun) -> None:
     held = run.freeze_with_leases(victim)
     run.send_signal(victim)
     start = time.monotonic()
-    run.wait(lambda: run.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30)
-    run.recovered_s.append(time.monotonic() - start)
+    run.measure_recovery(lambda: run.taken_over(held), "a worker with a wrong clock to take over", LEASE_S + 30, start)
     run.wait_for_end()
     jumps = run.clock_jumps.read_text().splitlines() if run.clock_jumps.exists() else []
     run.count_fault("jumps of the worker's clock", sum(line.startswith(f"{skewed.pid} ") for line in jumps), 3)
@@ -128,8 +124,9 @@ def every(run: FaultRun) -> None:
     start = time.monotonic()
     run.start_worker(12)
     everything = [one for some in held for one in some]
-    run.wait(lambda: run.taken_over(everything), "a new worker to take everything over", LEASE_S + 30)
-    run.recovered_s.append(time.monotonic() - start)
+    run.measure_recovery(
+        lambda: run.taken_over(everything), "a new worker to take everything over", LEASE_S + 30, start
+    )
     os.kill(workers[1].pid, signal.SIGCONT)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollq.job import Json
 from rollq_worker.environments.shop import load as load_shop
-from rollq_worker.protocols import Action, Environment, Grade, Observation, Task, User
+from rollq_worker.protocols import Action, Environment, Observation
 
 FAULTY_STEP = 3
 HOLD_S = 22
@@ -30,12 +30,7 @@ class ChaosDomain:
 
     def __init__(self) -> None:
         self._shop = load_shop(None)
-
-    def splits(self) -> Mapping[str, int]:
-        return self._shop.splits()
-
-    def task(self, split: str, index: int) -> Task:
-        return self._shop.task(split, index)
+        self.splits, self.task = self._shop.splits, self._shop.task
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
         return ChaosEnvironment(self._shop.open(split, index, args), index)
@@ -43,29 +38,17 @@ class ChaosDomain:
 
 class ChaosEnvironment:
     def __init__(self, environment: Environment, task: int) -> None:
-        self._environment = environment
+        self.tools, self.system_prompt = environment.tools, environment.system_prompt
+        self.reset, self.grade = environment.reset, environment.grade
+        self._step = environment.step
         self._task = task
         self._steps = 0
-
-    @property
-    def tools(self) -> list[Json]:
-        return list(self._environment.tools)
-
-    @property
-    def system_prompt(self) -> str:
-        return self._environment.system_prompt
-
-    def reset(self, user: User) -> str:
-        return self._environment.reset(user)
 
     def step(self, action: Action) -> Observation:
         self._steps += 1
         if self._steps == FAULTY_STEP:
             inject_faults(self._task)
-        return self._environment.step(action)
-
-    def grade(self) -> Grade:
-        return self._environment.grade()
+        return self._step(action)
 
 
 def inject_faults(task: int) -> None:

@@ -1,4 +1,4 @@
-"""The shop, whose second step goes wrong as env_args say: `fault` is how, `once` a file that is made the first time."""
+"""The shop with a fault in its second step. In env_args, `fault` names it; `once` is a file that is made by the first."""
 
 import os
 import time
@@ -13,19 +13,14 @@ def load(variant):
 
 
 class Panic(BaseException):
-    """As pyo3's: no Exception."""
+    """Like pyo3's, not an Exception."""
 
 
 class Faulty:
     name = "faulty"
     version = "faulty 1"
     shop = load_shop(None)
-
-    def splits(self):
-        return self.shop.splits()
-
-    def task(self, split, index):
-        return self.shop.task(split, index)
+    splits, task = shop.splits, shop.task
 
     def open(self, split, index, args):
         return FaultyEpisode(self.shop.open(split, index, {}), args)
@@ -37,11 +32,8 @@ class FaultyEpisode:
         self.fault = getattr(self, args["fault"]) if "fault" in args else None
         self.once = Path(args["once"]) if "once" in args else None
         self.steps = 0
-        self.tools = environment.tools
-        self.system_prompt = environment.system_prompt
-
-    def reset(self, user):
-        return self.environment.reset(user)
+        self.tools, self.system_prompt = environment.tools, environment.system_prompt
+        self.reset, self.grade = environment.reset, environment.grade
 
     def step(self, action):
         self.steps += 1
@@ -51,17 +43,6 @@ class FaultyEpisode:
             if text := self.fault():
                 return Observation(text)
         return self.environment.step(action)
-
-    def is_first(self):
-        try:
-            if self.once:
-                self.once.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def grade(self):
-        return self.environment.grade()
 
     def error(self):
         raise ZeroDivisionError("the environment broke")
@@ -96,5 +77,5 @@ class FaultyEpisode:
             pass
 
     def freeze(self):
-        """Holds the interpreter's lock: one operation of very long integers."""
+        """One operation on very long integers, which holds the interpreter's lock."""
         9**9**9

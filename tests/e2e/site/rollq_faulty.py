@@ -1,4 +1,4 @@
-"""The shop with a fault in its second step. In env_args, `fault` names it; `once` is a file that is made by the first."""
+"""The shop with a fault in its second step. In env_args, `fault` names it; the first one makes the file `once`."""
 
 import os
 import time

@@ -33,6 +33,8 @@ Look at runs and trajectories:        rollq stats, rollq show
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
 Check recorded logprobs after it:     rollq audit
+
+`rollq COMMAND --help` explains a command. Values in parentheses are defaults.
 """
 OWN_COMMANDS = {
     "redis": "redis_server",

@@ -42,7 +42,9 @@ def add_play(parser: argparse.ArgumentParser) -> None:
     add_budget(parser)
     add_sampling(parser)
     add_strategy(parser)
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of environment and user (%(default)s)")
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, metavar="S", help="seed of environment and user (%(default)s)"
+    )
     parser.add_argument(
         "--user",
         type=user,
@@ -58,25 +60,28 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
     for flag, value, help in (
         ("--max-turns", default.max_turns, "turns of the policy"),
         ("--max-new-tokens", default.max_new_tokens, "tokens sampled in one turn"),
-        ("--max-tokens", default.max_tokens, "tokens of a trajectory; with --history template, of each of its traces"),
+        ("--max-tokens", default.max_tokens, "tokens in a trajectory, or in each trace with --history template"),
     ):
-        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"{help}, at most (%(default)s)")
+        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"at most N {help} (%(default)s)")
     parser.add_argument(
         "--deadline",
         type=number(0, above=True),
         default=default.deadline_s,
         metavar="S",
-        help="seconds of an attempt, at most (%(default)s)",
+        help="at most S seconds for an attempt (%(default)s)",
     )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The flags of the sampling parameters."""
     parser.add_argument(
-        "--temperature", type=number(0), default=1.0, metavar="T", help="of the policy's sampling (%(default)s)"
+        "--temperature", type=number(0), default=1.0, metavar="T", help="sampling temperature (%(default)s)"
     )
     parser.add_argument(
-        "--top-p", type=number(0, 1, above=True), metavar="P", help="sample from the likeliest P (the engine's default)"
+        "--top-p",
+        type=number(0, 1, above=True),
+        metavar="P",
+        help="sample only the likeliest tokens, with a total probability of P (the engine's default)",
     )
 
 

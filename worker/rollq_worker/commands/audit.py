@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
         description="Has the engine score the sampled tokens again by prefill and compares with the recorded logprobs,"
         " token by token. Exit code 1: they do not fit, or under 95 % of the tokens could be compared.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="what rollq pull --out wrote")
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="a file that rollq pull --out wrote")
     parser.add_argument(
         "--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)"
     )
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         "--versions",
         type=version_names,
         metavar="V[,V]",
-        help="weight versions that the engine speaks for, when it has those weights under another name (its own)",
+        help="weight versions in the file that the engine serves under another name (the engine's own version)",
     )
     parser.add_argument(
         "-c", "--concurrency", dest="at_once", type=whole(1), default=4, metavar="N", help="requests at a time (4)"

@@ -14,13 +14,13 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engine",
         help="run the replay engine: SGLang's HTTP API without a GPU",
-        description="Speaks SGLang's HTTP API and plays the ground truth of the environment's tasks as a token stream:"
-        " for trying rollq, sizing a fleet and testing. It knows a task from the conversation's text alone.",
+        description="Serves SGLang's HTTP API and plays the ground truth of the environment's tasks, to try rollq, to"
+        " size a fleet and to test. It recognizes a task by the text of the conversation.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=whole(0), default=30000, help="port to listen on; 0: any free one (%(default)s)")
     parser.add_argument(
-        "--env", default="shop", help="environment whose tasks it plays; several with commas, or all (%(default)s)"
+        "--env", default="shop", help="environments whose tasks it plays, with commas, or all (%(default)s)"
     )
     parser.add_argument(
         "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
@@ -30,12 +30,12 @@ def add(commands: Commands) -> None:
         type=number(0, 1),
         default=0.0,
         metavar="P",
-        help="chance that an episode goes wrong (%(default)s)",
+        help="probability that an episode goes wrong (%(default)s)",
     )
     parser.add_argument(
-        "--errors", type=number(0, 1), default=0.0, metavar="P", help="chance that a request fails (%(default)s)"
+        "--errors", type=number(0, 1), default=0.0, metavar="P", help="probability that a request fails (%(default)s)"
     )
-    parser.add_argument("--seed", type=whole(0), default=0, help="for mistakes, errors and latency (%(default)s)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of mistakes, errors and latency (%(default)s)")
     add_tokenizer(parser)
     parser.set_defaults(run=run)
 

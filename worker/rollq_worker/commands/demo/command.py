@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--size", type=whole(1), default=4, metavar="N", help="samples of each task (%(default)s)")
     parser.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (the first --groups tasks)")
     parser.add_argument("--concurrency", type=whole(1), metavar="N", help="episodes at a time (all, at most 64)")
-    parser.add_argument("--seed", type=whole(0), default=0, help="of environment, user and mistakes (%(default)s)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of environment, user and mistakes (%(default)s)")
     parser.add_argument(
         "--mistakes",
         type=number(0, 1),
@@ -55,8 +55,8 @@ def add(commands: Commands) -> None:
         ("--max-turns", Budget().max_turns, "turns of the policy"),
         ("--max-new-tokens", Budget().max_new_tokens, "tokens sampled in one turn"),
     ):
-        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"{help}, at most (%(default)s)")
-    parser.add_argument("--temperature", type=number(0), default=1.0, help="of the policy's sampling (%(default)s)")
+        parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"at most N {help} (%(default)s)")
+    parser.add_argument("--temperature", type=number(0), default=1.0, help="sampling temperature (%(default)s)")
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this JSON Lines file")

@@ -14,7 +14,7 @@ def broker(run: FaultRun) -> None:
 
     Then the queue itself is overwritten, with all its messages.
     """
-    workers = run.start_processes(latency=0.5, workers=(8, 4))
+    workers = run.start_processes(latency=1.0, workers=(8, 4))
     run.submit(12)
     for _ in range(3):
         run.wait_for_progress()

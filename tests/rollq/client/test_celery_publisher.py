@@ -1,4 +1,4 @@
-"""The messages that a Celery worker gets, and that a broker's absence costs nothing."""
+"""The messages that a Celery worker gets. A broker that is away costs nothing."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def test_a_message_is_a_job_id_and_nothing_else(redis_url: str) -> None:
     publisher.close()
 
 
-def test_a_broker_that_is_away_raises_nothing_and_is_left_alone_for_a_while() -> None:
+def test_a_broker_that_is_away_raises_nothing_and_is_not_tried_for_a_while() -> None:
     publisher = Publisher("redis://:SECRET@127.0.0.1:1/0")
     assert publisher.publish(["r/g/0"]) == []
     assert publisher.error

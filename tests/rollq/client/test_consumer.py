@@ -1,5 +1,5 @@
-"""Consumers as real processes that share a run: no overlap, and what a dead one held goes to the next, once, oldest
-first."""
+"""Consumers as real processes that share a run: no group goes to two of them, and a dead consumer's groups go to the
+next, once and oldest first."""
 
 import json
 import os
@@ -16,7 +16,8 @@ import pytest
 
 from rollq.errors import NotHeld
 from rollq.ledger.ledger import Ledger
-from tests.rollq.samples import group, is_over, play, reader
+from tests.rollq.groups import end_holds, finish_groups
+from tests.rollq.samples import is_over, reader
 
 CONSUMER = """
 import json, sys
@@ -27,20 +28,20 @@ url, hold_s, groups = sys.argv[1:]
 with Client(url, run="r", hold_s=float(hold_s)) as client:
     for batch in client.batches(groups=int(groups)):
         print(json.dumps([group.id for group in batch.groups]), flush=True)
-        sys.stdin.readline()  # the training step takes as long as the other end likes
+        sys.stdin.readline()  # the training step lasts until the test says so
         try:
             batch.ack()
-            batch.ack()  # as often as one likes
+            batch.ack()  # may be repeated
             print("acked", flush=True)
         except NotHeld as e:
             print(f"refused: {e}", flush=True)
 """
 HOLD_S = 12.0
-"""Longer than a machine may stand still; tests end a hold that nobody renews, and never wait for its end."""
+"""Longer than a slow machine stands still. Tests end holds of dead consumers and never wait for the end."""
 
 
-class Consumer:
-    """One process; its training steps end when they are told to, or at once when nobody listens."""
+class ConsumerProcess:
+    """One process. With `steps`, a training step ends on `ack`; without, at once."""
 
     def __init__(self, url: str, groups: int, *, steps: bool) -> None:
         self.process = subprocess.Popen(
@@ -68,14 +69,14 @@ class Consumer:
         self.process.wait(60)
 
     def lines(self) -> list[Any]:
-        """All that it says until it ends: the groups of its batches, in pairs with whether it acknowledged them."""
+        """Its output until it ends: the groups of each batch, then whether it acknowledged them."""
         said, _ = self.process.communicate(timeout=60)
         return [line if line == "acked" else json.loads(line) for line in said.splitlines()]
 
 
 @pytest.fixture
-def consumers() -> Iterator[list[Consumer]]:
-    started: list[Consumer] = []
+def consumers() -> Iterator[list[ConsumerProcess]]:
+    started: list[ConsumerProcess] = []
     yield started
     for consumer in started:
         if consumer.process.poll() is None:
@@ -87,18 +88,14 @@ def consumers() -> Iterator[list[Consumer]]:
 
 
 def finish(ledger: Ledger, count: int) -> list[str]:
-    """So many groups, played and sealed."""
+    """Finished groups of a sealed run."""
     names = [f"g{number:02}" for number in range(count)]
-    for name in names:
-        ledger.submit(group(name))
-        for sample in range(2):
-            play(ledger, f"r/{name}/{sample}")
-    ledger.seal()
+    finish_groups(ledger, *names, seal=True)
     return names
 
 
-def renewed(ledger: Ledger, name: str) -> None:
-    """Waits until somebody has renewed the hold of this group."""
+def wait_for_renewal(ledger: Ledger, name: str) -> None:
+    """Waits until the hold of this group is renewed."""
     held = ledger.keys.held("train")
     was, until = ledger.redis.zscore(held, name), time.monotonic() + 60
     while ledger.redis.zscore(held, name) <= was:
@@ -106,27 +103,21 @@ def renewed(ledger: Ledger, name: str) -> None:
         time.sleep(0.02)
 
 
-def run_out(ledger: Ledger, *names: str) -> None:
-    """The holds of these groups, which nobody renews any more."""
-    for name in names:
-        ledger.redis.zadd(ledger.keys.held("train"), {name: 1}, xx=True)
-
-
-def test_what_a_killed_one_held_comes_again_oldest_first(
-    redis_url: str, ledger: Ledger, consumers: list[Consumer]
+def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
+    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
 ) -> None:
     finish(ledger, 6)
-    consumers.append(victim := Consumer(redis_url, 2, steps=True))
+    consumers.append(victim := ConsumerProcess(redis_url, 2, steps=True))
     assert victim.batch() == ["g00", "g01"]
-    consumers.append(other := Consumer(redis_url, 2, steps=True))
+    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
     assert other.batch() == ["g02", "g03"]
     token = ledger.redis.hget(ledger.keys.group("g00"), "token").decode()
     victim.kill()
-    run_out(ledger, "g00", "g01")
+    end_holds(ledger, "g00", "g01")
     other.ack()
     assert other.batch() == ["g00", "g01"]
     with pytest.raises(NotHeld, match="r/g00"):
-        ledger.ack(token, ["r/g00/0"])  # if it had only been slow
+        ledger.ack(token, ["r/g00/0"])  # as if it had only been slow
     other.ack()
     assert other.batch() == ["g04", "g05"]
     other.ack()
@@ -136,29 +127,29 @@ def test_what_a_killed_one_held_comes_again_oldest_first(
     assert is_over(ledger)
 
 
-def test_a_slow_one_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: list[Consumer]) -> None:
+def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]) -> None:
     finish(ledger, 4)
-    consumers.append(slow := Consumer(redis_url, 2, steps=True))
+    consumers.append(slow := ConsumerProcess(redis_url, 2, steps=True))
     assert slow.batch() == ["g00", "g01"]
-    consumers.append(other := Consumer(redis_url, 2, steps=True))
+    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
     assert other.batch() == ["g02", "g03"]
     other.ack()
-    renewed(ledger, "g00")
+    wait_for_renewal(ledger, "g00")
     slow.ack()
     assert slow.batch() == other.batch() == []
     stats = reader(ledger).stats()
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (8, 0, 0)
 
 
-def test_a_frozen_one_is_told_that_its_batch_is_anothers(
-    redis_url: str, ledger: Ledger, consumers: list[Consumer]
+def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
+    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
 ) -> None:
     finish(ledger, 2)
-    consumers.append(frozen := Consumer(redis_url, 2, steps=True))
+    consumers.append(frozen := ConsumerProcess(redis_url, 2, steps=True))
     assert frozen.batch() == ["g00", "g01"]
     os.kill(frozen.process.pid, signal.SIGSTOP)
-    run_out(ledger, "g00", "g01")
-    consumers.append(other := Consumer(redis_url, 2, steps=True))
+    end_holds(ledger, "g00", "g01")
+    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
     assert other.batch() == ["g00", "g01"]
     os.kill(frozen.process.pid, signal.SIGCONT)
     frozen.ack("refused: group r/g0")
@@ -168,16 +159,18 @@ def test_a_frozen_one_is_told_that_its_batch_is_anothers(
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (4, 0, 2)
 
 
-def test_three_share_a_run_and_one_dies(redis_url: str, ledger: Ledger, consumers: list[Consumer]) -> None:
+def test_three_consumers_share_a_run_and_one_dies(
+    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
+) -> None:
     names = finish(ledger, 60)
-    consumers += [Consumer(redis_url, 2, steps=number == 0) for number in range(3)]
+    consumers += [ConsumerProcess(redis_url, 2, steps=number == 0) for number in range(3)]
     victim, *others = consumers
     for _ in range(random.randint(0, 2)):
         if victim.batch():
             victim.ack()
-    lost = victim.batch()  # may have come too late for one
+    lost = victim.batch()  # empty when the run was over before
     victim.kill()
-    run_out(ledger, *lost)
+    end_holds(ledger, *lost)
     acked: Counter[str] = Counter()
     for consumer in others:
         said = consumer.lines()

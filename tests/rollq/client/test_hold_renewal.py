@@ -1,7 +1,7 @@
-"""When holds end: not because of a silence in which nobody could renew them.
+"""When holds end, and how a consumer renews them. After an outage of Redis, live consumers get time to renew.
 
-The silence is made by setting everything back that was stored, which to a script is the same as Redis's clock having
-gone on. Every time of the pulse is SCALE times as long as in production, so that how long a test takes changes nothing.
+An outage is simulated by moving every stored time back, which looks to a script as if Redis's clock had moved on. All
+times are SCALE times as long as in production, so that a slow machine changes nothing.
 """
 
 import logging
@@ -16,48 +16,46 @@ from rollq.client import consumer
 from rollq.client.consumer import HoldRenewal
 from rollq.errors import NotHeld, Unwritable
 from rollq.job import Purpose
-from rollq.ledger import outage as pulse_module
+from rollq.ledger import outage
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from tests.rollq.samples import group, play, reader
+from tests.rollq.groups import finish_groups
+from tests.rollq.samples import reader
 
 SCALE = 100.0
 HOLD_S = 60.0 * SCALE
-GRACE_S = pulse_module.GRACE_S * SCALE
+GRACE_S = outage.GRACE_S * SCALE
 
 
 @pytest.fixture(autouse=True)
 def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "OUTAGE_S", pulse_module.OUTAGE_S * SCALE)
-    monkeypatch.setattr(pulse_module, "GRACE_S", GRACE_S)
+    monkeypatch.setattr(outage, "OUTAGE_S", outage.OUTAGE_S * SCALE)
+    monkeypatch.setattr(outage, "GRACE_S", GRACE_S)
 
 
 @pytest.fixture
 def held(ledger: Ledger) -> Ledger:
-    """Groups a and b, each with a consumer of its own that took it just now, and c, which nobody wants."""
-    for name in ("a", "b", "c"):
-        ledger.submit(group(name))
-        for sample in range(2):
-            play(ledger, f"r/{name}/{sample}")
+    """Groups a and b, each just taken by a consumer of the same name, and c, which is ready."""
+    finish_groups(ledger, "a", "b", "c")
     for name in ("a", "b"):
-        assert taken(ledger, name) == [name]
+        assert take(ledger, name) == [name]
     return ledger
 
 
-def taken(ledger: Ledger, token: str, groups: int = 1) -> list[str]:
+def take(ledger: Ledger, token: str, groups: int = 1) -> list[str]:
     return [found.id for found in ledger.take(groups, token, HOLD_S)]
 
 
-def asked(ledger: Ledger) -> list[str]:
-    """What somebody gets who asks for more than there is, or would get if there were enough."""
+def released(ledger: Ledger) -> list[str]:
+    """The groups whose holds a consumer ends that asks for more groups than there are."""
     keys = ledger.keys
     before = {name.decode() for name in ledger.redis.zrange(keys.ready("train"), 0, -1)}
-    assert taken(ledger, "asking", 9) == []
+    assert take(ledger, "another", 9) == []
     return sorted({name.decode() for name in ledger.redis.zrange(keys.ready("train"), 0, -1)} - before)
 
 
-def passes(ledger: Ledger, seconds: float) -> None:
-    """So many seconds of production."""
+def seconds_pass(ledger: Ledger, seconds: float) -> None:
+    """Seconds, as production counts them."""
     redis, keys, by = ledger.redis, ledger.keys, seconds * SCALE
     for purpose in Purpose:
         for name, end in redis.zrange(keys.held(purpose), 0, -1, withscores=True):
@@ -66,20 +64,20 @@ def passes(ledger: Ledger, seconds: float) -> None:
             redis.hset(keys.meta, f"heard:{purpose}", float(at) - by)
 
 
-def left(ledger: Ledger, name: str) -> float:
+def seconds_left(ledger: Ledger, name: str) -> float:
     return float(ledger.redis.zscore(ledger.keys.held("train"), name) - ledger.scripts.now()) / SCALE
 
 
 @pytest.mark.parametrize("seconds", [61.0, 66.0, 600.0, 86400.0])
 def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not(held: Ledger, seconds: float) -> None:
-    passes(held, seconds)
-    assert asked(held) == []
-    assert 7.0 < left(held, "a") <= 7.5
-    passes(held, 4.0)
+    seconds_pass(held, seconds)
+    assert released(held) == []
+    assert 7.0 < seconds_left(held, "a") <= 7.5
+    seconds_pass(held, 4.0)
     held.extend_hold("a", HOLD_S)
-    assert asked(held) == []
-    passes(held, 4.0)
-    assert asked(held) == ["b"]
+    assert released(held) == []
+    seconds_pass(held, 4.0)
+    assert released(held) == ["b"]
     held.ack("a", ["r/a/0", "r/a/1"])
     with pytest.raises(NotHeld):
         held.extend_hold("b", HOLD_S)
@@ -87,84 +85,82 @@ def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not
     assert (stats["delivered"], stats["duplicates"]) == (2, 0)
 
 
-def test_what_would_end_within_the_grace_has_all_of_it(held: Ledger) -> None:
-    passes(held, 58.0)
-    assert asked(held) == []
-    assert left(held, "a") > 7.0
+def test_a_hold_that_would_end_soon_after_an_outage_is_extended(held: Ledger) -> None:
+    seconds_pass(held, 58.0)
+    assert released(held) == []
+    assert seconds_left(held, "a") > 7.0
 
 
-def test_an_outage_within_the_grace_begins_it_anew(held: Ledger) -> None:
-    passes(held, 100.0)
-    assert asked(held) == []
-    passes(held, 100.0)
-    assert asked(held) == []
-    assert left(held, "a") > 7.0
+def test_a_second_outage_extends_the_holds_again(held: Ledger) -> None:
+    seconds_pass(held, 100.0)
+    assert released(held) == []
+    seconds_pass(held, 100.0)
+    assert released(held) == []
+    assert seconds_left(held, "a") > 7.0
 
 
-@pytest.mark.parametrize("who", ["somebody asks", "a reaper comes by"])
-def test_without_a_silence_a_hold_ends_when_it_says(held: Ledger, who: str) -> None:
+@pytest.mark.parametrize("who", ["a consumer asks", "a reaper runs"])
+def test_without_an_outage_a_hold_ends_on_time(held: Ledger, who: str) -> None:
     for _ in range(14):
-        passes(held, 4.0)
-        if who == "somebody asks":
-            assert asked(held) == []
+        seconds_pass(held, 4.0)
+        if who == "a consumer asks":
+            assert released(held) == []
         else:
             held.reap(expire_until=inf)
         held.extend_hold("a", HOLD_S)
-    passes(held, 4.5)
-    assert asked(held) == ["b"]
+    seconds_pass(held, 4.5)
+    assert released(held) == ["b"]
 
 
-def test_one_that_had_ended_while_redis_was_there_ends_at_once(held: Ledger) -> None:
-    """Asked for at last, by somebody who was busy."""
+def test_a_hold_that_ended_before_an_outage_is_not_extended(held: Ledger) -> None:
+    """No consumer asked while Redis was there, so the hold still stands."""
     for _ in range(15):
-        passes(held, 4.1)
+        seconds_pass(held, 4.1)
         held.reap(expire_until=inf)
-    passes(held, 30.0)
-    assert asked(held) == ["a", "b"]
+    seconds_pass(held, 30.0)
+    assert released(held) == ["a", "b"]
 
 
-def test_a_reaper_that_does_not_know_says_nothing(held: Ledger) -> None:
-    """Its pulse tells of an outage: leases have their grace, and holds as well."""
-    passes(held, 100.0)
+def test_a_reaper_that_saw_an_outage_does_not_end_the_grace(held: Ledger) -> None:
+    """With expire_until=0, leases keep their grace, and holds keep theirs."""
+    seconds_pass(held, 100.0)
     held.reap(expire_until=0.0)
-    assert asked(held) == []
+    assert released(held) == []
 
 
-def test_purposes_are_apart(held: Ledger) -> None:
-    held.submit(group("e", purpose=Purpose.EVAL))
-    for sample in range(2):
-        play(held, f"r/e/{sample}")
+def test_holds_of_another_purpose_are_independent(held: Ledger) -> None:
+    finish_groups(held, "e", purpose=Purpose.EVAL)
     assert held.take(1, "e", HOLD_S, Purpose.EVAL)
-    passes(held, 100.0)
-    assert asked(held) == []
+    seconds_pass(held, 100.0)
+    assert released(held) == []
     assert held.take(1, "f", HOLD_S, Purpose.EVAL) == []
     held.extend_hold("e", HOLD_S)
 
 
 @pytest.mark.parametrize("by", [72.0, 86400.0, -72.0, -86400.0])
-def test_a_clock_that_jumps_costs_nobody_a_batch(held: Ledger, by: float) -> None:
-    passes(held, by)
-    assert asked(held) == []
+def test_a_clock_that_jumps_costs_no_batch(held: Ledger, by: float) -> None:
+    seconds_pass(held, by)
+    assert released(held) == []
     held.extend_hold("a", HOLD_S)
     held.extend_hold("b", HOLD_S)
-    assert asked(held) == []
+    assert released(held) == []
 
 
-def test_when_nobody_knows_who_was_heard(held: Ledger) -> None:
-    """The run's own key was lost: the grace first, and then the end as ever."""
+def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> None:
+    """The run's record of it was lost: holds get the grace first, then end as usual."""
     held.redis.hdel(held.keys.meta, "heard:train")
     held.redis.zadd(held.keys.held("train"), {"a": 1, "b": 1})
-    assert asked(held) == []
+    assert released(held) == []
     held.extend_hold("a", HOLD_S)
-    passes(held, 4.0)
-    assert asked(held) == []
-    passes(held, 4.0)
-    assert asked(held) == ["b"]
+    seconds_pass(held, 4.0)
+    assert released(held) == []
+    seconds_pass(held, 4.0)
+    assert released(held) == ["b"]
 
 
-def test_a_forgotten_run_does_not_come_back(held: Ledger) -> None:
+def test_a_deleted_run_stays_deleted(held: Ledger) -> None:
     DeadLetters(held.redis, "r").forget_run()
-    assert taken(held, "x") == []
+    assert take(held, "x") == []
     held.reap(expire_until=inf)
     assert not list(held.redis.scan_iter("*{r}*"))
 

@@ -1,4 +1,4 @@
-"""A producer killed before or behind each single command that it sends to Redis, and then started again."""
+"""A producer that is killed before or after each single command to Redis, and then started again."""
 
 import json
 import threading
@@ -10,21 +10,22 @@ import pytest
 import redis
 
 from rollq import cli
-from rollq.ledger.ledger import PUBLISHING_S, Ledger
+from rollq.ledger.constants import PUBLISHING_S
+from rollq.ledger.ledger import Ledger
 from tests.rollq.samples import play, reader
 
 LINE = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-2", "--size", "2", "--seal"]
 JOBS = {f"r/shop.train.{task}/{sample}" for task in range(3) for sample in range(2)}
 MOST = 200
-"""Commands that this line surely does not need."""
+"""More commands than this line needs."""
 
 
 class Killed(BaseException):
-    """Nothing catches it, and no command gets through any more: to Redis it looks like the end of a process."""
+    """No code catches it, and no further command is sent: to Redis it looks like the end of a process."""
 
 
 class Death:
-    """Comes at the command of this number, the ledger's and the broker's counted alike."""
+    """Comes at the command of this number; commands of the ledger and of the broker are counted alike."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, sent: bool) -> None:
         self.commands = 0
@@ -32,7 +33,7 @@ class Death:
         send = redis.connection.AbstractConnection.send_packed_command
 
         def deadly(connection: Any, command: Any, check_health: bool = True) -> None:
-            if threading.get_ident() != producer:  # of another test, and on its way out
+            if threading.get_ident() != producer:  # a thread of another test
                 send(connection, command, check_health)
                 return
             self.commands += 1
@@ -56,7 +57,7 @@ def submit(redis_url: str, *more: str) -> int:
 
 
 def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> bool:
-    """False: it was through before."""
+    """Whether the producer died. False: it was done before."""
     death = Death(patch, at, sent=sent)
     try:
         assert submit(redis_url) == 0
@@ -85,8 +86,8 @@ def check_whole(ledger: Ledger) -> None:
     assert {job for job, at in outbox.items() if at > soon} <= set(published)
 
 
-@pytest.mark.parametrize("sent", [False, True], ids=["before", "behind"])
-def test_at_any_command(
+@pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
+def test_killed_at_any_command(
     redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sent: bool
 ) -> None:
     entered = set()
@@ -104,7 +105,7 @@ def test_at_any_command(
 
 
 def test_killed_again_and_again(redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch) -> None:
-    """Each life a command longer than the last."""
+    """Each time one command later than before."""
     lives = 0
     while dies(redis_url, patch, lives + 1, sent=bool(lives % 2)):
         lives += 1
@@ -113,10 +114,10 @@ def test_killed_again_and_again(redis_url: str, ledger: Ledger, patch: pytest.Mo
     check_whole(ledger)
 
 
-def test_another_line_after_a_death(
+def test_another_line_after_a_kill_is_refused(
     redis_url: str, ledger: Ledger, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused and changes nothing; then the first line goes on."""
+    """It changes nothing, and then the first line continues."""
     refused = 0
     for at in range(1, MOST, 3):
         ledger.redis.flushall()

@@ -51,14 +51,19 @@ class ConnectionLost(RequestFailed):
 
 
 @dataclass
-class _Failures:
-    """Of one call of `generate`, so far."""
+class _Call:
+    """One call of `generate`, and what went wrong so far."""
 
+    key: str
+    check: Check
+    quarantined: ExitStack
+    """What to leave at its end."""
     unavailable: int = 0
+    """Times that the engine took no requests."""
     failed: int = 0
-    """In a row, with the engine still there afterwards."""
+    """Times in a row that the request failed, with the engine still there afterwards."""
     connection_lost: bool = False
-    """The last one that failed did so without an answer."""
+    """The last time it failed without an answer."""
     deaths: int = 0
     """Of the engine with this request in flight."""
     suspect: Suspect | None = None
@@ -136,8 +141,8 @@ class SGLangEngine:
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
         self._validate(ids, max_new_tokens, key)
-        failures = _Failures()
         with self._slot(check), ExitStack() as quarantined:
+            call = _Call(key, check, quarantined)
             while True:
                 check()
                 room = min(max_new_tokens, self.room(len(ids)))
@@ -146,23 +151,19 @@ class SGLangEngine:
                 try:
                     if self.tokenizer_differs():
                         raise EngineUnavailable(OTHER_TOKENIZER)
-                    with self._quarantine.gate(failures.suspect, check):
+                    with self._quarantine.gate(call.suspect, check):
                         generated = self._request(ids, sampling, room, key)
                 except EngineUnavailable as e:
-                    self._availability.mark_down(str(e))
-                    failures.unavailable += 1
-                    if e.unreachable and failures.connection_lost:  # a dying server's port closes last
-                        self._engine_died(failures, key, quarantined)
-                    wait(backoff(failures.unavailable, *BACKOFF_S), check)
+                    self._unavailable(e, call)
                 except ContextExceeded as e:
                     if not self._limits.learn(e.limit, len(ids) + room):
                         raise JobFailure(f"{key}: {e}") from e
                 except RequestFailed as e:
-                    self._failed(e, failures, key, quarantined, check)
+                    self._failed(e, call)
                 except WaitCut as e:
                     if e.hung:
                         self._wait_until_ready(0.0, check)
-                        self._engine_died(failures, key, quarantined)
+                        self._engine_died(call)
                 else:
                     self._mark_up()
                     if self.tokenizer_differs():
@@ -274,27 +275,32 @@ class SGLangEngine:
                     raise RequestFailed(str(e)) from e
                 raise ConnectionLost(str(e)) from e
 
-    def _failed(
-        self, error: RequestFailed, failures: _Failures, key: str, quarantined: ExitStack, check: Check
-    ) -> None:
+    def _unavailable(self, error: EngineUnavailable, call: _Call) -> None:
+        self._availability.mark_down(str(error))
+        call.unavailable += 1
+        if error.unreachable and call.connection_lost:  # a dying server's port closes last
+            self._engine_died(call)
+        wait(backoff(call.unavailable, *BACKOFF_S), call.check)
+
+    def _failed(self, error: RequestFailed, call: _Call) -> None:
         """Wait until the engine is ready, and see whether it had died. Raises EngineFailure after too many failures."""
         lost = isinstance(error, ConnectionLost)
-        pause_s = backoff(failures.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
-        if self._wait_until_ready(pause_s, check) and lost:
-            self._engine_died(failures, key, quarantined)
+        pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
+        if self._wait_until_ready(pause_s, call.check) and lost:
+            self._engine_died(call)
             return
-        failures.failed, failures.connection_lost = failures.failed + 1, lost
-        if failures.failed > RETRIES:
-            raise EngineFailure(f"{key}: {error}, {failures.failed} times in a row") from error
-        log.info("%s: %s; sending it again", key, error)
+        call.failed, call.connection_lost = call.failed + 1, lost
+        if call.failed > RETRIES:
+            raise EngineFailure(f"{call.key}: {error}, {call.failed} times in a row") from error
+        log.info("%s: %s; sending it again", call.key, error)
 
-    def _engine_died(self, failures: _Failures, key: str, quarantined: ExitStack) -> None:
+    def _engine_died(self, call: _Call) -> None:
         """The engine died, or had to be given up, with this request in flight. Raises PoisonJob."""
-        failures.failed, failures.connection_lost, failures.deaths = 0, False, failures.deaths + 1
-        if failures.suspect is not None:
-            self._quarantine.engine_died(failures.suspect, key)
-        elif failures.deaths >= DEATHS:
-            failures.suspect = quarantined.enter_context(self._quarantine.suspect())
+        call.failed, call.connection_lost, call.deaths = 0, False, call.deaths + 1
+        if call.suspect is not None:
+            self._quarantine.engine_died(call.suspect, call.key)
+        elif call.deaths >= DEATHS:
+            call.suspect = call.quarantined.enter_context(self._quarantine.suspect())
 
     def _wait_until_ready(self, pause_s: float, check: Check) -> bool:
         """Pause after a failure, and longer until the engine is ready. True if it had not been ready."""

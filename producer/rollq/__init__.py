@@ -79,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The values stand alone: whoever only wants those (the agent loop, a notebook) does not load redis.
+    # Code that uses only the values (the agent loop, a notebook) does not load redis.
     if name == "Client":
         from rollq.client.client import Client
 

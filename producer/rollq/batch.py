@@ -12,28 +12,28 @@ from rollq.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The groups of one training step. They come again, to whoever asks next, unless `ack` is called."""
+    """The groups of one training step. Unless `ack` is called, they go to the next consumer that asks."""
 
     step: int
     """Counts the batches of this iteration, from 0."""
     groups: Sequence[Group]
-    acknowledge: Callable[[], None] = field(repr=False)
-    condemn: Callable[[str, str], None] = field(repr=False)
+    on_ack: Callable[[], None] = field(repr=False)
+    on_reject: Callable[[str, str], None] = field(repr=False)
 
     def ack(self) -> None:
-        """Tell the ledger that the groups are trained on, so that nobody gets them again.
+        """Tell the ledger that the groups are trained on, so that no consumer gets them again.
 
         Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
         """
-        self.acknowledge()
+        self.on_ack()
 
     def reject(self, job_id: str, reason: str) -> None:
-        """One of its trajectories cannot be used, texts that cannot be read say: that job is dead, of class job.
+        """One of its trajectories cannot be used, for example because its texts cannot be read: that job is dead.
 
-        Nothing of the batch is held then. Its groups come again; that job's own only if `min_viable` lets it go on.
+        Its class is job. The batch is held no more, and its groups come again; that job's own only if it is viable.
         Raises NotHeld when the hold was lost.
         """
-        self.condemn(job_id, reason)
+        self.on_reject(job_id, reason)
 
     @property
     def trajectories(self) -> list[Trajectory]:

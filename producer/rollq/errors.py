@@ -40,7 +40,7 @@ class FailureClass(StrEnum):
     JOB = "job"
     """The job: unknown environment, task out of range, an edge the chat template does not support."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it."""
+    """It was cancelled."""
 
 
 class RollqError(Exception):
@@ -79,7 +79,7 @@ class JournalConflict(LedgerError):
 
 
 class NotHeld(LedgerError):
-    """This batch is not held under this token (any more)."""
+    """This batch is not held under this token, or no longer."""
 
 
 class PullTimeout(RollqError, TimeoutError):

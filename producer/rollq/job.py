@@ -1,7 +1,7 @@
 """A job: one episode to be played, with everything that shapes it.
 
-A worker holds no state of a run, so a job says it all: task, sampling, budget, seed, the size of its group. A job names
-endpoints, never addresses. Pure values, standard library only.
+A worker keeps no state of a run, so the job carries all of it: task, sampling, budget, seed, the size of its group. A
+job names endpoints, never addresses. Pure values, standard library only.
 """
 
 import re
@@ -18,7 +18,9 @@ Json = Any
 
 LARGEST_GROUP = 10_000
 """Samples of a group: the ledger's scripts walk them, and Redis does nothing else meanwhile."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME_CHARACTERS = "A-Za-z0-9._-"
+"""As in the brackets of a regular expression."""
+NAME = re.compile(rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,99}}")
 """Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
 
 
@@ -30,12 +32,12 @@ class Purpose(StrEnum):
 
 
 class History(StrEnum):
-    """What becomes of earlier turns that the chat template would write differently later on."""
+    """What happens to earlier turns that the chat template would later write differently."""
 
     KEEP = "keep"
-    """They stay as they were sampled: one trace, append-only."""
+    """They stay as sampled: one trace, append-only."""
     TEMPLATE = "template"
-    """The template's way: the conversation is rendered anew and opens a new trace of the same trajectory."""
+    """The template rewrites them: the conversation is rendered again and opens a new trace of the same trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class Job:
     budget: Budget = field(default_factory=Budget)
     purpose: Purpose = Purpose.TRAIN
     seed: int = 0
-    """For whatever in the environment or the user is random."""
+    """Of everything random in the environment and the user."""
     size: int = 1
     """Samples in the group."""
     min_viable: int = 0
@@ -144,7 +146,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For messages: the id, or what there is to know it by before it has one."""
+        """For messages: the id, or what identifies the job before it has one."""
         if self.run and self.group:
             return f"job {self.id}"
         return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (f", group {self.group}" if self.group else "")

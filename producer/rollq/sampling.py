@@ -1,7 +1,7 @@
 """Sampling parameters: SGLang's names, and the values that it takes.
 
-Checked when a job is made, because routers silently drop unknown names, so that a typo would sample with defaults, and
-because a value that the engine refuses costs a claim for every sample. Pure values, standard library only.
+They are checked when a job is made. Routers silently drop unknown names, so a typo would sample with defaults; and a
+value that the engine refuses would cost a claim for every sample. Pure values, standard library only.
 """
 
 import json
@@ -11,14 +11,14 @@ from sys import float_info
 from typing import Any
 
 GRAMMARS = ("json_schema", "regex", "ebnf")
-"""What a turn can be held to; one of them at most."""
+"""What can constrain a turn; at most one of them."""
 OURS = {
     "max_new_tokens": "budget.max_new_tokens bounds a turn",
     "n": "the job's size says how many samples there are",
     "skip_special_tokens": "rollq reads ids",
     "no_stop_trim": "rollq reads ids",
 }
-"""What rollq sets itself, and why a job cannot."""
+"""Parameters that rollq sets itself, and why a job cannot."""
 ANY_JSON = "$$ANY$$"
 """A schema in SGLang's own words."""
 MAX_STOPS = 32
@@ -47,7 +47,7 @@ def _text(value: object) -> bool:
 
 
 def _some(check: Check, most: int = MAX_STOPS) -> Check:
-    """A list of so many at most."""
+    """A list of at most `most` values."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
 
 
@@ -66,7 +66,7 @@ def _pattern(value: object) -> bool:
 
 
 def _schema(value: object) -> bool:
-    """JSON in form. Which schemas there is a grammar for is the engine's to say."""
+    """JSON in form. The engine decides which schemas it has a grammar for."""
     if not isinstance(value, str) or not value:
         return False
     try:
@@ -106,11 +106,11 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
-"""By SGLang's name (srt/sampling/sampling_params.py): what its value must be, and that in words."""
+"""By SGLang's name (srt/sampling/sampling_params.py): the check of its value, and the same in words."""
 
 
 def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:
-    """What the engine would refuse in a turn of that many tokens, by the parameter's name; "" when it is all fine."""
+    """Why the engine would refuse this in a turn of `max_new_tokens`, naming the parameter; "" when it would not."""
     for name, value in sampling.items():
         if name in OURS:
             return f"sampling takes no {name}: {OURS[name]}"

@@ -1,4 +1,4 @@
-"""Addresses and limits of this machine, from `ROLLQ_*`. Whatever shapes a rollout rides in the job instead."""
+"""Addresses and limits of this machine, from `ROLLQ_*`. Everything that shapes a rollout travels in the job instead."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError
+from rollq.job import NAME
 from rollq.urls import check_url, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -27,7 +28,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a process on this machine needs to know. Raises SettingsError for values that cannot be."""
+    """What a process on this machine needs to know. Raises SettingsError for impossible values."""
 
     redis_url: str = REDIS_URL
     """ROLLQ_REDIS_URL: the ledger."""
@@ -42,7 +43,7 @@ class Settings:
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
     """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
     alive_file: Path | None = None
-    """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is well (for health checks)."""
+    """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is healthy (for health checks)."""
     isolate: tuple[str, ...] = ()
     """ROLLQ_ISOLATE: environments, as `name,name,...` or `tau2:*`, whose episodes get a process of their own each."""
 
@@ -94,7 +95,7 @@ def _endpoints(text: str) -> Mapping[str, Endpoint]:
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         address, *options = entry.split(",")
         name, _, url = (part.strip() for part in address.partition("="))
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not url or name in found:
+        if not re.fullmatch(NAME, name) or not url or name in found:
             raise SettingsError(f"ROLLQ_USER_ENDPOINTS: expected name=url[,key_file=path];..., not {mask_url(entry)!r}")
         _check_http(f"ROLLQ_USER_ENDPOINTS: {name}", url)
         key_file = None

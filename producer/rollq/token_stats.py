@@ -1,7 +1,7 @@
-"""Counts that show how faithful a trajectory's tokens are to what the engine saw: derived from its events.
+"""Counts that show how faithful a trajectory's tokens are to what the engine saw, derived from its events.
 
-None of them is an error. A growing number says that something upstream changes: a template that rewrites history, a
-policy that writes calls nobody can read or text in unusual tokens, a fleet whose servers disagree about the weights.
+None of them is an error. A growing number says that something upstream changed: a template rewrites history, a policy
+writes unreadable calls or text in unusual tokens, or the servers of a fleet disagree about the weights.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -14,18 +14,18 @@ from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fidelity:
-    """They add up: the counts of a run are the sums of its trajectories'."""
+class TokenStats:
+    """The counts of a run are the sums of its trajectories' counts."""
 
     sent_tokens: int = 0
-    """Of all prompts sent, the history included, beginning with a trajectory's second request."""
+    """Tokens of all prompts that were sent, history included, from a trajectory's second request on."""
     kept_tokens: int = 0
-    """Those of them that the engine had seen or sampled before, in the same place: all but bridges, in a trace."""
+    """Those of them that the engine had seen or sampled before in the same place: in a trace, all but the bridges."""
     traces: int = 0
     malformed_turns: int = 0
-    """Turns with a call that could not be read."""
+    """Turns with an unreadable call."""
     drifted_turns: int = 0
-    """Turns that would be other tokens if their text had been encoded again."""
+    """Turns that would be other tokens if their text were encoded again."""
     version_breaks: int = 0
     """Times that older weights came back in a trajectory after others had been used."""
 
@@ -40,8 +40,8 @@ class Fidelity:
         return self.kept_tokens / self.sent_tokens if self.sent_tokens else None
 
 
-def fidelity(trajectory: Trajectory, respell: Callable[[array[int]], array[int]] | None = None) -> Fidelity:
-    """One pass over the events. `respell` decodes ids and encodes the text; without it no drift is counted."""
+def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[int]] | None = None) -> TokenStats:
+    """One pass over the events. `reencode` decodes ids and encodes the text; without it no drift is counted."""
     sent = kept = traces = malformed = drifted = breaks = 0
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
@@ -64,10 +64,10 @@ def fidelity(trajectory: Trajectory, respell: Callable[[array[int]], array[int]]
                 seen.add(current)
         elif isinstance(event, Observed):
             malformed += bool(event.errors)
-            drifted += respell is not None and respell(turn) != turn
+            drifted += reencode is not None and reencode(turn) != turn
             length += len(event.ids)
             turn = array("I")
-    return Fidelity(
+    return TokenStats(
         sent_tokens=sent,
         kept_tokens=kept,
         traces=traces,

@@ -149,7 +149,7 @@ class Closed(_Texts):
     """None exactly when the stop is not graded."""
     failure: FailureClass | None = None
     info: Mapping[str, Json] = field(default_factory=dict)
-    """Whatever the grader says; for a failure its reason."""
+    """What the grader says; for a failure, its reason."""
     at: float = 0.0
 
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from rollq.token_stats import Fidelity, fidelity
+from rollq.token_stats import TokenStats, count_tokens
 from rollq.trajectory import Finish, VersionSpan
 from tests.rollq.samples import ids, observed, prompt, sampled, trajectory
 
 
-def of(*events) -> Fidelity:
-    return fidelity(replace(trajectory(), events=events))
+def of(*events) -> TokenStats:
+    return count_tokens(replace(trajectory(), events=events))
 
 
 def test_what_is_extended_is_kept():
@@ -30,7 +30,7 @@ def test_a_rewritten_history_keeps_nothing():
 
 def test_nothing_was_sent_twice():
     assert of(prompt(), sampled(0)).extension_ratio is None
-    assert of() == Fidelity()
+    assert of() == TokenStats()
 
 
 def test_malformed_turns():
@@ -39,14 +39,14 @@ def test_malformed_turns():
 
 def test_turns_whose_text_is_other_tokens():
     events = [prompt(), sampled(0, 7, finish=Finish.ABORT), sampled(0, 8), observed(0), sampled(1, 9), observed(1)]
-    spelt = []
+    encoded = []
 
-    def respell(turn):
-        spelt.append(turn[:])
+    def reencode(turn):
+        encoded.append(turn[:])
         return turn if len(turn) > 1 else ids(1, 2)
 
-    assert fidelity(replace(trajectory(), events=events), respell).drifted_turns == 1
-    assert [list(turn) for turn in spelt] == [[7, 8], [9]]
+    assert count_tokens(replace(trajectory(), events=events), reencode).drifted_turns == 1
+    assert [list(turn) for turn in encoded] == [[7, 8], [9]]
     assert of(*events).drifted_turns == 0
 
 

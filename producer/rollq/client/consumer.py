@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 
 from rollq.batch import Batch
 from rollq.errors import ContractError, LedgerError, NotHeld, PullTimeout, Unwritable
@@ -114,8 +113,8 @@ class Consumer:
         return Batch(
             step=next(self._steps),
             groups=groups,
-            acknowledge=partial(self._ack, token, ids),
-            condemn=partial(self._reject, token),
+            on_ack=partial(self._ack, token, ids),
+            on_reject=partial(self._reject, token),
         )
 
     def _ack(self, token: str, job_ids: Sequence[str]) -> None:
@@ -138,9 +137,7 @@ class Consumer:
     def __enter__(self) -> "Consumer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

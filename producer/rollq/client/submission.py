@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rollq.errors import ContractError, JobConflict
-from rollq.job import Job
+from rollq.job import NAME_CHARACTERS, Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
 from rollq.wire.codec import job_digest
@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 2.0
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
     """The name of a task's group, in the characters that a name may have."""
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", f"{env}.{split}.{task}")
+    base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
     return f"{base}.e{epoch}" if epoch else base
 
 

@@ -29,7 +29,7 @@ from rollq.ledger.constants import HOLD_S, PUBLISHING_S
 from rollq.ledger.keys import RUNS
 from rollq.ledger.replies import Claim, Cursor, Outcome, Refusal, State, Submission, TakenGroup
 from rollq.ledger.scripts import Scripts, short_reason
-from rollq.token_stats import Fidelity
+from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
 from rollq.wire.codec import decode_event, decode_job, encode_job, is_observed, job_digest
 
@@ -218,7 +218,7 @@ class Ledger:
         turns: int = 0,
         sampled_tokens: int = 0,
         total_tokens: int = 0,
-        fidelity: Fidelity = Fidelity(),  # noqa: B008 (frozen)
+        token_stats: TokenStats = TokenStats(),  # noqa: B008 (frozen)
     ) -> None:
         """Journal the `Closed` event of a graded episode and end the job as done; the numbers are for the stats.
 
@@ -233,7 +233,7 @@ class Ledger:
             "turns": turns,
             "sampled_tokens": sampled_tokens,
             "total_tokens": total_tokens,
-            **fidelity.counts,
+            **token_stats.counts,
         }
         text = " ".join(f"{name} {number}" for name, number in tally.items())
         reply = self.scripts.call("complete", [job_id, attempt, index, blob, text])

@@ -13,7 +13,7 @@ from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
 from rollq.job import Job, Purpose
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.scripts import Scripts
-from rollq.token_stats import Fidelity
+from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Header, Stop, Trajectory
 from rollq.wire.codec import decode_job, read_trajectory
 
@@ -38,7 +38,7 @@ COUNTS = (
     "turns",
     "sampled_tokens",
     "total_tokens",
-    *Fidelity().counts,
+    *TokenStats().counts,
 )
 
 
@@ -212,7 +212,7 @@ class LedgerReader:
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
         for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:], strict=True):
             stats[f"groups_{place}"] = train + evaluation
-        stats["extension_ratio"] = Fidelity(**{name: stats[name] for name in Fidelity().counts}).extension_ratio
+        stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         completed = sum(stats["stops"].values())

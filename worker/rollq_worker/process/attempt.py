@@ -16,7 +16,7 @@ from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.retry import RetryLoop
-from rollq.token_stats import Fidelity
+from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Header, Trajectory
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
 from rollq_worker.failures import DeadlineExceeded, Drained
@@ -85,7 +85,7 @@ class Attempt:
     def append(self, event: Event) -> None:
         self._append(encode_event(event, self.job.id))
 
-    def complete(self, trajectory: Trajectory, fidelity: Fidelity) -> None:
+    def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
         """Append the closing event and end the job, in one step."""
         closed = trajectory.closed
         if closed is None:
@@ -100,7 +100,7 @@ class Attempt:
             turns=trajectory.turns,
             sampled_tokens=trajectory.sampled_tokens,
             total_tokens=len(trajectory.tokens),
-            fidelity=fidelity,
+            token_stats=token_stats,
         )
         self._write(len(self._blobs), end)
 

@@ -37,7 +37,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
 from rollq.ledger.retry import RetryLoop
 from rollq.settings import Settings
-from rollq.token_stats import fidelity
+from rollq.token_stats import count_tokens
 from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.sglang_client import SGLangEngine
@@ -178,7 +178,7 @@ class JobRunner:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self._play(attempt, claim)
-            attempt.complete(trajectory, fidelity(trajectory, self._reencode))
+            attempt.complete(trajectory, count_tokens(trajectory, self._reencode))
         except Fenced as e:
             log.warning("%s", e)
             return {"job": job.id, "stop": "fenced"}

@@ -21,7 +21,7 @@ if index == length then
   if turn then redis.pcall('HINCRBY', job, 'turned', 1) end
 end
 if turn and index + 1 > moment(reach) then
-  -- A turn farther than any attempt before: whatever kills workers, it is not this job.
+  -- A turn farther than any attempt before: this job is not what kills workers.
   redis.call('HSET', job, 'reach', index + 1, 'fail:worker', 0)
 end
 redis.call('ZADD', leased, 'XX', 'GT', math.min(time + constants.lease_s, tonumber(deadline) or time), member)

@@ -1,4 +1,4 @@
--- Journal the last event and end the job as done. A repeat by the attempt that ended it is well.
+-- Journal the last event and end the job as done. A repeat by the attempt that ended it gets the same answer.
 -- reads and writes  run leased count ready:<purpose> open:<purpose> job:<job> journal:<job> group:<group>
 -- ARGV   id attempt index blob tally (what the job adds to the totals)
 -- reply  ok | fenced | conflict length

@@ -1,4 +1,4 @@
--- The worker gives the job back, at no cost. A repeat is well.
+-- The worker gives the job back, at no cost. A repeat gets the same answer.
 -- reads and writes  run leased queued count job:<job>
 -- ARGV   id attempt
 -- reply  ok | fenced

@@ -1,5 +1,5 @@
--- A whole group, or jobs of it once more. Nothing changes unless everything is well. A repeat under the same token gets
--- the same answer. The source's cursor moves with the group it names, so that a producer knows where it was.
+-- A whole group, or jobs of it once more. Everything is entered or nothing. A repeat under the same token gets the same
+-- answer. The source's cursor moves with the group it names, so that a producer knows where it was.
 -- reads and writes  run count sources queued open:<purpose> group:<group> job:<job>
 -- ARGV   group size viable purpose publish_in_s token source ('': none) cursor, then for each job: id digest deadline_s
 --        body

@@ -1,9 +1,10 @@
-"""Tokenizers for tests: real chat templates with each family's control tokens added to a vocabulary.
+"""Tokenizers for tests: chat templates on the bundled vocabulary, with each family's control tokens added.
 
-The bundled vocabulary is the quick one; what a template does does not depend on it.
+The bundled vocabulary is quick to load, and what a template does does not depend on the vocabulary.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,17 @@ KIMI = [
     *["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"],
     "<|tool_call_argument_begin|>",
 ]
+PHI = ["<|tool_call|>", "<|/tool_call|>"]
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]
 GEMMA = [
     *["<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>"],
     *["<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'],
 ]
+NAMES = """
+    deepseek-v3.1 gemma-4 glm-4.6 glm-4.7 gpt-oss granite-4.0 hermes-3 llama-3.1 minimax-m2 mistral-nemo nemotron-3
+    qwen2.5 qwen3 qwen3-coder qwen3.5 seed-oss
+""".split()
+"""The real templates."""
 ADDED: dict[str, list[str]] = {
     "llama-3.1": LLAMA,
     "mistral-nemo": MISTRAL,
@@ -65,46 +72,38 @@ NAMED = {
 }
 
 
-class Models:
-    """Makes tokenizers; `shared` is the folder with the real vocabulary and templates."""
+def tokenizer_with(
+    name: str, template: str, added: Sequence[str] = (), config: Mapping[str, Any] | None = None
+) -> Tokenizer:
+    """Any template, on the bundled vocabulary with more control tokens."""
+    return Tokenizer(name, _spec_with(tuple(added)), config or {}, template)
 
-    def __init__(self, shared: Path) -> None:
-        self.templates = shared / "data" / "chat_templates"
-        self._qwen = shared / "data" / "qwen"
-        self._spec = json.loads((BUNDLED / "tokenizer.json").read_text())
-        self._spec_of = cache(self._with)
+
+class RealTemplates:
+    """The chat templates of a folder, each with its family's control tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @property
     def names(self) -> list[str]:
-        """All real templates."""
-        return sorted(path.stem for path in self.templates.glob("*.jinja"))
+        return sorted(path.stem for path in self._folder.glob("*.jinja"))
 
     def text(self, name: str) -> str:
-        """A real template."""
-        return (self.templates / f"{name}.jinja").read_text()
+        return (self._folder / f"{name}.jinja").read_text()
 
-    def real(self, name: str) -> Tokenizer:
-        """A real template with its family's tokens."""
-        return self.made(name, self.text(name), ADDED.get(name, []), NAMED.get(name))
+    def tokenizer(self, name: str) -> Tokenizer:
+        return tokenizer_with(name, self.text(name), ADDED.get(name, ()), NAMED.get(name))
 
-    def qwen(self, name: str) -> Tokenizer:
-        """A real template on the real Qwen vocabulary."""
-        config = json.loads((self._qwen / "tokenizer_config.json").read_text())
-        return Tokenizer(name, (self._qwen / "tokenizer.json").read_bytes(), config, self.text(name))
 
-    def made(
-        self, name: str, template: str, added: list[str] | None = None, config: dict[str, Any] | None = None
-    ) -> Tokenizer:
-        """Any template with more control tokens."""
-        return Tokenizer(name, self._spec_of(tuple(added or ())), config or {}, template)
-
-    def _with(self, added: tuple[str, ...]) -> bytes:
-        tokens = list(self._spec["added_tokens"])
-        known = {token["content"] for token in tokens}
-        for text in added:
-            if text not in known:
-                flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-                tokens.append(
-                    {"id": 1 + max(token["id"] for token in tokens), "content": text, "special": True} | flags
-                )
-        return json.dumps(self._spec | {"added_tokens": tokens}).encode()
+@cache
+def _spec_with(added: tuple[str, ...]) -> bytes:
+    """The bundled tokenizer.json with more control tokens."""
+    spec = json.loads((BUNDLED / "tokenizer.json").read_text())
+    tokens = spec["added_tokens"]
+    known = {token["content"] for token in tokens}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    next_id = 1 + max(token["id"] for token in tokens)
+    new = [text for text in dict.fromkeys(added) if text not in known]
+    tokens += [{"id": next_id + n, "content": text, "special": True} | flags for n, text in enumerate(new)]
+    return json.dumps(spec).encode()

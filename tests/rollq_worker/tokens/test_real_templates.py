@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollq.job import Budget, Job, Json
-from rollq.trajectory import Finish, Observed, Trajectory, VersionSpan
+from rollq.job import Budget, Job
+from rollq.trajectory import Observed, Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
-from rollq_worker.protocols import Generated
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.tokenizer import Tokenizer
-from tests.rollq_worker.tokens.models import Models
-from tests.rollq_worker.toolcalls.variations import VARIATIONS
+from tests.rollq_worker.tokens.models import RealTemplates
+from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
+from tests.rollq_worker.tokens.template_habits import HABITS
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "a number"}}}
 TOOLS = ({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}},)
 
 
-@pytest.fixture(scope="module")
-def models(shared: Path) -> Models:
-    return Models(shared)
-
-
-class Speaking:
-    """An engine that says these texts, as they are: a turn without its stop token was cut by a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, *texts: str) -> None:
-        self._said = [tokenizer.encode(text) for text in texts]
-
-    def room(self, prompt: int) -> int:
-        return 1 << 20
-
-    def generate(
-        self, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int, key: str, check: Callable[[], None]
-    ) -> Generated:
-        said = self._said.pop(0)
-        logprobs = array("f", [-1.0] * len(said))
-        return Generated(ids=said, logprobs=logprobs, versions=[VersionSpan("v", 0, len(said))], finish=Finish.STOP)
-
-
 def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
-    """Played, and every bridge compared with the end of the template's render of the same conversation."""
+    """An episode in which the engine samples these texts; one without its stop token was cut by a stop string.
+
+    Every bridge is compared with the end of the template's render of the same conversation.
+    """
     environment = FakeEnvironment(tools=TOOLS)
     renderer = checked_renderer(tokenizer, list(environment.tools))
     trajectory = play(
         Job(run="r", group="g", env="fake", task=0, **job),
-        engine=Speaking(tokenizer, *texts),
+        engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
         renderer=renderer,
         environment=environment,
         user=FakeUser(["hello", "go on", "and then?"]),
@@ -85,8 +64,8 @@ SPOKEN = {"gpt-oss": "<|channel|>final<|message|>"}
 
 
 @pytest.mark.parametrize("name", CLOSES)
-def test_a_turn_that_was_cut_is_closed_as_the_template_does(models: Models, name: str) -> None:
-    tokenizer = models.real(name)
+def test_a_turn_that_was_cut_is_closed_as_the_template_does(real: RealTemplates, name: str) -> None:
+    tokenizer = real.tokenizer(name)
     cut = SPOKEN.get(name, "") + CUT
     trajectory = episode(tokenizer, cut, cut, cut, sampling={"stop": "END"})
     assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 3
@@ -105,9 +84,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_cut_call_is_closed_for_the_tool(models: Models, name: str) -> None:
+def test_a_cut_call_is_closed_for_the_tool(real: RealTemplates, name: str) -> None:
     """Some families close for whoever speaks next."""
-    tokenizer = models.real(name)
+    tokenizer = real.tokenizer(name)
     call, close = CALLS[name]
     cut = SPOKEN.get(name, "") + CUT
     trajectory = episode(tokenizer, call, cut, cut, cut, sampling={"stop": ["</tool_call>", "}", "END"]})
@@ -115,8 +94,8 @@ def test_a_cut_call_is_closed_for_the_tool(models: Models, name: str) -> None:
     assert [tokenizer.decode(bridge[:1]) for bridge in bridges(trajectory)][:2] == [close, CLOSES[name]]
 
 
-def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(models: Models) -> None:
-    tokenizer = models.real("glm-4.6")
+def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(real: RealTemplates) -> None:
+    tokenizer = real.tokenizer("glm-4.6")
     broken = "<tool_call>add\n<arg_key>a END"
     trajectory = episode(tokenizer, broken, broken, broken, sampling={"stop": "END"})
     assert [m["role"] for m in trajectory.messages[2:]] == ["assistant", "user", "assistant", "user", "assistant"]
@@ -124,9 +103,9 @@ def test_a_cut_call_that_cannot_be_read_is_closed_for_the_complaint(models: Mode
     assert trajectory.stop == "malformed"
 
 
-def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(models: Models) -> None:
+def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(real: RealTemplates) -> None:
     """gpt-oss is made to stop at `<|end|>`, which it samples in mid-turn and the template writes behind turns."""
-    tokenizer = models.real("gpt-oss")
+    tokenizer = real.tokenizer("gpt-oss")
     end = tokenizer.added_tokens["<|end|>"]
     said = SPOKEN["gpt-oss"] + "Hello.<|end|>"
     trajectory = episode(tokenizer, said, said, said, sampling={"stop_token_ids": [end]})
@@ -149,9 +128,8 @@ def kimi(*ids: str) -> str:
     return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|><|im_end|>"
 
 
-def test_kimi_keeps_the_ids_that_the_model_gave(models: Models) -> None:
-    template, added, _ = VARIATIONS["kimi-k2"]
-    tokenizer = models.made("kimi-k2", template, added)
+def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
+    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
     trajectory = episode(
         tokenizer,
         kimi("functions.add:0"),
@@ -165,25 +143,23 @@ def test_kimi_keeps_the_ids_that_the_model_gave(models: Models) -> None:
     assert "## Return of functions.add:8" in tokenizer.decode(bridges(trajectory)[1])
 
 
-def test_kimi_counts_over_the_episode_where_an_id_cannot_stay(models: Models) -> None:
-    template, added, _ = VARIATIONS["kimi-k2"]
-    tokenizer = models.made("kimi-k2", template, added)
+def test_kimi_counts_over_the_episode_where_an_id_cannot_stay() -> None:
+    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
     twice = kimi("functions.add:0", "functions.add:0")
     texts = [kimi("add:5"), twice, *["bye<|im_end|>"] * 3]
     trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
     assert call_ids(trajectory) == ["functions.add:0", "functions.add:0", "functions.add:2"]
 
 
-def test_a_number_that_the_model_used_up_is_no_id_of_another_call(models: Models) -> None:
-    template, added, _ = VARIATIONS["kimi-k2"]
-    tokenizer = models.made("kimi-k2", template, added)
+def test_a_number_that_the_model_used_up_is_no_id_of_another_call() -> None:
+    tokenizer = HABITS["kimi-k2"].tokenizer("kimi-k2")
     texts = [kimi("functions.add:1", "functions.add:1"), *["bye<|im_end|>"] * 3]
     trajectory = episode(tokenizer, *texts, agent_args={"calls": "all"})
     assert call_ids(trajectory) == ["functions.add:1", "functions.add:2"]
 
 
-def test_mistral_nemo(models: Models) -> None:
-    tokenizer = models.real("mistral-nemo")
+def test_mistral_nemo_keeps_ids_of_nine_characters_and_numbers_other_calls(real: RealTemplates) -> None:
+    tokenizer = real.tokenizer("mistral-nemo")
     trajectory = episode(
         tokenizer,
         '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}]</s>',
@@ -195,9 +171,8 @@ def test_mistral_nemo(models: Models) -> None:
     assert "abcdef123" in tokenizer.decode(bridges(trajectory)[0])
 
 
-def test_other_mistrals(models: Models) -> None:
-    template, added, _ = VARIATIONS["mistral with names and ids"]
-    tokenizer = models.made("mistral", template, added)
+def test_later_mistrals_keep_ids_and_number_other_calls() -> None:
+    tokenizer = HABITS["mistral with names and ids"].tokenizer("mistral")
     trajectory = episode(
         tokenizer,
         '[TOOL_CALLS]add[CALL_ID]abcdef123[ARGS]{"a": 1}</s>',

@@ -4,7 +4,7 @@ import json
 import unicodedata
 from array import array
 from collections import Counter
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from rollq.errors import JobFailure
 from rollq_worker.protocols import Action
-from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.model_family import FAMILIES
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
-QWEN = "qwen2.5.jinja"
 TOOLS = [
     {
         "type": "function",
@@ -31,21 +31,21 @@ TOOLS = [
 ]
 OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is #W123?"}]
 TURN = {"role": "assistant", "content": "It is on its way."}
+VOCABULARIES = ("bundled", "qwen")
 
 
-@pytest.fixture(scope="module")
-def models(shared: Path) -> dict[str, Tokenizer]:
-    """The bundled tokenizer, and templates on the real Qwen vocabulary."""
-    spec = (shared / "data" / "qwen" / "tokenizer.json").read_bytes()
-    config = json.loads((shared / "data" / "qwen" / "tokenizer_config.json").read_text())
-    templates = shared / "data" / "chat_templates"
-    named = {name: Tokenizer(name, spec, config, (templates / name).read_text()) for name in (QWEN, "qwen3.jinja")}
-    return named | {"bundled": load_tokenizer()}
+@cache
+def with_bundled_template(vocabulary: str) -> ChatRenderer:
+    return ChatRenderer(load_tokenizer() if vocabulary == "bundled" else qwen_tokenizer(), TOOLS)
 
 
-@pytest.fixture(scope="module", params=["bundled", QWEN, "qwen3.jinja"])
-def renderer(request: pytest.FixtureRequest, models: dict[str, Tokenizer]) -> ChatRenderer:
-    return ChatRenderer(models[request.param], TOOLS)
+@pytest.fixture(scope="module", params=[*VOCABULARIES, "qwen2.5 template", "qwen3 template"])
+def renderer(request: pytest.FixtureRequest) -> ChatRenderer:
+    """The bundled template on two vocabularies, and two real templates on Qwen's."""
+    name, _, is_template = request.param.partition(" ")
+    if not is_template:
+        return with_bundled_template(name)
+    return ChatRenderer(qwen_tokenizer(request.getfixturevalue("real").text(name), name), TOOLS)
 
 
 def called(*names: str) -> dict[str, Any]:
@@ -88,30 +88,33 @@ def test_bridges_spell_out_what_chatml_puts_there(renderer: ChatRenderer):
     )
 
 
-@pytest.mark.parametrize("content", ["", "\n", "a\n", "\n\na", " \n\ta\r\n\n  ", '{"a": [1,\n2]}', "é", "e\u0301"])
-def test_a_conversation_of_bridges_equals_the_full_render(models: dict[str, Tokenizer], content: str):
-    for name in ("bundled", QWEN):
-        tokenizer = models[name]
-        renderer = ChatRenderer(tokenizer, TOOLS)
-        messages: list[dict[str, Any]] = [*OPENING]
-        ids = renderer.open(messages, TOOLS)
-        for turn, replies in [
-            (called("get_order"), [result(content)]),
-            (TURN, [{"role": "user", "content": content}]),
-            (called("get_order", "get_order"), [result(content), result("b" + content, 1)]),
-            (called("think"), [result(content)]),
-        ]:
-            parsed = {**turn}
-            if "tool_calls" in turn:
-                function = {"arguments": {"order_id": "#W123"}}
-                parsed["tool_calls"] = [
-                    {**call, "function": {**call["function"], **function}} for call in turn["tool_calls"]
-                ]
-            said = tokenizer.render([*messages, parsed], TOOLS, False).removesuffix("\n")
-            ids += tokenizer.encode(said.removeprefix(tokenizer.render(messages, TOOLS, True)))
-            messages += [parsed, *replies]
-            ids += renderer.bridge(turn, replies)
-        assert ids == tokenizer.encode(tokenizer.render(messages, TOOLS, True)), name
+AWKWARD = ["", "\n", "a\n", "\n\na", " \n\ta\r\n\n  ", " \t", '{"a": [1,\n2]}', "é", "e\u0301 \u1100\u1161 ﬁ"]
+
+
+@pytest.mark.parametrize("content", AWKWARD)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_conversation_of_bridges_equals_the_full_render(vocabulary: str, content: str):
+    renderer = with_bundled_template(vocabulary)
+    tokenizer = renderer.tokenizer
+    messages: list[dict[str, Any]] = [*OPENING]
+    ids = renderer.open(messages, TOOLS)
+    for turn, replies in [
+        (called("get_order"), [result(content)]),
+        (TURN, [{"role": "user", "content": content}]),
+        (called("get_order", "get_order"), [result(content), result("b" + content, 1)]),
+        (called("think"), [result(content)]),
+    ]:
+        parsed = {**turn}
+        if "tool_calls" in turn:
+            function = {"arguments": {"order_id": "#W123"}}
+            parsed["tool_calls"] = [
+                {**call, "function": {**call["function"], **function}} for call in turn["tool_calls"]
+            ]
+        said = tokenizer.render([*messages, parsed], TOOLS, False).removesuffix("\n")
+        ids += tokenizer.encode(said.removeprefix(tokenizer.render(messages, TOOLS, True)))
+        messages += [parsed, *replies]
+        ids += renderer.bridge(turn, replies)
+    assert ids == tokenizer.encode(tokenizer.render(messages, TOOLS, True))
 
 
 def test_a_bridge_costs_the_same_whatever_the_turn_was(renderer: ChatRenderer):
@@ -147,7 +150,7 @@ def test_halves_of_tokens_do_not_meet(renderer: ChatRenderer):
 def test_a_template_that_makes_tags_of_names_makes_no_control_tokens(name: str):
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}<|im_start|>"
     tokenizer = Tokenizer("tags", (BUNDLED / "tokenizer.json").read_bytes(), {}, template)
-    guard = Guard(Controls(tokenizer))
+    guard = Guard(ControlTokens(tokenizer))
     ids = guard.encode(tokenizer.render([guard.hide({"role": "user", "content": name})]))
     assert tokenizer.decode(ids) == f"<{name}><|im_start|>"
     assert [id for id in ids if id in tokenizer.added_tokens.values()] == [tokenizer.added_tokens["<|im_start|>"]]
@@ -169,9 +172,9 @@ CONTENT = st.one_of(st.text(), st.lists(st.one_of(WORDS, st.text(max_size=4)), m
 
 
 @given(CONTENT, CONTENT)
-def test_no_content_makes_a_control_token(models: dict[str, Tokenizer], first: str, second: str):
-    for name in ("bundled", QWEN):
-        renderer = ChatRenderer(models[name], TOOLS)
+def test_no_content_makes_a_control_token(first: str, second: str):
+    for name in VOCABULARIES:
+        renderer = with_bundled_template(name)
         decode = renderer.tokenizer.decode
         ids = renderer.open([{"role": "system", "content": first}, {"role": "user", "content": second}], TOOLS)
         assert controls(renderer, ids) == controls(renderer, renderer.open(OPENING, TOOLS))
@@ -184,11 +187,11 @@ def test_no_content_makes_a_control_token(models: dict[str, Tokenizer], first: s
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="<")))
-def test_harmless_content_is_encoded_as_the_tokenizer_does(models: dict[str, Tokenizer], text: str):
-    tokenizer = models[QWEN]
+def test_harmless_content_is_encoded_as_the_tokenizer_does(text: str):
+    tokenizer = with_bundled_template("qwen").tokenizer
     messages = [{"role": "system", "content": text}, {"role": "user", "content": f"x{text}y"}]
     prompt = tokenizer.render(messages, TOOLS, True)
-    assert ChatRenderer(tokenizer, TOOLS).open(messages, TOOLS) == tokenizer.encode(prompt)
+    assert with_bundled_template("qwen").open(messages, TOOLS) == tokenizer.encode(prompt)
 
 
 def said(name: str, text: str) -> str:
@@ -216,7 +219,7 @@ def test_a_turn_cut_in_the_middle_of_a_character(renderer: ChatRenderer):
     assert renderer.read(cut).content.startswith("so \ufffd")
 
 
-def test_a_header_that_opens_the_reasoning(models: dict[str, Tokenizer]):
+def test_a_header_that_opens_the_reasoning():
     template = (BUNDLED / "chat_template.jinja").read_text()
     thinking = template.replace(
         "'<|im_start|>assistant\\n' -}}\n{%- endif", "'<|im_start|>assistant\\n<think>\\n' -}}\n{%- endif"
@@ -227,10 +230,9 @@ def test_a_header_that_opens_the_reasoning(models: dict[str, Tokenizer]):
     assert (read.reasoning, read.content) == ("well", "Hi")
 
 
-def test_stop_tokens(models: dict[str, Tokenizer]):
-    assert ChatRenderer(models[QWEN]).stop_ids == (151645, 151643)
-    bundled = models["bundled"]
-    assert ChatRenderer(bundled).stop_ids == (bundled.added_tokens["<|im_end|>"], bundled.added_tokens["<|endoftext|>"])
+def test_chatml_turns_end_with_two_tokens(renderer: ChatRenderer):
+    ids = renderer.tokenizer.added_tokens
+    assert renderer.stop_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])
 
 
 def test_what_cannot_be_bridged_is_the_jobs_failure(renderer: ChatRenderer):
@@ -252,10 +254,10 @@ def test_a_template_without_an_end_of_turn_is_refused():
         ChatRenderer(tokenizer, TOOLS, family=FAMILIES[0]).bridge(TURN, [result("x")])
 
 
-def test_many_kinds_of_turns_are_bounded_in_memory(models: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rollq_worker.tokens.renderer.HEADS", 3)
-    renderer = ChatRenderer(models["bundled"], TOOLS)
+def test_many_kinds_of_turns_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rollq_worker.tokens.made_up_conversation.MAX_HEADS", 3)
+    renderer = ChatRenderer(load_tokenizer(), TOOLS)
     first = renderer.bridge(called("f0"), [result("x")])
     for n in range(10):
         assert renderer.bridge(called(f"f{n}"), [result("x")]) == first
-    assert len(renderer._heads) <= 3
+    assert len(renderer._made_up._heads) <= 3

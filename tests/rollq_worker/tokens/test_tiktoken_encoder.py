@@ -1,31 +1,31 @@
 """The faster encoder gives the tokenizer's ids, for every character there is, or is not used."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq_worker.tokens import tiktoken_encoder
-from rollq_worker.tokens.tiktoken_encoder import LONGEST, fast_encoder
+from rollq_worker.tokens.tiktoken_encoder import MAX_LENGTH, fast_encoder
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
-from tests.rollq_worker.tokens.models import Models
-
-SPEC = json.loads((BUNDLED / "tokenizer.json").read_text())
+from tests.rollq_worker.tokens.qwen_vocabulary import qwen_spec, qwen_tokenizer
 
 
-@pytest.fixture(scope="module", params=["bundled", "qwen"])
+def bundled_spec() -> bytes:
+    return (BUNDLED / "tokenizer.json").read_bytes()
+
+
+SPEC = json.loads(bundled_spec())
+
+
+@pytest.fixture(scope="module", params=[bundled_spec, qwen_spec], ids=["bundled", "qwen"])
 def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, Tokenizer]:
-    """The same vocabulary with and without the faster tiktoken_encoder."""
-    if request.param == "bundled":
-        spec, template = (BUNDLED / "tokenizer.json").read_bytes(), "x"
-    else:
-        models = Models(request.getfixturevalue("shared"))
-        spec, template = (models.templates.parent / "qwen" / "tokenizer.json").read_bytes(), models.text("qwen2.5")
-    fast, exact = Tokenizer("fast", spec, {}, template), Tokenizer("exact", spec, {}, template)
-    assert fast.quicken() and exact._fast is None
+    """The same vocabulary with and without the faster encoder."""
+    fast, exact = Tokenizer("fast", request.param(), {}, "x"), Tokenizer("exact", request.param(), {}, "x")
+    assert fast.use_fast_encoder() and exact._fast is None
     return fast, exact
 
 
@@ -60,28 +60,25 @@ def test_rows_of_tokens(pair: tuple[Tokenizer, Tokenizer], picks: list[int]):
     assert fast.encode_plain(text) == exact.encode_plain(text)
 
 
-def test_the_golden_encodings(shared: Path):
-    golden = shared / "data" / "qwen" / "golden_encodings"
-    texts = golden.with_suffix(".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    rows = golden.with_suffix(".out").read_text().split("\n")[: len(texts)]
-    tokenizer = Models(shared).qwen("qwen2.5")
-    assert tokenizer.quicken() and len(texts) == 47
-    for text, row in zip(texts, rows, strict=True):
-        assert list(tokenizer.encode_plain(text)[0]) == [int(id) for id in row.split()], text
+def test_the_golden_encodings(golden_encodings: list[tuple[str, list[int]]]):
+    tokenizer = qwen_tokenizer()
+    assert tokenizer.use_fast_encoder()
+    for text, ids in golden_encodings:
+        assert list(tokenizer.encode_plain(text)[0]) == ids, text
 
 
 def test_long_texts_and_halves_of_characters(pair: tuple[Tokenizer, Tokenizer]):
     fast, exact = pair
-    for text in ("a b\ud800c", "word " * (LONGEST // 5 + 1), " " * 3000, "x" * 3000, "\n" * 3000):
+    for text in ("a b\ud800c", "word " * (MAX_LENGTH // 5 + 1), " " * 3000, "x" * 3000, "\n" * 3000):
         assert fast.encode_plain(text) == exact.encode_plain(text)
 
 
-def test_merges_are_in_the_order_of_what_they_make(shared: Path):
+@pytest.mark.parametrize("spec", [bundled_spec, qwen_spec], ids=["bundled", "qwen"])
+def test_merges_are_in_the_order_of_what_they_make(spec: Callable[[], bytes]):
     """With every token made once and from earlier tokens, the lowest merge and the lowest product are the same pair."""
-    for path in (BUNDLED / "tokenizer.json", shared / "data" / "qwen" / "tokenizer.json"):
-        model = json.loads(path.read_text())["model"]
-        made = [model["vocab"]["".join(m if isinstance(m, list) else m.split(" "))] for m in model["merges"]]
-        assert all(a < b for a, b in pairwise(made))
+    model = json.loads(spec())["model"]
+    made = [model["vocab"]["".join(m if isinstance(m, list) else m.split(" "))] for m in model["merges"]]
+    assert all(a < b for a, b in pairwise(made))
 
 
 CHANGES = {
@@ -128,14 +125,14 @@ def test_a_token_that_no_merge_makes_is_never_given():
     for token in ("recent", "session", "_miller"):
         spec = json.dumps(SPEC | {"model": _without_its_merge(token)}).encode()
         fast, exact = Tokenizer("fast", spec, {}, "x"), Tokenizer("exact", spec, {}, "x")
-        assert fast.quicken()
+        assert fast.use_fast_encoder()
         ids = exact.encode_plain(token)
         assert len(ids[0]) > 1 and fast.encode_plain(token) == ids
 
 
 def test_a_token_that_is_only_found_whole_needs_the_tokenizer_itself():
     spec = json.dumps(SPEC | {"model": _without_its_merge("recent") | {"ignore_merges": True}}).encode()
-    assert not Tokenizer("x", spec, {}, "x").quicken()
+    assert not Tokenizer("x", spec, {}, "x").use_fast_encoder()
 
 
 def test_an_encoder_that_differs_on_the_corpus_is_not_used(caplog: pytest.LogCaptureFixture):
@@ -149,5 +146,5 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     monkeypatch.setattr(tiktoken_encoder, "_made", {})
     tokenizer = load_tokenizer()
-    assert not tokenizer.quicken()
+    assert not tokenizer.use_fast_encoder()
     assert tokenizer.decode(tokenizer.encode_plain("still there")[0]) == "still there"

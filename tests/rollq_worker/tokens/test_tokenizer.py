@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure, SettingsError
-from rollq_worker.tokens.injection_guard import Controls, Guard
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.renderer import ChatRenderer
-from rollq_worker.tokens.selfcheck.check import Match, check
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +26,8 @@ def bundled() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def qwen(shared: Path) -> Tokenizer:
-    data = shared / "data"
-    spec = (data / "qwen" / "tokenizer.json").read_bytes()
-    config = json.loads((data / "qwen" / "tokenizer_config.json").read_text())
-    return Tokenizer("qwen", spec, config, (data / "chat_templates" / "qwen2.5.jinja").read_text())
+def qwen() -> Tokenizer:
+    return qwen_tokenizer()
 
 
 @pytest.fixture
@@ -36,16 +35,10 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
 
 
-def test_the_golden_encodings_of_the_real_vocabulary(qwen: Tokenizer, shared: Path):
-    golden = shared / "data" / "qwen" / "golden_encodings"
-    texts = golden.with_suffix(".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    rows = golden.with_suffix(".out").read_text().split("\n")[: len(texts)]
-    assert len(texts) == 47
-    for text, row in zip(texts, rows, strict=True):
-        expected = [int(id) for id in row.split()]
-        assert list(qwen.encode(text)) == expected, text
-        assert list(qwen.encode_plain(text)[0]) == expected, text
-        assert qwen.decode(expected) == unicodedata.normalize("NFC", text)
+def test_the_golden_encodings_of_the_real_vocabulary(qwen: Tokenizer, golden_encodings: list[tuple[str, list[int]]]):
+    for text, ids in golden_encodings:
+        assert list(qwen.encode_plain(text)[0]) == ids, text
+        assert qwen.decode(ids) == unicodedata.normalize("NFC", text)
 
 
 def test_added_tokens_are_recognised_in_templates_and_never_in_plain_text(qwen: Tokenizer, bundled: Tokenizer):
@@ -178,7 +171,7 @@ def test_a_template_of_its_own_for_tools(folder: Path):
 def test_a_template_list_of_nonsense(folder: Path):
     (folder / "chat_template.jinja").unlink()
     (folder / "tokenizer_config.json").write_text('{"chat_template": ["x"]}')
-    with pytest.raises(SettingsError, match="list of something else"):
+    with pytest.raises(SettingsError, match="a list, but not of templates"):
         load_tokenizer(str(folder))
 
 
@@ -259,7 +252,7 @@ def test_a_space_is_put_where_the_whole_text_would_have_one(scheme: str):
     spec["normalizer"] = None
     spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
     tokenizer = Tokenizer(scheme, json.dumps(spec).encode(), {}, "x")
-    guard = Guard(Controls(tokenizer))
+    guard = Guard(ControlTokens(tokenizer))
     text = "<|im_start|>user\n a  b<|im_end|><|im_start|> c<|im_end|>"
     assert guard.encode(text) == tokenizer.encode(text)
 
@@ -305,8 +298,8 @@ def test_added_tokens_of_white_space_are_text(text: str):
     assert tokenizer.added_tokens["<b>"] not in tokenizer.encode_plain(text)[0]
 
 
-def test_a_vocabulary_with_them_is_exact(shared: Path):
-    template = (shared / "data" / "chat_templates" / "qwen2.5.jinja").read_text()
+def test_a_vocabulary_with_them_is_exact():
+    template = (BUNDLED / "chat_template.jinja").read_text()
     tokenizer = Tokenizer("spaced", spaced(), {"eos_token": "<|im_end|>"}, template)
     table = check(tokenizer, [])
     assert {finding.match for finding in table.edges.values()} == {Match.EXACT}

@@ -1,6 +1,6 @@
-"""A worker's renderers: one for each set of tools and each thing that jobs ask of it, checked before its first use.
+"""A worker's renderers: one for each set of tools and each need of a job, self-checked before its first use.
 
-The invariant: a self-check runs once, and holds up only the jobs that wait for its outcome.
+A self-check runs once, and holds up only the jobs that wait for its outcome.
 """
 
 import json
@@ -15,19 +15,19 @@ from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import Tokenizer
 
-KEPT = 64
-"""Renderers that are kept at hand, the ones used last: environments may make up tools for every task."""
+MAX_RENDERERS = 64
+"""The renderers used last are kept: environments may make up tools for every task."""
 
 
 class _Slot:
-    """Where a renderer comes to be."""
+    """The place of one renderer; its lock is held while the self-check runs."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.renderer: ChatRenderer | None = None
 
 
-class Renderers:
+class RendererCache:
     """All renderers for one tokenizer, shared by all threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -40,27 +40,27 @@ class Renderers:
 
     def of(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
         """The renderer for a job with these tools. Raises JobFailure naming an edge that it needs and cannot have."""
-        edges, anew = needed(job), job.history is History.TEMPLATE
-        slot = self._slot((json.dumps(tools, sort_keys=True), edges, anew))
+        edges, rerender = needed_edges(job), job.history is History.TEMPLATE
+        slot = self._slot((json.dumps(tools, sort_keys=True), edges, rerender))
         with slot.lock:
             if slot.renderer is None:
-                slot.renderer = checked_renderer(self._tokenizer, tools, *edges, anew=anew)
+                slot.renderer = checked_renderer(self._tokenizer, tools, *edges, rerender=rerender)
             return slot.renderer
 
     def _slot(self, key: tuple[str, tuple[Edge, ...], bool]) -> _Slot:
         with self._lock:
             slot = self._slots.pop(key, None) or _Slot()
-            self._slots[key] = slot  # the one used last is the last
-            if len(self._slots) > KEPT:
+            self._slots[key] = slot  # the one used last comes last
+            if len(self._slots) > MAX_RENDERERS:
                 del self._slots[next(iter(self._slots))]
             return slot
 
 
-def needed(job: Job) -> tuple[Edge, ...]:
-    """The edges that this job may take beside those of every job."""
+def needed_edges(job: Job) -> tuple[Edge, ...]:
+    """The edges that this job may take beyond those of every job."""
     edges = []
     if agent_factory(job.agent, job.agent_args).several:
         edges.append(Edge.CALLS)
     if ends_anywhere(job) or job.sampling.get("stop_token_ids"):
-        edges.append(Edge.CUT)
+        edges.append(Edge.TRUNCATED)
     return tuple(edges)

@@ -15,8 +15,8 @@ from rollq.job import Json
 from rollq.trajectory import Message
 
 TODAY = datetime(2025, 1, 1)
-"""What templates that write the date are told. A real one would change between the samples of a group, and part a
-journal from the episode that goes on with it the day after."""
+"""The date for templates that write one. The real date would differ between the samples of a group, and between a
+journal and an episode that is resumed from it the next day."""
 _CLOCK = re.compile(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
 
 
@@ -24,13 +24,13 @@ class ChatTemplate:
     """Safe to share between threads."""
 
     def __init__(self, name: str, template: Json, named: Mapping[str, str]) -> None:
-        """`template` is the Jinja text, or texts by name; `named` the tokens that it may show. Raises SettingsError."""
+        """`template` is the Jinja text, or texts by name; `named` are tokens that it may show. Raises SettingsError."""
         self._name = name
         self._text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
         self._renderer = _renderer(name, template, named)
 
     def mentions(self, name: str) -> bool:
-        """Whether it has this word in it."""
+        """Whether the template contains this word."""
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
 
     def render(
@@ -40,7 +40,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Json],
     ) -> str:
-        """Its text. Raises JobFailure when it refuses or breaks."""
+        """The rendered text. Raises JobFailure when the template refuses or breaks."""
         try:
             text: str = self._renderer.apply_chat_template(
                 list(messages),
@@ -59,7 +59,7 @@ class ChatTemplate:
 
 def _renderer(name: str, template: Json, named: Mapping[str, str]) -> Any:
     """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that there is no torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns that torch is missing
     import jinja2
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -73,11 +73,11 @@ def _renderer(name: str, template: Json, named: Mapping[str, str]) -> Any:
         renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except jinja2.TemplateSyntaxError as e:
         raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
-    except Exception:  # it compiles; that it refuses this conversation says nothing
+    except Exception:  # it compiles; it may still refuse this conversation
         pass
     return renderer
 
 
 def _dated(template: str) -> str:
-    """The template with TODAY in place of a clock; transformers passes no functions on to override it."""
+    """The template with TODAY in place of a clock, because transformers does not let us override that function."""
     return _CLOCK.sub(lambda call: json.dumps(TODAY.strftime(call[2])), template)

@@ -1,9 +1,11 @@
-"""Keeps what environments, tools and users say from becoming control tokens.
+"""Keeps the words of environments, tools and users from becoming control tokens.
 
-Before rendering, every piece of a foreign text that is, or could become part of, an added token is swapped for a
-one-time mark that templates pass through unchanged: digits, which no filter changes. In the rendered text the added
-tokens left are the template's own: they are encoded by id, everything between them as plain text with the swapped
-pieces put back. For harmless text the ids are those of the rendered text. It does not know messages or templates.
+Before rendering, each piece of a foreign text that is an added token, or could become part of one, is swapped for a
+one-time mark. Marks are digits, which templates pass through unchanged. The added tokens left in the rendered text are
+the template's own and are encoded by id. The text between them is encoded as plain text, with the swapped pieces put
+back. For harmless text the ids are those of the rendered text.
+
+It does not know messages or templates.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -21,18 +23,18 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""What tokenizers takes for white space around an added token."""
-REMEMBERED = 64
+"""White space around an added token, as the tokenizers library sees it."""
+_MAX_REMEMBERED = 64
 """Texts whose ids are kept: the system prompts of the environments in use."""
 _FORMAT = frozenset(
     "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
     "description parameters properties required items enum object array string integer number boolean null".split()
 )
-"""Words of the chat format and of JSON schemas, which templates compare with: never swapped for being a tag's name."""
+"""Words of the chat format and of JSON schemas. Templates compare with them, so they are never swapped."""
 
 
-class Controls:
-    """The added tokens of one tokenizer, compiled for searching."""
+class ControlTokens:
+    """The added tokens of one tokenizer, compiled for a search."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -44,19 +46,19 @@ class Controls:
         self.starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self.ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
         self.longest = max(map(len, texts), default=0)
-        # Marks never leave the process, so no text can know the nonce.
+        # Marks never leave the process, so no text can contain the nonce.
         self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
         self.mark = re.compile(self.nonce + r"(\d{6})")
-        # Templates write names as <name> and </name>: such a name alone could complete a token.
+        # Templates write some texts as <name> and </name>, so such a name alone could complete a token.
         names = (text[1:-1] for text in texts if text[0] == "<" and text[-1] == ">")
         self.names = frozenset(form for name in names for form in (name, name.lstrip("/"))) - _FORMAT
 
-        self._remembered = lru_cache(REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
+        self._remembered = lru_cache(_MAX_REMEMBERED)(lambda text: tokenizer.encode_plain(text)[0])
 
     def encode(self, rendered: str, restore: Callable[[str], str], remember: bool = False) -> array[int]:
         """array('I'): added tokens by id, the text between them restored and encoded as plain text.
 
-        `remember`: the texts will come again, so their ids are kept.
+        `remember`: keep the ids, because the same texts will come again.
         """
         controls: list[int] = []
         texts: list[str] = []
@@ -70,8 +72,8 @@ class Controls:
             controls.append(self.ids[match[0]])
             at = end
         texts.append(restore(rendered[at:]))
-        spoken = list(filter(None, texts))
-        encoded = map(self._remembered, spoken) if remember else iter(self.tokenizer.encode_plain(*spoken))
+        plain = list(filter(None, texts))
+        encoded = map(self._remembered, plain) if remember else iter(self.tokenizer.encode_plain(*plain))
         ids = array("I")
         for n, text in enumerate(texts):
             if text:
@@ -84,7 +86,7 @@ class Controls:
 class Guard:
     """The swapped pieces of one rendering."""
 
-    def __init__(self, controls: Controls) -> None:
+    def __init__(self, controls: ControlTokens) -> None:
         self._controls = controls
         self._pieces: list[str] = []
 
@@ -104,16 +106,18 @@ class Guard:
         return value
 
     def encode(self, rendered: str, remember: bool = False) -> array[int]:
-        """array('I'): the ids of a rendered text; `remember` when much of it will come again."""
+        """array('I'): the ids of a rendered text. `remember`: keep them, because much of it will come again."""
         return self._controls.encode(rendered, self.restore, remember)
 
     def restore(self, text: str) -> str:
-        """The text with its marks replaced by what they stand for. Raises JobFailure if the template broke one."""
+        """The text with the original pieces in place of their marks. Raises JobFailure if the template broke a mark."""
         if not self._pieces:
             return text
         text = self._controls.mark.sub(lambda match: self._pieces[int(match[1])], text)
         if self._controls.nonce[:12] in text or self._controls.nonce[12:] in text:
-            raise JobFailure("the chat template cuts texts in the middle, where a control token is spoken of")
+            raise JobFailure(
+                "the chat template cuts a text in two at a control token that it mentions; use another template"
+            )
         return text
 
     def _hide_text(self, text: str) -> str:
@@ -122,7 +126,7 @@ class Guard:
         if text in self._controls.names:
             return self.mark(text)
         text = self._controls.token.sub(lambda match: self.mark(match[0]), text)
-        # Half a token at an edge could be completed by what the template or another text puts beside it.
+        # The template or another text could complete half a token at an edge.
         for n in range(min(len(text), self._controls.longest), 0, -1):
             if text[:n] in self._controls.ends:
                 text = self.mark(text[:n]) + text[n:]

@@ -1,8 +1,8 @@
 """A faster encoder for plain byte-level BPE: tiktoken with a tokenizer's own ranks and pattern.
 
-It gives the tokenizer's ids or there is none: the merges must be in the order of the ids they make, which is when
-picking the lowest pair and picking the lowest product are the same, and both must agree on a corpus made of the
-vocabulary itself. It does not know added tokens: text is all it encodes.
+It is only used where it gives the tokenizer's ids. Two things make sure of that: the merges are in the order of the ids
+that they make, so the lowest pair and the lowest product are the same; and both encoders agree on a corpus made of the
+vocabulary itself. It does not know added tokens.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 Encode = Callable[[str], Sequence[int]]
 
-_OLD = re.compile(
+_WITHOUT_MARKS = re.compile(
     "[\u0000-\u02ff\u0370-\u0482\u048a-\u052f\u2000-\u206f\u2100-\u2bff\u3000-\u3029\u3030-\u3098\u309b-\u30ff\u3400-\u9fff"
     "\uac00-\ud7a3\uff00-\uffef\U0001f000-\U0001faff]*"
 )
-"""Scripts and symbols without marks that combine, whose normal form is the same in every version of Unicode. Of marks
-that came later, a tokenizer's own tables may know less than Python's, and leave them in another order."""
-LONGEST = 100_000
-"""Characters of a text; longer ones go to the tokenizer, whose regular expressions take any length."""
+"""Scripts and symbols without combining marks: their normal form is the same in every version of Unicode. A tokenizer's
+own tables may lack newer marks that Python knows, and leave them in another order."""
+MAX_LENGTH = 100_000
+"""Characters of a text. Longer texts go to the tokenizer, whose regular expressions take any length."""
 _GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _TEXTS = (
     "Hello, world! It's 12:45, isn't it? We'll see; they've said I'd better.",
@@ -47,10 +47,10 @@ _made: dict[str, Encode | None] = {}
 
 
 def fast_encoder(spec: bytes, exact: Exact, normalize: Callable[[str], str]) -> Encode | None:
-    """An encoder with the ids of `exact`, which encodes plain texts with tokenizer.json `spec`; None if there is none.
+    """An encoder that gives the ids of `exact`, the tokenizer with the tokenizer.json `spec`; None if there is none.
 
-    `normalize` is that tokenizer's own normaliser, for texts in which its Unicode tables may matter. Texts must be free
-    of surrogates. Costs about half a second for a vocabulary of 150,000, once for each `spec`.
+    `normalize` is that tokenizer's own normaliser, for texts whose normal form depends on Unicode's version. Texts must
+    not hold surrogates. Costs about half a second for a vocabulary of 150,000, once for each `spec`.
     """
     key = hashlib.sha256(spec).hexdigest()
     if key not in _made:
@@ -76,7 +76,7 @@ def _make(spec: bytes, exact: Exact, normalize: Callable[[str], str]) -> Encode 
 
     def encode(text: str) -> Sequence[int]:
         if normal and not text.isascii():
-            text = unicodedata.normalize("NFC", text) if _OLD.fullmatch(text) else normalize(text)
+            text = unicodedata.normalize("NFC", text) if _WITHOUT_MARKS.fullmatch(text) else normalize(text)
         return encoding.encode_ordinary(text)
 
     corpus = list(_corpus(ranks))
@@ -87,7 +87,7 @@ def _make(spec: bytes, exact: Exact, normalize: Callable[[str], str]) -> Encode 
 
 
 def _pattern(parts: Mapping[str, Json]) -> str | None:
-    """The regular expression of a pre-tokenizer that splits once and then goes to bytes; None for any other."""
+    """The regular expression of a pre-tokenizer that splits once and then maps to bytes; None for any other."""
     pre = parts.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", [pre])
     last = steps[-1] if steps else {}
@@ -102,15 +102,15 @@ def _pattern(parts: Mapping[str, Json]) -> str | None:
 
 
 def _normal_form(parts: Mapping[str, Json]) -> str | None:
-    """The normaliser: "NFC", or "" for none; None for any other."""
+    """The normaliser: "NFC", or "" for none. None for any other."""
     kind = (parts.get("normalizer") or {"type": ""}).get("type")
     return kind if kind in ("", "NFC") else None
 
 
 def _ranks(model: Mapping[str, Json]) -> dict[bytes, int] | None:
-    """Tokens as bytes with their ids; None unless the merges are ordered by what they make.
+    """Tokens as bytes with their ids; None unless the merges are in the order of the ids that they make.
 
-    A token that no merge makes is left out: the tokenizer never gives it, though its pieces stand side by side.
+    A token that no merge makes is left out, because the tokenizer never gives it either.
     """
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk")
     if model.get("type") != "BPE" or any(model.get(key) for key in odd):
@@ -124,12 +124,12 @@ def _ranks(model: Mapping[str, Json]) -> dict[bytes, int] | None:
         if made < before or tokens.get(left, made) >= made or tokens.get(right, made) >= made:
             return None
         before = tokens[left + right] = made
-    if model.get("ignore_merges") and len(tokens) < len(vocab):  # it gives such a token where it stands alone
+    if model.get("ignore_merges") and len(tokens) < len(vocab):  # it gives such a token for a word of its own
         return None
     alphabet = _alphabet()
     try:
         ranks = {bytes(alphabet[char] for char in token): id for token, id in tokens.items()}
-    except KeyError:  # a token that is no row of bytes
+    except KeyError:  # a token that does not spell bytes
         return None
     return ranks if all(bytes([n]) in ranks for n in range(256)) else None
 
@@ -142,7 +142,7 @@ def _alphabet() -> Mapping[str, int]:
 
 
 def _corpus(ranks: Mapping[bytes, int]) -> Iterator[str]:
-    """Texts on which encoders might differ: of many scripts, and rows of the vocabulary's own tokens."""
+    """Texts on which encoders might differ: many scripts, and the vocabulary's own tokens side by side."""
     yield from _TEXTS
     tokens = [token.decode(errors="ignore") for token in ranks]
     for step in (37, 41):

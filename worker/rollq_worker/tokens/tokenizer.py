@@ -19,7 +19,7 @@ from rollq.errors import JobFailure, SettingsError
 from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.chat_template import ChatTemplate
-from rollq_worker.tokens.tiktoken_encoder import LONGEST, Encode, fast_encoder
+from rollq_worker.tokens.tiktoken_encoder import MAX_LENGTH, Encode, fast_encoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,7 +31,7 @@ MORE_TEMPLATES = "additional_chat_templates"
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LONG = 1000
-"""Ids whose text is better decoded by the batch form, which lets go of the interpreter."""
+"""From this many ids on, decoding uses the batch form, which releases the interpreter."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -39,13 +39,14 @@ _BLANK = re.compile(r"[\s\u2581]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token that the text `text` always becomes, whatever stands around it."""
+    """A token that `text` always becomes, whatever stands around it."""
 
     text: str
     id: int
     lstrip: bool
-    """It swallows white space in front of it."""
+    """It swallows the white space before it."""
     rstrip: bool
+    """It swallows the white space behind it."""
 
 
 class Tokenizer:
@@ -88,7 +89,7 @@ class Tokenizer:
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
         fast = self._fast
-        if fast is not None and all(len(text) <= LONGEST for text in texts):
+        if fast is not None and all(len(text) <= MAX_LENGTH for text in texts):
             encoded = [array("I", fast(text)) for text in _without_surrogates(texts)]
         else:
             encoded = _encode(self._plain, texts)
@@ -98,8 +99,8 @@ class Tokenizer:
                 raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
         return encoded
 
-    def quicken(self) -> bool:
-        """Encode plain text by a faster encoder from now on, where one gives the same ids; whether there is one."""
+    def use_fast_encoder(self) -> bool:
+        """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one."""
         if self._fast is None and not self._spaces:
             normalizer = self._plain.normalizer
             normalize = normalizer.normalize_str if normalizer else str
@@ -107,13 +108,13 @@ class Tokenizer:
         return self._fast is not None
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no token nothing."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
         if len(ids) < LONG:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     def mentions(self, name: str) -> bool:
-        """Whether the chat template has this word in it."""
+        """Whether the chat template contains this word."""
         return self._template.mentions(name)
 
     def render(
@@ -128,7 +129,7 @@ class Tokenizer:
 
 
 def load_tokenizer(where: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory or a hub name; None is the one that ships in the package.
+    """The tokenizer of a directory or a hub name; None: the one in the package.
 
     A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
     in tokenizer_config.json; further ones may be in additional_chat_templates. Raises SettingsError that names the
@@ -141,12 +142,12 @@ def load_tokenizer(where: str | None = None) -> Tokenizer:
     if (folder / FILES[3]).is_file():
         config["generation"] = _object(folder / FILES[3])
     tokenizer = Tokenizer(name, spec, config, _find_template(folder, config))
-    tokenizer.quicken()
+    tokenizer.use_fast_encoder()
     return tokenizer
 
 
 def find_tokenizer(where: str) -> Path:
-    """The directory, downloaded if it is a hub name, with all that a tokenizer needs. Raises SettingsError."""
+    """The directory of a tokenizer, downloaded if it is a hub name. Raises SettingsError when a file is missing."""
     folder = _folder(where)
     for file in FILES[:2]:
         if not (folder / file).is_file():
@@ -209,7 +210,7 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
         if isinstance(template, list) and template:
             return {str(entry["name"]): str(entry["template"]) for entry in template}
     except (KeyError, TypeError) as e:
-        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list of something else than templates") from e
+        raise SettingsError(f"{folder / FILES[1]}: chat_template is a list, but not of templates") from e
     raise SettingsError(f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]}")
 
 
@@ -226,10 +227,9 @@ def _parse(name: str, spec: bytes) -> tokenizers.Tokenizer:
 
 
 def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
-    """The same vocabulary (shared, not copied) without post-processor and added tokens but for white space.
+    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the ids of white space.
 
-    Rows of spaces and of line ends are added tokens of some vocabularies (Gemma's): they are text like any other, and
-    their ids are returned.
+    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so they stay.
     """
     import tokenizers
 
@@ -248,9 +248,9 @@ def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer,
 
 
 def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer for texts that stand behind a control token: SentencePiece may put a space before the first.
+    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of the first text.
 
-    (Mistral 7B's does; a template that begins with plain text is found out by the self-check.)
+    Mistral 7B's does. The self-check finds templates that begin with plain text.
     """
     import tokenizers
 
@@ -265,10 +265,10 @@ def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenize
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:
-    # encode() holds the GIL for the whole call, the batch form does not.
+    # encode() holds the GIL for the whole call; the batch form does not.
     try:
         encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    except (TypeError, UnicodeEncodeError):  # lone surrogates, which no UTF-8 text can hold
+    except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write
         encoded = tokenizer.encode_batch_fast(_without_surrogates(texts), add_special_tokens=False)
     return [array("I", one.ids) for one in encoded]
 

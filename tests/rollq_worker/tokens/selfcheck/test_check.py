@@ -1,16 +1,18 @@
 """Every edge of a chat template classed, on templates that keep history, rewrite it, or break."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from rollq.errors import JobFailure
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck import check as check_module
-from rollq_worker.tokens.selfcheck.check import NEEDED, Edge, Match, check, checked_renderer
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+from rollq_worker.tokens.selfcheck.check import NEEDED, check, checked_renderer
+from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from tests.rollq_worker.tokens.models import RealTemplates
+from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 TOOL = {
     "type": "function",
@@ -22,18 +24,6 @@ TOOL = {
 }
 SPEC = (BUNDLED / "tokenizer.json").read_bytes()
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
-
-
-@pytest.fixture(scope="module")
-def qwen(shared: Path) -> Callable[[str], Tokenizer]:
-    """A real template on the real Qwen vocabulary."""
-    spec = (shared / "data" / "qwen" / "tokenizer.json").read_bytes()
-    config = json.loads((shared / "data" / "qwen" / "tokenizer_config.json").read_text())
-
-    def load(name: str) -> Tokenizer:
-        return Tokenizer(name, spec, config, (shared / "data" / "chat_templates" / f"{name}.jinja").read_text())
-
-    return load
 
 
 def variant(old: str, new: str, name: str = "variant") -> Tokenizer:
@@ -51,29 +41,8 @@ def test_the_bundled_template_is_exact_over_all_edges():
     assert classes(load_tokenizer(), []) == dict.fromkeys(Edge, Match.EXACT)
 
 
-def test_qwen25_is_exact_over_all_edges(qwen: Callable[[str], Tokenizer]):
-    assert classes(qwen("qwen2.5")) == dict.fromkeys(Edge, Match.EXACT)
-
-
-KEPT = {Edge.OPEN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN}
-
-
-def test_qwen3_rewrites_unless_the_turn_reasoned_and_a_tool_answers(qwen: Callable[[str], Tokenizer]):
-    # It shows an empty think block on the last turn only, and drops reasoning at each user message.
-    assert {edge for edge, match in classes(qwen("qwen3")).items() if match is Match.EXACT} == KEPT
-    assert Match.UNSUPPORTED not in classes(qwen("qwen3")).values()
-
-
-def test_hermes_writes_a_tool_result_differently_once_more_follows(qwen: Callable[[str], Tokenizer]):
-    found = check(qwen("hermes-3"), [TOOL]).edges
-    thoughts = {
-        Edge.THOUGHT_CALL,
-        Edge.THOUGHT_AGAIN,
-        Edge.THOUGHT_USER,
-    }  # it leaves reasoning and words beside a call out
-    beside = {Edge.WORDS, *thoughts}
-    assert {edge for edge in Edge if found[edge].match is Match.REWRITE} == {Edge.AGAIN, Edge.SERVED} | beside
-    assert Match.UNSUPPORTED not in {finding.match for finding in found.values()}
+def test_the_bundled_template_is_exact_on_qwens_vocabulary_too():
+    assert classes(qwen_tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
 
 
 def test_a_template_that_refuses_users_after_a_turn_lacks_that_edge():
@@ -85,11 +54,11 @@ def test_a_template_that_refuses_users_after_a_turn_lacks_that_edge():
     )
     found = check(tokenizer, [TOOL])
     assert {edge for edge in Edge if found.edges[edge].match is Match.UNSUPPORTED} == {
-        *(Edge.USER, Edge.SERVED, Edge.CUT, Edge.THOUGHT_USER)
+        *(Edge.REPLY, Edge.REPLY_AFTER_CALL, Edge.TRUNCATED, Edge.REASONED_REPLY)
     }
     found.require(Edge.CALL)
     with pytest.raises(JobFailure, match=r"one-user: .* does not support the edge 'reply -> user': .*one user only"):
-        found.require(Edge.CALL, Edge.USER)
+        found.require(Edge.CALL, Edge.REPLY)
     with pytest.raises(JobFailure, match="does not support the edge"):
         checked_renderer(tokenizer, [TOOL])
 
@@ -106,7 +75,7 @@ def test_a_template_that_refuses_tool_messages_without_a_call_is_answered_as_aft
 def test_a_template_that_counts_turns_is_not_exact():
     tokenizer = variant("<tool_response>\\n' + message.content", "<tool_response>\\n' ~ loop.index ~ message.content")
     found = classes(tokenizer)
-    assert found[Edge.AGAIN] is Match.UNSUPPORTED
+    assert found[Edge.SECOND_CALL] is Match.UNSUPPORTED
 
 
 def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
@@ -136,9 +105,9 @@ def test_tools_may_speak_of_control_tokens(words: str):
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(check_module, "_checked", {})
-    monkeypatch.setattr(check_module, "KEPT", 3)
+    monkeypatch.setattr(check_module, "MAX_CHECKS", 3)
     found = check(load_tokenizer(), [TOOL])
-    monkeypatch.setattr(check_module, "_best", lambda *args: found)
+    monkeypatch.setattr(check_module, "_check", lambda *args: found)
     for n in range(10):
         tool = {"type": "function", "function": TOOL["function"] | {"name": f"tool{n}"}}
         assert check(load_tokenizer(), [tool]) == found
@@ -161,11 +130,20 @@ def test_the_cache_names_the_tokenizer_at_hand():
     assert check(Tokenizer("another name", SPEC, {}, TEMPLATE), [TOOL]).tokenizer == "another name"
 
 
-def test_a_checked_renderer_renders(qwen: Callable[[str], Tokenizer]):
-    renderer = checked_renderer(qwen("qwen3"), [TOOL])  # rewriting edges are no obstacle: history stays as sampled
-    assert isinstance(renderer, ChatRenderer)
+def test_edges_that_rewrite_do_not_stop_a_renderer(real: RealTemplates):
+    assert isinstance(checked_renderer(real.tokenizer("qwen3"), [TOOL]), ChatRenderer)  # history stays as sampled
+
+
+def test_an_episode_needs_all_edges_but_the_special_ones():
     assert set(NEEDED) == set(Edge) - {
-        *(Edge.CALLS, Edge.WORDS, Edge.CUT, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
+        *(
+            Edge.CALLS,
+            Edge.WORDS_AND_CALL,
+            Edge.TRUNCATED,
+            Edge.REASONED_CALL,
+            Edge.REASONED_SECOND_CALL,
+            Edge.REASONED_REPLY,
+        )
     }
 
 
@@ -173,4 +151,4 @@ def test_the_table_has_a_line_for_every_edge():
     table = check(load_tokenizer(), [TOOL]).table
     assert [line.split("  ")[0] for line in table.splitlines()] == [edge.value for edge in Edge]
     assert "reply -> user" in table and "exact" in table
-    assert check(load_tokenizer(), [TOOL]).family == "chatml-hermes"
+    assert check(load_tokenizer(), [TOOL]).family.name == "chatml-hermes"

@@ -1,6 +1,6 @@
-"""The golden conversations of the self-check: a short one for every edge of an episode, and long ones of all edges.
+"""The conversations of the self-check: a short one for every edge of an episode, and long ones of all edges.
 
-Every text holds a word that nothing else holds, so that it can be told what a template leaves out. It does not know
+Every text holds a word that no other text holds, so what a template leaves out can be found. It does not know
 templates.
 """
 
@@ -10,12 +10,12 @@ from enum import StrEnum
 
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.tokens.model_family import probe_call
+from rollq_worker.tokens.model_family import REASONING, example_call
 
-THOUGHT = "thoughtword"
-"""What the sampled turn's reasoning holds."""
-ASIDE = "asideword"
-"""What the sampled turn says beside a call."""
+REASONING_WORD = "thoughtword"
+"""In the reasoning of the sampled turn."""
+ASIDE_WORD = "asideword"
+"""In the words of the sampled turn beside a call."""
 
 
 class Edge(StrEnum):
@@ -23,175 +23,182 @@ class Edge(StrEnum):
 
     OPEN = "first prompt"
     CALL = "call -> tool"
-    AGAIN = "second call -> tool"
+    SECOND_CALL = "second call -> tool"
     CALLS = "calls -> tools"
-    WORDS = "words, call -> tool"
-    USER = "reply -> user"
-    SERVED = "call, reply -> user"
-    CUT = "truncated turn -> user"
-    EMPTY = "call -> empty tool output"
-    LINES = "call -> tool output of several lines"
+    WORDS_AND_CALL = "words, call -> tool"
+    REPLY = "reply -> user"
+    REPLY_AFTER_CALL = "call, reply -> user"
+    TRUNCATED = "truncated turn -> user"
+    EMPTY_RESULT = "call -> empty tool output"
+    MULTILINE_RESULT = "call -> tool output of several lines"
     MALFORMED = "malformed call -> tool"
-    THOUGHT_CALL = "reasoning, call -> tool"
-    THOUGHT_AGAIN = "reasoning, second call -> tool"
-    THOUGHT_USER = "reasoning, reply -> user"
+    REASONED_CALL = "reasoning, call -> tool"
+    REASONED_SECOND_CALL = "reasoning, second call -> tool"
+    REASONED_REPLY = "reasoning, reply -> user"
 
 
-_LONG = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
+_LONG_TEXT = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
 """Over 2,000 characters."""
-_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
-"""What replies hold."""
-_LATER = '{"status": "laterword", "total": 7}'
-SHORT = 4
+_REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
+_LATER_RESULT = '{"status": "laterword", "total": 7}'
+_SHORT = 4
 """Messages: the longest history of a short conversation."""
-_LONG_ONES = (Edge.LINES, Edge.CUT, Edge.THOUGHT_USER, Edge.THOUGHT_AGAIN)
-"""What is answered at length in long conversations."""
-_THOUGHTS = (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
-EPISODES: Sequence[Sequence[Edge]] = (
-    (
-        *(Edge.CALL, Edge.CALL, Edge.LINES, Edge.CALL, Edge.MALFORMED, Edge.MALFORMED, Edge.USER, Edge.CALL),
-        *(Edge.CALLS, Edge.WORDS, Edge.EMPTY, Edge.USER, Edge.CUT),
-    ),
-    # Users alone.
-    (Edge.USER, Edge.USER, Edge.CUT, Edge.USER, Edge.CALL),
-    # Malformed calls first; then turns that reason, among others.
-    (
-        *(Edge.MALFORMED, Edge.MALFORMED, Edge.CALLS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.CALL, Edge.LINES),
-        *(Edge.THOUGHT_CALL, Edge.MALFORMED, Edge.THOUGHT_USER, Edge.THOUGHT_CALL, Edge.EMPTY, Edge.WORDS),
-        *(Edge.THOUGHT_USER, Edge.CALL),
-    ),
+_ANSWERED_AT_LENGTH = (Edge.MULTILINE_RESULT, Edge.TRUNCATED, Edge.REASONED_REPLY, Edge.REASONED_SECOND_CALL)
+"""What is answered with a long text in long conversations."""
+_REASONED = (Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY)
+LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
+    tuple(Edge[name] for name in names.upper().split())
+    for names in (
+        """
+        call call multiline_result call malformed malformed reply call calls words_and_call empty_result reply truncated
+        """,
+        "reply reply truncated reply call",
+        """
+        malformed malformed calls reasoned_call reasoned_second_call call multiline_result reasoned_call malformed
+        reasoned_reply reasoned_call empty_result words_and_call reasoned_reply call
+        """,
+    )
 )
-"""Long conversations: with the short ones, each edge three times or more, in orders that episodes take."""
+"""One of calls, one of users alone, one of turns that reason. With the short conversations they hold each edge three
+times or more, in orders that episodes take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
-    """A history, the turn that was sampled after it, and what answers that."""
+class Exchange:
+    """A history, the turn that was sampled after it, and the replies to that turn."""
 
     history: Sequence[Message]
     turn: Message
     replies: Sequence[Message]
-    words: Sequence[str]
-    """What of the replies must show."""
-    cut: bool = False
+    reply_words: Sequence[str]
+    """Words of the replies that must show in the bridge."""
+    truncated: bool = False
     """The turn ended without a stop token."""
     beside: str = ""
-    """A word of the turn that is neither its call nor its reply: some templates leave such out."""
+    """A word of the turn beside its call or reply, which some templates leave out."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation."""
+        return [*self.history, self.turn, *self.replies]
 
 
-class Golden:
-    """Conversations with a set of tools."""
+class Conversations:
+    """Conversations with one set of tools."""
 
     def __init__(
-        self, tools: Sequence[Json], complaint: str = "tool", think: tuple[str, str] = ("<think>", "</think>")
+        self, tools: Sequence[Json], complaint_role: str = "tool", think: tuple[str, str] = ("<think>", "</think>")
     ) -> None:
-        """`complaint`: the role that answers a malformed call; `think`: what stands around reasoning in a turn."""
+        """`complaint_role` answers a malformed call; `think` stands around reasoning in a turn's text."""
         self.tools = list(tools)
-        self._complaint = complaint
+        self._complaint_role = complaint_role
         self._think = think
-        self._name = str(tools[0]["function"]["name"]) if tools else "probe"
+        self._tool = str(tools[0]["function"]["name"]) if tools else "probe"
+        self.user_word = "#W123"
+        """In the user's first message."""
         self.opening: list[Message] = [
             {"role": "system", "content": "You are an agent.\n\nBe brief (systemword)."},
-            {"role": "user", "content": "Hello, where is my order #W123?"},
+            {"role": "user", "content": f"Hello, where is my order {self.user_word}?"},
         ]
-        self.asked = "#W123"
-        """What the user's first message holds."""
-        self.words: Mapping[str, Sequence[str]] = {
+        self.prompt_words: Mapping[str, Sequence[str]] = {
             "the system prompt": ["systemword"],
-            "the user's message": [self.asked],
+            "the user's message": [self.user_word],
             "the tools": [str(tool["function"]["name"]) for tool in tools],
         }
-        """What the first prompt must show, by what it tells of."""
-        self.told_once: Sequence[str] = ("systemword", *self.words["the tools"][1:])
-        """What the replies have no reason to show again: the system prompt, and the tools that are not called."""
+        """Words that the first prompt must show, by their origin."""
+        self.words_shown_once: Sequence[str] = ("systemword", *self.prompt_words["the tools"][1:])
+        """Words that nothing after the first prompt repeats: of the system prompt, and of tools that are not called."""
 
-    def plays(self, edge: Edge, tags: bool = True) -> Iterator[Play]:
-        """What the edge is tried on: the first one that the template can render. `tags`: reasoning in tags as well."""
-        for form in ("key", *["tags"] * tags) if edge in _THOUGHTS else ("",):
+    def short(self, edge: Edge, tags: bool = True) -> Iterator[Exchange]:
+        """The edge in short conversations, of which one will do. `tags`: also with reasoning in tags."""
+        for form in ("key", *["tags"] * tags) if edge in _REASONED else ("",):
             history = list(self.opening)
-            if edge in (Edge.AGAIN, Edge.SERVED, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER):
-                history += [self.think(self.call(), form, "formerword"), self.result()]
-            yield self.later(edge, history, form)
+            if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
+                history += [self.reason(self.call(), form, "formerword"), self.result()]
+            yield self.after(history, edge, form)
 
-    def later(self, edge: Edge, history: Sequence[Message], form: str) -> Play:
-        """The edge behind this history. `form`: of reasoning, where the edge is one of turns that reason."""
+    def after(self, history: Sequence[Message], edge: Edge, form: str) -> Exchange:
+        """The edge behind this history. `form`: "key" or "tags", where the edge's turn reasons."""
         turn, replies = self._turn(edge, sum(message["role"] == "tool" for message in history))
-        if len(history) > SHORT and edge in _LONG_ONES:
-            replies = [{**replies[0], "content": f"{replies[0]['content']}\n{_LONG}"}]
-        if edge in _THOUGHTS:
-            turn = self.think(turn, form)
-        words = [word for word in _WORDS if any(word in reply["content"] for reply in replies)]
-        shown = f"{turn.get('reasoning_content')}{turn['content']}"
-        beside = next((word for word in (THOUGHT, ASIDE) if word in shown), "")
-        return Play(history=history, turn=turn, replies=replies, words=words, cut=edge is Edge.CUT, beside=beside)
+        if len(history) > _SHORT and edge in _ANSWERED_AT_LENGTH:
+            replies = [{**replies[0], "content": f"{replies[0]['content']}\n{_LONG_TEXT}"}]
+        if edge in _REASONED:
+            turn = self.reason(turn, form)
+        words = [word for word in _REPLY_WORDS if any(word in reply["content"] for reply in replies)]
+        shown = f"{turn.get(REASONING)}{turn['content']}"
+        beside = next((word for word in (REASONING_WORD, ASIDE_WORD) if word in shown), "")
+        truncated = edge is Edge.TRUNCATED
+        return Exchange(
+            history=history, turn=turn, replies=replies, reply_words=words, truncated=truncated, beside=beside
+        )
 
-    def edges(self, edge: Edge, play: Play) -> Sequence[Edge]:
-        """The edges that a play of `edge` is one of, behind its history: what is special of it first.
+    def edges_of(self, edge: Edge, exchange: Exchange) -> Sequence[Edge]:
+        """The edges that an exchange of `edge` counts for behind its history, the most special one first.
 
-        A turn that reasons is one of those that do. Any other is of its own kind, one more call or one more user when
-        tools have answered before, and one among those that reason when one of them came before.
+        A turn that reasons counts for those that reason alone. Any other counts for its own kind; for a later call or
+        reply, when tools have answered before; and for the turns that reason, when one of those came before.
         """
-        served = any(message["role"] == "tool" for message in play.history)
-        if play.replies[0]["role"] == "user":
-            plain, thoughtful = Edge.SERVED if served else Edge.USER, Edge.THOUGHT_USER
-        elif served:
-            plain, thoughtful = Edge.AGAIN, Edge.THOUGHT_AGAIN
+        after_tools = any(message["role"] == "tool" for message in exchange.history)
+        if exchange.replies[0]["role"] == "user":
+            plain, reasoned = Edge.REPLY_AFTER_CALL if after_tools else Edge.REPLY, Edge.REASONED_REPLY
+        elif after_tools:
+            plain, reasoned = Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL
         else:
-            plain, thoughtful = Edge.CALL, Edge.THOUGHT_CALL
-        if edge in _THOUGHTS:
-            return [thoughtful]
-        found: list[Edge] = [] if edge in (Edge.CALL, Edge.USER) else [edge]
-        if any(THOUGHT in f"{message.get('reasoning_content')}{message['content']}" for message in play.history):
-            found.append(thoughtful)
-        if served or not found:
+            plain, reasoned = Edge.CALL, Edge.REASONED_CALL
+        if edge in _REASONED:
+            return [reasoned]
+        found: list[Edge] = [] if edge in (Edge.CALL, Edge.REPLY) else [edge]
+        if any(REASONING_WORD in f"{message.get(REASONING)}{message['content']}" for message in exchange.history):
+            found.append(reasoned)
+        if after_tools or not found:
             found.append(plain)
         return found
 
-    def plainer(self, play: Play) -> Play:
+    def plainer(self, exchange: Exchange) -> Exchange:
         """The same as the first turn of the conversation, and without words beside its calls."""
-        if not play.turn.get("tool_calls"):
-            return replace(play, history=self.opening)
-        return replace(play, history=self.opening, turn={**play.turn, "content": ""})
+        if not exchange.turn.get("tool_calls"):
+            return replace(exchange, history=self.opening)
+        return replace(exchange, history=self.opening, turn={**exchange.turn, "content": ""})
 
     def _turn(self, edge: Edge, n: int) -> tuple[Message, list[Message]]:
         """A turn and its replies, after `n` results."""
         ids = [f"call{n + more:05}" for more in range(3)]
         one = self.result(ids[0])
         match edge:
-            case Edge.USER | Edge.SERVED | Edge.CUT | Edge.THOUGHT_USER:
-                return self.say(), [{"role": "user", "content": "Thank you. And the secondword one?"}]
+            case Edge.REPLY | Edge.REPLY_AFTER_CALL | Edge.TRUNCATED | Edge.REASONED_REPLY:
+                return self.reply(), [{"role": "user", "content": "Thank you. And the secondword one?"}]
             case Edge.CALLS:
-                return self.call(*ids), [one, *(self.result(id, _LATER) for id in ids[1:])]
-            case Edge.WORDS:
-                return self.call(ids[0]) | {"content": f"I look it up ({ASIDE})."}, [one]
-            case Edge.EMPTY:
+                return self.call(*ids), [one, *(self.result(id, _LATER_RESULT) for id in ids[1:])]
+            case Edge.WORDS_AND_CALL:
+                return self.call(ids[0]) | {"content": f"I look it up ({ASIDE_WORD})."}, [one]
+            case Edge.EMPTY_RESULT:
                 return self.call(ids[0]), [one | {"content": ""}]
-            case Edge.LINES:
+            case Edge.MULTILINE_RESULT:
                 return self.call(ids[0]), [one | {"content": "\n\n one\n\ttwo \r\nthree\n\n"}]
             case Edge.MALFORMED:
-                if self._complaint != "tool":
-                    one = {"role": self._complaint, "content": one["content"]}
+                if self._complaint_role != "tool":
+                    one = {"role": self._complaint_role, "content": one["content"]}
                 return {"role": "assistant", "content": "Trying. call name args"}, [one]
             case _:
                 return self.call(ids[0]), [one]
 
     def call(self, *ids: str) -> Message:
         """A turn with a call for each id."""
-        calls = [probe_call(self._name, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
+        calls = [example_call(self._tool, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
-    def say(self) -> Message:
-        """A turn that only speaks."""
+    def reply(self) -> Message:
+        """A turn without a call."""
         return {"role": "assistant", "content": "It is on its way."}
 
     def result(self, id: str = "call00000", content: str = '{"status": "pendingword", "total": 19.5}') -> Message:
-        """What a tool answered."""
+        """A tool's result."""
         return {"role": "tool", "tool_call_id": id, "content": content}
 
-    def think(self, turn: Message, form: str, word: str = THOUGHT) -> Message:
+    def reason(self, turn: Message, form: str, word: str = REASONING_WORD) -> Message:
         """The turn after some reasoning: under its key, or in tags for a template that only knows those."""
         if form == "key":
-            return {**turn, "reasoning_content": f"They want the {word} order."}
+            return {**turn, REASONING: f"They want the {word} order."}
         if form == "tags":
             before, after = self._think
             return {**turn, "content": f"{before}\nThey want the {word} order.\n{after}\n\n{turn['content']}"}

@@ -1,8 +1,21 @@
 # ruff: noqa: E501  (templates, one habit a line)
 """Chat templates as they are found in the wild, each in the smallest form that shows its habit."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.conversations import Edge
-from tests.rollq_worker.tokens.models import DEEPSEEK, KIMI, LLAMA, MISTRAL
+from rollq_worker.tokens.tokenizer import Tokenizer
+from tests.rollq_worker.tokens.expected_edges import (
+    EXACT,
+    REASONED_EDGES,
+    REPLY_EDGES,
+    TOOL_EDGES,
+    rewritten,
+    unsupported,
+)
+from tests.rollq_worker.tokens.models import DEEPSEEK, KIMI, LLAMA, MISTRAL, tokenizer_with
 
 SYSTEM = (
     "{%- if tools %}<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' else '' }}\n"
@@ -34,17 +47,7 @@ def chatml(system: str = SYSTEM, turn: str = TURN, user: str = USER, tool: str =
     )
 
 
-EXACT = dict.fromkeys(Edge, "E")
-CALL_EDGES = (Edge.CALL, Edge.CALLS, Edge.WORDS, Edge.EMPTY, Edge.LINES, Edge.MALFORMED)
-THOUGHTS = (Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN, Edge.THOUGHT_USER)
-USERS = (Edge.USER, Edge.SERVED, Edge.CUT)
-
-
-def but(letter: str, *edges: Edge) -> dict[Edge, str]:
-    return dict.fromkeys(edges, letter)
-
-
-LATE = "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+LAST_USER = "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
 KEYED = TURN.replace(
     "{{ m.content }}", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
 )
@@ -52,221 +55,193 @@ HIDING = TURN.replace(
     "{{ m.content }}",
     "{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
 )
-VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
-    # name: template, control tokens, the class of every edge
-    "plain": (chatml(), [], EXACT),
-    "reasoning kept": (chatml(turn=KEYED), [], EXACT),
-    "reasoning dropped at a user's message": (
-        chatml(system=LATE + SYSTEM, turn=HIDING),
-        [],
-        EXACT | but("R", Edge.THOUGHT_USER),
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A template, and how its edges are classed."""
+
+    template: str
+    edges: Mapping[Edge, Match] = field(default_factory=lambda: EXACT)
+    added: Sequence[str] = ()
+    """Control tokens."""
+
+    def tokenizer(self, name: str) -> Tokenizer:
+        return tokenizer_with(name, self.template, self.added)
+
+
+HABITS: dict[str, Habit] = {
+    "plain": Habit(chatml()),
+    "reasoning kept": Habit(chatml(turn=KEYED)),
+    "reasoning dropped at a user's message": Habit(
+        chatml(system=LAST_USER + SYSTEM, turn=HIDING),
+        EXACT | rewritten(Edge.REASONED_REPLY),
     ),
-    "reasoning shown for the last turn only": (
+    "reasoning shown for the last turn only": Habit(
         chatml(turn=KEYED.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}")),
-        [],
-        EXACT | but("R", *THOUGHTS),
+        EXACT | rewritten(*REASONED_EDGES),
     ),
-    "reasoning cut out of the content": (
+    "reasoning cut out of the content": Habit(
         chatml(turn=TURN.replace("m.content", "m.content.split('</think>')[-1].lstrip()")),
-        [],
-        EXACT | but("R", *THOUGHTS),
+        EXACT | rewritten(*REASONED_EDGES),
     ),
     # Kimi K2: the reply's own reasoning goes with the old one, that of calls stays
-    "reasoning of calls only": (
+    "reasoning of calls only": Habit(
         chatml(turn=KEYED.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}")),
-        [],
-        EXACT | but("R", Edge.THOUGHT_USER),
+        EXACT | rewritten(Edge.REASONED_REPLY),
     ),
-    "reasoning dropped unless asked to keep it": (
+    "reasoning dropped unless asked to keep it": Habit(
         chatml(
-            system=LATE + SYSTEM,
+            system=LAST_USER + SYSTEM,
             turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
         ),
-        [],
-        EXACT,
     ),
-    "reasoning dropped unless asked not to clear it": (
+    "reasoning dropped unless asked not to clear it": Habit(
         chatml(
-            system=LATE + SYSTEM,
+            system=LAST_USER + SYSTEM,
             turn=HIDING.replace(
                 "loop.index0 > ns.last", "((clear_thinking is defined and not clear_thinking) or loop.index0 > ns.last)"
             ),
         ),
-        [],
-        EXACT,
     ),
     # Asked, it keeps old reasoning and breaks something else: better not to ask
-    "keeping reasoning breaks replies": (
+    "keeping reasoning breaks replies": Habit(
         chatml(
-            system=LATE + SYSTEM,
+            system=LAST_USER + SYSTEM,
             turn=HIDING.replace("loop.index0 > ns.last", "(preserve_thinking or loop.index0 > ns.last)"),
             user=USER.replace("{{ m", "{{ loop.index0 if preserve_thinking }}{{ m"),
         ),
-        [],
-        EXACT | but("R", Edge.THOUGHT_USER),
+        EXACT | rewritten(Edge.REASONED_REPLY),
     ),
     # Aya: the first control token behind the words is not the one that ends the turn
-    "two tokens end a turn": (
+    "two tokens end a turn": Habit(
         "{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{%- for m in messages %}<|START|><|{{ m.role | upper }}|>"
         "{{ m.content }}"
         + CALLS
         + "<|END_SAID|><|END|>{%- endfor %}{% if add_generation_prompt %}<|START|><|ASSISTANT|>{% endif %}",
-        ["<|START|>", "<|END_SAID|>", "<|END|>", "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|TOOL|>"],
-        EXACT,
+        added=["<|START|>", "<|END_SAID|>", "<|END|>", "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|TOOL|>"],
     ),
     # Gemma 4: what was said beside a call is written behind its result
-    "words behind results": (
+    "words behind results": Habit(
         chatml(
             turn="\n<|im_start|>assistant\n{{ m.content if not m.tool_calls or loop.last }}" + CALLS + "<|im_end|>",
             tool=TOOL
             + "{% if loop.previtem.tool_calls and loop.previtem.content %}\n<|im_start|>assistant\n{{ loop.previtem.content }}<|im_end|>{% endif %}",
         ),
-        [],
-        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+        EXACT | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
     ),
-    "leaves words beside a call out": (
+    "leaves words beside a call out": Habit(
         chatml(turn=TURN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")),
-        [],
-        EXACT | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+        EXACT | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
     ),
-    "a result without a call is refused": (
+    "a result without a call is refused": Habit(
         chatml(
             tool="{% if not loop.previtem.tool_calls and loop.previtem.role != 'tool' %}{{ raise_exception('no call') }}{% endif %}"
             + TOOL
         ),
-        [],
-        EXACT,
     ),
-    "a result without a call is left out": (
+    "a result without a call is left out": Habit(
         chatml(tool="{% if loop.previtem.tool_calls or loop.previtem.role == 'tool' %}" + TOOL + "{% endif %}"),
-        [],
-        EXACT,
     ),
-    "control flow and generation tags": (
+    "control flow and generation tags": Habit(
         chatml(
             system=SYSTEM + "{%- for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}{% endfor %}",
             turn="{% generation %}" + TURN + "{% endgeneration %}",
         ),
-        [],
-        EXACT,
     ),
-    "trims everything": (
+    "trims everything": Habit(
         chatml(user=USER.replace("m.content", "m.content | trim"), tool=TOOL.replace("m.content", "m.content | trim")),
-        [],
-        EXACT,
     ),
-    "escapes tool output": (chatml(tool=TOOL.replace("m.content", "m.content | tojson")), [], EXACT),
-    "drops empty tool output": (chatml(tool="{% if m.content %}" + TOOL + "{% endif %}"), [], EXACT),
-    "marks empty tool output": (chatml(tool=TOOL.replace("m.content", "m.content or '(nothing)'")), [], EXACT),
-    "shows ids": (chatml(tool=TOOL.replace("{{ m", "{{ m.tool_call_id }}: {{ m")), [], EXACT),
-    "shows names": (chatml(tool=TOOL.replace("{{ m", "{{ m.name or 'unknown' }}: {{ m")), [], EXACT),
-    "the date first": (chatml(system="{{ strftime_now('%d %b %Y') }}" + SYSTEM), [], EXACT),
-    "reminds after each result": (chatml(tool=TOOL + "\n<|im_start|>system\nMind the rules.<|im_end|>"), [], EXACT),
-    "reminds before each result": (chatml(tool="\n<|im_start|>system\nA result:<|im_end|>" + TOOL), [], EXACT),
-    "a header of its own with tools": (
+    "escapes tool output": Habit(chatml(tool=TOOL.replace("m.content", "m.content | tojson"))),
+    "drops empty tool output": Habit(chatml(tool="{% if m.content %}" + TOOL + "{% endif %}")),
+    "marks empty tool output": Habit(chatml(tool=TOOL.replace("m.content", "m.content or '(nothing)'"))),
+    "shows ids": Habit(chatml(tool=TOOL.replace("{{ m", "{{ m.tool_call_id }}: {{ m"))),
+    "shows names": Habit(chatml(tool=TOOL.replace("{{ m", "{{ m.name or 'unknown' }}: {{ m"))),
+    "the date first": Habit(chatml(system="{{ strftime_now('%d %b %Y') }}" + SYSTEM)),
+    "reminds after each result": Habit(chatml(tool=TOOL + "\n<|im_start|>system\nMind the rules.<|im_end|>")),
+    "reminds before each result": Habit(chatml(tool="\n<|im_start|>system\nA result:<|im_end|>" + TOOL)),
+    "a header of its own with tools": Habit(
         chatml(header=HEADER.replace("assistant\n", "assistant\n{{ 'Tool or text? ' if tools }}")),
-        [],
-        EXACT | but("R", *(set(Edge) - {Edge.OPEN})),
+        EXACT | rewritten(*(set(Edge) - {Edge.OPEN})),
     ),
-    "reminds of the tools": (
+    "reminds of the tools": Habit(
         chatml(tool=TOOL.replace("<|im_end|>", "\n({% for t in tools %}{{ t.function.name }} {% endfor %})<|im_end|>")),
-        [],
-        EXACT,
     ),
-    "a system prompt or an error": (
+    "a system prompt or an error": Habit(
         "{%- if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + chatml(),
-        [],
-        EXACT,
     ),
-    "no system prompt": (
+    "no system prompt": Habit(
         "{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
         + chatml(),
-        [],
-        EXACT | but("U", *Edge),
+        EXACT | unsupported(*Edge),
     ),
-    "the system prompt moves": (
+    "the system prompt moves": Habit(
         chatml(
             system="{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}",
             user="\n<|im_start|>user\n{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}{{ m.content }}<|im_end|>",
         ),
-        [],
-        EXACT | but("R", *(set(Edge) - {Edge.OPEN, Edge.AGAIN, Edge.THOUGHT_AGAIN})),
+        EXACT | rewritten(*(set(Edge) - {Edge.OPEN, Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL})),
     ),
-    "the system prompt again and again": (
+    "the system prompt again and again": Habit(
         chatml(user=USER.replace("{{ m", "{{ messages[0].content }}\n\n{{ m")),
-        [],
-        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
     ),
-    "the system prompt again if there is one": (
+    "the system prompt again if there is one": Habit(
         chatml(user=USER.replace("{{ m", "{{ messages[0].content if messages[0].role == 'system' }}\n\n{{ m")),
-        [],
-        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
     ),
-    "the tools again at each message": (
+    "the tools again at each message": Habit(
         chatml(user=USER.replace("<|im_end|>", "\n{{ tools | tojson if tools }}<|im_end|>")),
-        [],
-        EXACT,
     ),
-    "counts turns": (
+    "counts turns": Habit(
         chatml(tool=TOOL.replace("{{ m", "{{ loop.index0 }} {{ m")),
-        [],
-        EXACT | but("U", Edge.CALL, Edge.AGAIN, Edge.THOUGHT_AGAIN),
+        EXACT | unsupported(Edge.CALL, Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL),
     ),
-    "shows the first result otherwise": (
+    "shows the first result otherwise": Habit(
         "{%- set ns = namespace(first=true) %}"
         + chatml(tool=TOOL.replace("{{ m", "{{ 'Results: ' if ns.first }}{% set ns.first = false %}{{ m")),
-        [],
-        EXACT | but("U", Edge.AGAIN, Edge.THOUGHT_AGAIN),
+        EXACT | unsupported(Edge.SECOND_CALL, Edge.REASONED_SECOND_CALL),
     ),
-    "drops tool messages": (
+    "drops tool messages": Habit(
         chatml(tool=""),
-        [],
-        EXACT | but("U", *CALL_EDGES, Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+        EXACT | unsupported(*TOOL_EDGES),
     ),
-    "drops all results but the first": (
+    "drops all results but the first": Habit(
         chatml(tool="{% if loop.previtem.role != 'tool' %}" + TOOL + "{% endif %}"),
-        [],
-        EXACT | but("U", Edge.CALLS),
+        EXACT | unsupported(Edge.CALLS),
     ),
-    "one call at a time": (
+    "one call at a time": Habit(
         chatml(
             turn="{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
             + TURN
         ),
-        [],
-        EXACT | but("U", Edge.CALLS),
+        EXACT | unsupported(Edge.CALLS),
     ),
-    "no users after a turn": (
+    "no users after a turn": Habit(
         chatml(
             user="{% if not loop.first and loop.previtem.role == 'assistant' %}{{ raise_exception('alternate!') }}{% endif %}"
             + USER
         ),
-        [],
-        EXACT | but("U", *USERS, Edge.THOUGHT_USER),
+        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
     ),
-    "tools for the model to guess": (
+    "tools for the model to guess": Habit(
         chatml(system=SYSTEM.replace("{{ t | tojson }}", "")),
-        [],
-        EXACT | but("U", Edge.OPEN),
+        EXACT | unsupported(Edge.OPEN),
     ),
-    "leaves out the system prompt": (
+    "leaves out the system prompt": Habit(
         chatml(system=SYSTEM.replace("messages[0].content", "''")),
-        [],
-        EXACT | but("U", Edge.OPEN),
+        EXACT | unsupported(Edge.OPEN),
     ),
-    "arguments as a string": (
+    "arguments as a string": Habit(
         chatml(turn=TURN.replace("c.function.arguments | tojson", "'' + c.function.arguments")),
-        [],
-        EXACT,
     ),
-    "shortens long results": (
+    "shortens long results": Habit(
         chatml(tool=TOOL.replace("m.content", "m.content[:20]")),
-        [],
-        EXACT | but("U", *CALL_EDGES, Edge.AGAIN, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
+        EXACT | unsupported(*TOOL_EDGES),
     ),
-    "says how long results are": (chatml(tool=TOOL.replace("{{ m", "{{ m.content | length }} {{ m")), [], EXACT),
+    "says how long results are": Habit(chatml(tool=TOOL.replace("{{ m", "{{ m.content | length }} {{ m"))),
     # DeepSeek-V3's own template: the first result opens a section that the following ones only continue
-    "deepseek-v3": (
+    "deepseek-v3": Habit(
         "{%- set ns = namespace(tool=false, first=true, sp='') %}{%- for m in messages %}{%- if m['role'] == 'system' %}{% set ns.sp = m['content'] %}{%- endif %}{%- endfor %}"
         "<｜begin▁of▁sentence｜>{{ ns.sp }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{%- for m in messages %}"
         "{%- if m['role'] == 'user' %}{% set ns.tool = false %}<｜User｜>{{ m['content'] }}{%- endif %}"
@@ -276,29 +251,27 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
         "{%- if m['role'] == 'assistant' and not m['tool_calls'] %}{{ '<｜tool▁outputs▁end｜>' if ns.tool else '<｜Assistant｜>' }}{% set ns.tool = false %}{{ m['content'] }}<｜end▁of▁sentence｜>{%- endif %}"
         "{%- if m['role'] == 'tool' %}{% set ns.tool = true %}{{ '<｜tool▁outputs▁begin｜>' if ns.first else '\n' }}<｜tool▁output▁begin｜>{{ m['content'] }}<｜tool▁output▁end｜>{% set ns.first = false %}{%- endif %}"
         "{%- endfor %}{%- if ns.tool %}<｜tool▁outputs▁end｜>{% endif %}{% if add_generation_prompt and not ns.tool %}<｜Assistant｜>{% endif %}",
+        EXACT | rewritten(Edge.SECOND_CALL, Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
         DEEPSEEK,
-        EXACT | but("R", Edge.AGAIN, Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
     ),
-    "kimi-k2": (
+    "kimi-k2": Habit(
         "{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}{%- for m in messages %}"
         "{{ '<|im_' + (m.role if m.role in ['user', 'assistant'] else 'system') + '|>' + m.role + '<|im_middle|>' }}"
         "{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
         "{%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
         "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}"
         "<|im_end|>{%- endfor %}{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
-        KIMI,
-        EXACT,
+        added=KIMI,
     ),
-    "mistral with names and ids": (
+    "mistral with names and ids": Habit(
         "<s>{%- if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{% endif %}"
         "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{%- for m in messages %}"
         "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'assistant' %}{{ m.content }}{%- for c in m.tool_calls or [] %}"
         "{%- if c.id | length != 9 %}{{ raise_exception('nine characters!') }}{% endif %}[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor %}</s>"
         "{%- elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]{%- endif %}{%- endfor %}",
-        MISTRAL,
-        EXACT,
+        added=MISTRAL,
     ),
-    "llama-3.2": (
+    "llama-3.2": Habit(
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ strftime_now('%d %b %Y') }}\n\n"
         "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% set messages = messages[1:] %}{% endif %}<|eot_id|>"
         "{%- for m in messages %}{%- if m.role == 'user' %}<|start_header_id|>user<|end_header_id|>\n\n"
@@ -309,20 +282,18 @@ VARIATIONS: dict[str, tuple[str, list[str], dict[Edge, str]]] = {
         "{%- else %}{{ m.content | trim }}{% endif %}<|eot_id|>"
         "{%- elif m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>{%- endif %}{%- endfor %}"
         "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        EXACT | unsupported(Edge.CALLS) | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
         LLAMA,
-        EXACT | but("U", Edge.CALLS) | but("R", Edge.WORDS, Edge.THOUGHT_CALL, Edge.THOUGHT_AGAIN),
     ),
 }
-REFUSED: dict[str, tuple[str, list[str], str]] = {
-    # name: template, control tokens, why
+REFUSED: dict[str, tuple[str, str]] = {
+    # name: template, why
     "chatml without tools": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-        [],
         "leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like",
     ),
     "calls as their JSON": (
         chatml(turn=TURN.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls }}")),
-        [],
         "in no format that rollq reads",
     ),
     "phi-4-mini": (
@@ -332,7 +303,6 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
                 "{% if m.tool_calls %}<|tool_call|>{{ m.tool_calls | map(attribute='function') | list | tojson }}<|/tool_call|>{% endif %}",
             )
         ),
-        ["<|tool_call|>", "<|/tool_call|>"],
         "in no format",
     ),
     "command-r": (
@@ -341,7 +311,6 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
                 CALLS, "{% if m.tool_calls %}Action: ```json\n{{ m.tool_calls | tojson }}\n```{% endif %}"
             )
         ),
-        [],
         "in no format",
     ),
     "pythonic": (
@@ -351,18 +320,15 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
                 "{% for c in m.tool_calls or [] %}[{{ c.function.name }}(x={{ c.function.arguments.x | tojson }})]{% endfor %}",
             )
         ),
-        [],
         "in no format",
     ),
     "changes a list": (
         "{%- set seen = [] %}" + chatml(turn="{{ seen.append(m) }}" + TURN),
-        [],
         "cannot write a tool call",
     ),
-    "refuses turns": (chatml(turn="{{ raise_exception('users only') }}"), [], "cannot write a tool call"),
+    "refuses turns": (chatml(turn="{{ raise_exception('users only') }}"), "cannot write a tool call"),
     "no token ends a turn": (
         chatml().replace("<|im_end|>", "\n\n").replace("<|im_start|>", "### "),
-        [],
         "in no format",
     ),
 }

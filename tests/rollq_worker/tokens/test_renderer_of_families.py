@@ -1,0 +1,161 @@
+"""Bridges, stop tokens, ids of calls and reading in every main model family."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rollq.errors import JobFailure
+from rollq_worker.protocols import Action
+from rollq_worker.tokens.renderer import ChatRenderer
+from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
+from tests.rollq_worker.tokens.models import DEEPSEEK, NAMES, RealTemplates, tokenizer_with
+from tests.rollq_worker.tokens.template_habits import HABITS
+
+
+def test_rewriting_is_found_at_run_time_too(real: RealTemplates):
+    qwen, coder = ChatRenderer(real.tokenizer("qwen3"), TOOLS), ChatRenderer(real.tokenizer("qwen3-coder"), TOOLS)
+    thought = called() | {"reasoning_content": "Look it up."}
+    for renderer, turn, replies, rewrites in [
+        (qwen, called(), [result("x")], True),
+        (qwen, thought, [result("x")], False),
+        (qwen, REPLY, [USER], True),
+        (coder, called(), [result("x")], False),
+        (coder, REPLY, [USER], False),
+    ]:
+        assert renderer.rewrites_history([*OPENING, turn], replies, TOOLS) is rewrites
+
+
+def test_glm_stops_at_the_next_header(real: RealTemplates):
+    renderer = ChatRenderer(real.tokenizer("glm-4.6"), TOOLS)
+    decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens
+    user, observation, end = ids["<|user|>"], ids["<|observation|>"], ids["<|endoftext|>"]
+    assert set(renderer.stop_ids) == {user, observation, end}
+    after = "\n<tool_response>\nx\n</tool_response><|assistant|>"
+    assert decode(renderer.bridge(called(), [result("x")], observation)) == after
+    assert decode(renderer.bridge(called(), [result("x")])) == after
+    assert decode(renderer.bridge(REPLY, [USER], user)) == "\nThanks.<|assistant|>"
+    # A stop that is no header: the bridge brings the header along.
+    assert decode(renderer.bridge(called(), [result("x")], end)) == f"<|observation|>{after}"
+    assert decode(renderer.bridge(REPLY, [USER], end)) == "<|user|>\nThanks.<|assistant|>"
+    with pytest.raises(JobFailure, match=r"ended with <\|user\|>, which only a user may answer"):
+        renderer.bridge(called(), [result("x")], user)
+    with pytest.raises(JobFailure, match=r"ended with <\|observation\|>, which only a tool may answer"):
+        renderer.bridge(REPLY, [USER], observation)
+    assert (renderer.replying_roles(user), renderer.replying_roles(observation)) == ({"user"}, {"tool"})
+    assert renderer.replying_roles(end) == {"user", "tool"}
+    assert [renderer.complaint_role(stop) for stop in (user, observation, end)] == ["user", "tool", "user"]
+    assert (renderer.close(called(), [result("x")]), renderer.close(REPLY, [USER])) == (observation, user)
+
+
+def test_gemma_goes_on_behind_a_tool_response(real: RealTemplates):
+    renderer = ChatRenderer(real.tokenizer("gemma-4"), TOOLS)
+    decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens
+    response = 'response:get_order{value:<|"|>x<|"|>}<tool_response|>'
+    assert decode(renderer.bridge(called(), [result("x")], ids["<|tool_response>"])) == response
+    assert decode(renderer.bridge(called(), [result("x")], ids["<turn|>"])) == f"<|tool_response>{response}"
+    header = "\n<|turn>user\nThanks.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    assert decode(renderer.bridge(REPLY, [USER], ids["<turn|>"])) == header
+    with pytest.raises(JobFailure, match="only a tool may answer"):
+        renderer.bridge(REPLY, [USER], ids["<|tool_response>"])
+    assert renderer.complaint_role(ids["<turn|>"]) == "user"
+
+
+def test_gpt_oss_returns_and_calls(real: RealTemplates):
+    renderer = ChatRenderer(real.tokenizer("gpt-oss"), TOOLS)
+    decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens
+    assert ids["<|end|>"] not in renderer.stop_ids and ids["<|call|>"] in renderer.stop_ids
+    tool = '<|start|>functions.get_order to=assistant<|channel|>commentary<|message|>"x\\ny"<|end|><|start|>assistant'
+    assert decode(renderer.bridge(called(), [result("x\ny")], ids["<|call|>"])) == tool
+    user = "<|start|>user<|message|>Thanks.<|end|><|start|>assistant"
+    assert decode(renderer.bridge(REPLY, [USER], ids["<|return|>"])) == user
+    assert (
+        renderer.close(REPLY, [USER]) == ids["<|end|>"] and renderer.close(called(), [result("x")]) == ids["<|call|>"]
+    )
+    turn = (
+        "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_order <|constrain|>json<|message|>{"x": "1"}<|call|>'
+    )
+    read = renderer.read(renderer.tokenizer.encode(turn))
+    assert (list(read.calls), read.reasoning, read.content) == ([Action("get_order", {"x": "1"})], "Look it up.", "")
+
+
+def test_llama_escapes_tool_output(real: RealTemplates):
+    renderer = ChatRenderer(real.tokenizer("llama-3.1"), TOOLS)
+    header = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    tool = f'<|start_header_id|>ipython<|end_header_id|>\n\n"x\\n\\"y\\""<|eot_id|>{header}'
+    assert renderer.tokenizer.decode(renderer.bridge(called(), [result('x\n"y"')])) == tool
+
+
+def test_ids_of_calls_are_the_familys(real: RealTemplates):
+    kimi = ChatRenderer(HABITS["kimi-k2"].tokenizer("kimi-k2"), TOOLS)
+    for id, shown in (("functions.get_order:7", "functions.get_order:7"), ("call_3", "functions.get_order:0")):
+        bridge = kimi.tokenizer.decode(kimi.bridge(called(id), [result("x", id)]))
+        assert f"## Return of {shown}\nx" in bridge
+    mistral = ChatRenderer(real.tokenizer("mistral-nemo"), TOOLS)
+    for id, shown in (("abcDEF123", "abcDEF123"), ("call_3", "000000000")):
+        bridge = mistral.tokenizer.decode(mistral.bridge(called(id), [result("x", id)]))
+        assert bridge == f'[TOOL_RESULTS]{{"content": x, "call_id": "{shown}"}}[/TOOL_RESULTS]'
+
+
+def test_deepseek_is_told_of_its_tools_though_its_template_does_not(real: RealTemplates):
+    renderer = ChatRenderer(real.tokenizer("deepseek-v3.1"), TOOLS)
+    ids = renderer.open(OPENING, TOOLS)
+    text = renderer.tokenizer.decode(ids)
+    assert (
+        text.startswith("<｜begin▁of▁sentence｜>Be brief.\n\n## Tools\nYou have access") and "### think_hard\n" in text
+    )
+    assert text.endswith("<｜User｜>Where is #W123?<｜Assistant｜><think></think>")
+    assert renderer.tokenizer.added_tokens["<｜tool▁calls▁begin｜>"] in ids  # the form of a call, in its own tokens
+    assert "## Tools" in renderer.tokenizer.decode(renderer.open(OPENING[1:], TOOLS))
+    assert "## Tools" not in renderer.tokenizer.decode(renderer.open(OPENING, []))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_added_tokens_in_any_text_stay_text(real: RealTemplates, name: str):
+    tokenizer = real.tokenizer(name)
+    renderer = ChatRenderer(tokenizer, TOOLS)
+    control = set(tokenizer.added_tokens.values())
+
+    def controls(ids: Any) -> Counter[int]:
+        return Counter(id for id in ids if id in control)
+
+    def tools(text: str) -> list[dict[str, Any]]:
+        properties = {"x": {"type": "string", "description": text}}
+        parameters = {"type": "object", "properties": properties, "required": ["x"]}
+        return [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}]
+
+    def prompt(text: str) -> Counter[int]:
+        opening = [{"role": "system", "content": text}, {"role": "user", "content": text}]
+        return controls(renderer.open(opening, tools(text)))
+
+    plain_prompt, plain_tool = prompt("x"), controls(renderer.bridge(called(), [result("x")]))
+    plain_user = controls(renderer.bridge(REPLY, [{"role": "user", "content": "x"}]))
+    for token in tokenizer.added_tokens:
+        for text in (token, f"a{token}{token}b", f"{token[:-1]}{token}{token[1:]}"):
+            bridge = renderer.bridge(called(), [result(text)])
+            assert controls(bridge) == plain_tool, text
+            assert token in tokenizer.decode(bridge) or '"' in token  # quotes may be escaped
+            assert controls(renderer.bridge(REPLY, [{"role": "user", "content": text}])) == plain_user, text
+        assert prompt(f"a{token}") == plain_prompt, token
+
+
+def test_a_turn_is_read_after_a_header_that_opens_reasoning(real: RealTemplates):
+    glm = ChatRenderer(real.tokenizer("glm-4.7"), TOOLS)
+    read = glm.read(
+        glm.tokenizer.encode(
+            "Look it up.</think><tool_call>get_order<arg_key>x</arg_key>"
+            "<arg_value>1</arg_value></tool_call><|observation|>"
+        )
+    )
+    assert (list(read.calls), read.reasoning) == ([Action("get_order", {"x": "1"})], "Look it up.")
+
+
+def test_the_reasoning_of_some_headers_only(real: RealTemplates):
+    """A header that opens reasoning after a user and not after a tool: what is read tells whether it did."""
+    template = real.text("deepseek-v3.1").replace(
+        "{%- if not thinking -%}{{'<think></think>'}}", "{%- if true -%}{{'<think>'}}"
+    )
+    renderer = ChatRenderer(tokenizer_with("thinks", template, DEEPSEEK), TOOLS)
+    assert renderer.read(renderer.tokenizer.encode("hm</think>Hi")).reasoning == "hm"
+    assert renderer.read(renderer.tokenizer.encode("Hi")).content == "Hi"

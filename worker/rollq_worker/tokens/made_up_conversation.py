@@ -1,0 +1,181 @@
+"""The made-up conversation over which bridges are rendered: a preamble, one turn, and its replies.
+
+It takes the place of the episode's history, so a bridge depends neither on that history nor on how the template would
+rewrite it. It does not know the tokens of an episode.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard
+from rollq_worker.tokens.model_family import Family, example_call
+from rollq_worker.tokens.template_messages import call_id, for_template, short_exchange
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+_ID = "zqxjkvbwp"
+"""An id, and a text, that nothing else spells. Some templates insist on nine characters."""
+MAX_HEADS = 4096
+"""Kinds of turns whose rendering is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """What stands in front of the turn, beside a user's message."""
+
+    system: bool = False
+    """A system prompt: some templates refuse a conversation without one; others move it to the last message."""
+    tools: bool = False
+    """The tools: some templates write replies or headers differently with tools. Rendering them costs time."""
+
+
+PREAMBLES = (Preamble(), Preamble(system=True), Preamble(tools=True), Preamble(system=True, tools=True))
+
+
+class Answered(NamedTuple):
+    """The conversation as the template writes it."""
+
+    text: str
+    head: str
+    """What stands before the bridge; "" where the template does not end the turn before the reply."""
+    end: str
+    """The end token that closes `head`."""
+
+
+class MadeUpConversation:
+    """Renders turns with their replies behind a preamble. Safe to share between threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        family: Family,
+        tools: Sequence[Json],
+        controls: ControlTokens,
+        preamble: Preamble | None,
+    ) -> None:
+        """`preamble`: None takes the first one with which the template renders at all.
+
+        Raises JobFailure for a template that renders nothing.
+        """
+        self._tokenizer = tokenizer
+        self._family = family
+        self._all_tools = tools
+        self._controls = controls
+        self.tool_name = str(tools[0]["function"]["name"]) if tools else "tool"
+        """The tool that a turn has called when its call could not be read."""
+        self.ends = tuple(end for end in (*family.stops, *family.template_ends) if end in tokenizer.added_tokens)
+        """The tokens with which the template or the model ends a turn."""
+        self._heads: dict[str, tuple[str, str]] = {}
+        self._no_tools: Sequence[Json] | None = None
+        self.preamble, self._base, self.header = self._find_preamble(preamble)
+        hidden = Guard(controls).hide(self._tools())
+        self._turn_starts = len(self.render(self._base, hidden, header=False))
+        self.header_after_call = self._render_after_call()
+        """The conversation behind a call and its result; "" where the template refuses one."""
+        self.needs_calls = not self._answers_alike()
+        """The template writes a tool's result otherwise, or not at all, where the turn called nothing."""
+        self._shows_ids = _ID in self.header_after_call or bool(family.call_id_format)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True) -> str:
+        """The template's text. Raises JobFailure."""
+        kwargs = self._family.template_kwargs
+        return self._tokenizer.render(messages, tools or self._no_tools, add_generation_prompt=header, **kwargs)
+
+    def answer(self, message: Message, replies: Sequence[Message], guard: Guard) -> Answered:
+        """The turn `message` and its replies. Raises JobFailure when the template refuses them."""
+        tools = guard.hide(self._tools())  # first, so that their marks are the same ones each time
+        shown = for_template(short_exchange(message, replies, self.tool_name, self._shows_ids), self._family)
+        turn, *hidden = [guard.hide(message) for message in shown]
+        if not message.get("tool_calls"):  # the call is made up, so its name says nothing about the reply
+            hidden = [{key: value for key, value in reply.items() if key != "name"} for reply in hidden]
+        text = self.render([*self._base, turn, *hidden], tools)
+        return Answered(text, *self._head(turn, hidden, tools, text, guard))
+
+    def last_end(self, text: str) -> tuple[int, str]:
+        """Where the last end token of a text ends, and that token; 0 and "" where there is none."""
+        return max(((at + len(end), end) for end in self.ends if (at := text.rfind(end)) >= 0), default=(0, ""))
+
+    def _tools(self) -> Sequence[Json]:
+        return self._all_tools if self.preamble.tools else ()
+
+    def _head(
+        self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, guard: Guard
+    ) -> tuple[str, str]:
+        """What stands before the bridge in `text`, and the end token that closes it; "" and "" if there is none."""
+        key = json.dumps([turn, [{**reply, "content": ""} for reply in replies]])
+        head, end = self._heads.get(key, ("", ""))
+        if not head or not text.startswith(head):
+            head, end = self._find_head(turn, replies, tools, text, guard.mark())
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[key] = (head, end)
+        return head, end
+
+    def _find_head(
+        self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, mark: str
+    ) -> tuple[str, str]:
+        """The turn with its end, as the template writes it when it is the last one. Where the template writes it
+        otherwise before a reply: up to the last end token in front of the first reply's content."""
+        replies = [{**replies[0], "content": mark}, *replies[1:]]
+        before, found, _ = self.render([*self._base, turn, *replies], tools).partition(mark)
+        if not found:
+            return "", ""
+        alone = self.render([*self._base, turn], tools, header=False)
+        cut, end = self.last_end(alone)
+        if cut > self._turn_starts and before.startswith(alone[:cut]) and text.startswith(alone[:cut]):
+            return alone[:cut], end
+        cut, end = self.last_end(before)
+        return (before[:cut], end) if cut and text.startswith(before[:cut]) else ("", "")
+
+    def _find_preamble(self, preamble: Preamble | None) -> tuple[Preamble, Sequence[Message], str]:
+        """The preamble, its messages, and these rendered with the assistant header."""
+        refusal: JobFailure | None = None
+        for option in PREAMBLES if preamble is None else (preamble,):
+            self.preamble = option
+            base: list[Message] = [{"role": "system", "content": "s"}] if option.system else []
+            base.append({"role": "user", "content": "u"})
+            for no_tools in (None, ()):  # a template for tool use may walk the list without asking whether there is one
+                self._no_tools = no_tools
+                try:
+                    return option, base, self.render(base, self._tools())
+                except JobFailure as e:
+                    refusal = refusal or e
+        raise refusal or JobFailure(f"{self._tokenizer.name}: the chat template renders nothing")
+
+    def _render_after_call(self) -> str:
+        result: Message = {"role": "tool", "tool_call_id": _ID, "content": "r"}
+        messages = for_template(short_exchange(example_call(self.tool_name, id=_ID), [result], ""), self._family)
+        with contextlib.suppress(JobFailure):
+            return self.render([*self._base, *messages], self._tools())
+        return ""
+
+    def _answers_alike(self) -> bool:
+        """Whether the template writes a tool's results behind turns without calls as it does behind calls."""
+        try:
+            return all(self._after_result(True, again) == self._after_result(False, again) for again in (False, True))
+        except JobFailure:
+            return False
+
+    def _after_result(self, called: bool, again: bool) -> str:
+        """A tool's result and what follows, behind a turn with or without a call; `again`: behind the second such.
+
+        Raises JobFailure when the template refuses the result or leaves it out.
+        """
+        messages: list[Message] = []
+        for n in range(1 + again):
+            id = call_id(self._family, f"call{n:05}", self.tool_name, n)
+            messages.append(example_call(self.tool_name, id=id) if called else {"role": "assistant", "content": "a"})
+            messages.append({"role": "tool", "tool_call_id": id, "content": _ID if n == again else "r"})
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}]
+        shown = for_template(messages, self._family)
+        for message in shown:
+            message.pop("name", None)
+        before, found, after = self.render([*self._base, *shown], self._tools()).partition(_ID)
+        if not found:
+            raise JobFailure(f"the chat template of {self._tokenizer.name} leaves out a tool's result")
+        return before[self.last_end(before)[0] :] + found + after

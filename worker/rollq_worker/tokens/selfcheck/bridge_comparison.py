@@ -1,0 +1,289 @@
+"""Bridges compared with what a chat template writes itself, over the conversations of the self-check.
+
+The sampled history plus the bridge is compared, id for id, with the full render of the same conversation. Where the
+template rewrites the history once more follows, the bridge must still be the end of the full render. It does not know
+which edges a job needs.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import contextlib
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from rollq.errors import JobFailure
+from rollq.trajectory import Message
+from rollq_worker.tokens.renderer import ChatRenderer, Continuation
+from rollq_worker.tokens.selfcheck.conversations import (
+    LONG_CONVERSATIONS,
+    REASONING_WORD,
+    Conversations,
+    Edge,
+    Exchange,
+)
+from rollq_worker.toolcalls import PARSERS
+
+
+class Match(StrEnum):
+    """How an edge's bridge compares with the template's full render."""
+
+    EXACT = "exact"
+    """The same ids."""
+    REWRITE = "rewrite"
+    """The template writes earlier turns differently once more follows; the bridge keeps them as they were sampled."""
+    UNSUPPORTED = "unsupported"
+    """There is no bridge, or it is not what the template puts there."""
+
+
+MOVED = "the template moves the tools or the system prompt behind earlier turns; the bridge leaves them where they are"
+UNLIKE_FIRST = (
+    "the template writes this turn and its answer otherwise than a plain first turn's; the bridge is the latter's"
+)
+LEFT_OUT = "the template leaves out the reasoning of a turn, or the words beside its call"
+_LONGEST_END = 100
+"""Characters: no token that ends turns is longer."""
+_LAST_TURNS = 3
+"""Turns at the end of the last long conversation at which edges that rewrite are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One edge's class and, unless exact, why."""
+
+    match: Match
+    why: str = ""
+    renders: bool = True
+    """The template renders this conversation in full, so rendering it again can replace a bridge."""
+
+
+class BridgeComparison:
+    """Compares the bridges of one renderer."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self.renderer = renderer
+        self._tokenizer = renderer.tokenizer
+        think = PARSERS[renderer.family.parser].think
+        self._conversations = Conversations(renderer.tools, renderer.complaint_role(None), think)
+        self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
+        """What was rendered, by the identities of the messages; the messages too, so that no other one gets theirs."""
+        self._ids: dict[str, array[int]] = {}
+        self._bridges: dict[str, tuple[array[int], str]] = {}
+        self._exact: set[tuple[str, str]] = set()
+        """What the template writes behind a history, and the bridge that ends it, where both were compared as ids."""
+
+    def find(self, edge: Edge) -> Finding:
+        """The class of an edge in a short conversation."""
+        if edge is Edge.OPEN:
+            return self._compare_prompt()
+        first: Finding | None = None
+        for exchange in self._conversations.short(edge, tags=not self._takes_reasoning):
+            finding = self._compare(exchange)
+            if finding.match is not Match.UNSUPPORTED and finding.why != LEFT_OUT:
+                return finding
+            first = first or finding
+        assert first is not None  # every edge has an exchange
+        return first
+
+    def find_in_long(self, short: Mapping[Edge, Finding]) -> Mapping[Edge, Finding]:
+        """The findings of short conversations, made worse by those of long ones."""
+        found = dict(short)
+        if short[Edge.OPEN].match is not Match.UNSUPPORTED:
+            for edges in LONG_CONVERSATIONS:
+                self._go_through_exact(edges, found)
+            self._go_through_supported(LONG_CONVERSATIONS[-1], found)
+        return found
+
+    @cached_property
+    def _takes_reasoning(self) -> bool:
+        """The template takes reasoning under its key; one that does not may know tags in the content."""
+        conversations = self._conversations
+        for turn in (conversations.call(), conversations.reply()):
+            with contextlib.suppress(JobFailure):
+                messages = [*conversations.opening, conversations.reason(turn, "key")]
+                if REASONING_WORD in self.renderer.prompt(messages, conversations.tools):
+                    return True
+        return False
+
+    def _go_through_exact(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
+        """A long conversation of edges that are exact, behind a first call which need not be.
+
+        An exchange that is not exact is left out of the history, so that it does not spoil the following ones.
+        """
+        history = list(self._conversations.opening)
+        for edge in edges:
+            exchange = self._conversations.after(history, edge, "key" if self._takes_reasoning else "tags")
+            counts_for = self._conversations.edges_of(edge, exchange)
+            if all(found[one].match is Match.EXACT for one in counts_for):
+                worse = self._worse_than(Match.EXACT, exchange)
+                if worse is not None:
+                    found |= self._blame(edge, exchange, worse)
+                    continue
+            elif counts_for[0] not in (Edge.CALL, Edge.REASONED_CALL) or any(
+                found[one].match is Match.UNSUPPORTED for one in counts_for
+            ):
+                continue
+            history = exchange.messages
+
+    def _go_through_supported(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
+        """A long conversation of all edges that are supported; those that rewrite are compared near its end."""
+        history = list(self._conversations.opening)
+        for n, edge in enumerate(edges):
+            exchange = self._conversations.after(history, edge, "key")
+            counts_for = self._conversations.edges_of(edge, exchange)
+            findings = [found[one] for one in counts_for]
+            if any(finding.match is Match.UNSUPPORTED for finding in findings):
+                continue
+            rewrites = any(finding.match is Match.REWRITE for finding in findings)
+            known = any(finding.why in (MOVED, UNLIKE_FIRST) for finding in findings)
+            if rewrites and not known and n >= len(edges) - _LAST_TURNS:
+                worse = self._worse_than(Match.REWRITE, exchange)
+                if worse is not None:
+                    found[counts_for[0]] = worse
+                    continue
+            history = exchange.messages
+
+    def _blame(self, edge: Edge, exchange: Exchange, worse: Finding) -> Mapping[Edge, Finding]:
+        """The edge that did worse: any call or reply behind this history, or only this special one."""
+        counts_for = self._conversations.edges_of(edge, exchange)
+        plain = Edge.REPLY if exchange.replies[0]["role"] == "user" else Edge.CALL
+        other = self._conversations.after(exchange.history, plain, "")
+        edges = self._conversations.edges_of(plain, other)
+        if set(edges) < set(counts_for):
+            found = self._worse_than(Match.EXACT, other)
+            if found is not None:
+                return {edges[0]: found}
+        return {counts_for[0]: worse}
+
+    def _worse_than(self, match: Match, exchange: Exchange) -> Finding | None:
+        """The finding of an exchange that does worse than this class; None: it does not."""
+        with contextlib.suppress(JobFailure):
+            if match is Match.EXACT:
+                good = self._continuation(exchange) in self._exact
+            else:
+                good = self._ends_with(self._written(exchange.messages), *self._bridge(exchange))
+            if good:
+                return None
+        finding = self._compare(exchange)
+        return finding if finding.match not in (match, Match.EXACT) else None
+
+    def _compare(self, exchange: Exchange) -> Finding:
+        turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
+        try:
+            known = self._written(exchange.history), self._written(exchange.messages)
+            continued = self.renderer.extend(turns, exchange.replies, tools, *known)
+        except JobFailure as e:
+            return Finding(Match.UNSUPPORTED, str(e), renders=False)
+        try:
+            bridge, shown = self._bridge(exchange)
+        except JobFailure as e:
+            return Finding(Match.UNSUPPORTED, str(e))
+        unseen = [word for word in exchange.reply_words if word not in shown]
+        if unseen:
+            return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
+        rewritten = LEFT_OUT if exchange.beside not in continued.before_replies else continued.rewritten
+        if not rewritten:
+            near = max(0, len(continued.before_replies) - _LONGEST_END)
+            if self._encode(continued.before_replies[near:]) + bridge == self._encode(continued.full[near:]):
+                self._exact.add(self._continuation(exchange))
+                return Finding(Match.EXACT)
+        elif self._ends_with(continued.full, bridge, shown):
+            return Finding(Match.REWRITE, rewritten)
+        if self._moves_the_prompt(exchange, continued):
+            return Finding(Match.REWRITE, MOVED)
+        if continued.rewritten and self._is_right_for_plainer(exchange):
+            return Finding(Match.REWRITE, UNLIKE_FIRST)
+        return Finding(Match.UNSUPPORTED, "the bridge differs from what the template writes after this history")
+
+    def _written(self, messages: Sequence[Message]) -> str:
+        """What the template writes for the conversation so far, with the next assistant header. Raises JobFailure."""
+        key = tuple(map(id, messages))
+        if key not in self._texts:
+            self._texts[key] = self.renderer.prompt(messages, self._conversations.tools), messages
+        return self._texts[key][0]
+
+    def _encode(self, text: str) -> array[int]:
+        """The ids of a text; many texts come again."""
+        if text not in self._ids:
+            self._ids[text] = self._tokenizer.encode(text)
+        return self._ids[text]
+
+    def _continuation(self, exchange: Exchange) -> tuple[str, str]:
+        """What the template writes behind the history, and the bridge, without ids of calls; "" for the first where it
+        does not end with the bridge. Raises JobFailure."""
+        _, text = self._bridge(exchange)
+        before, full = self._written(exchange.history), self._written(exchange.messages)
+        if not full.startswith(before) or not full.endswith(text):
+            return "", text
+        after = full[len(before) :]
+        for reply in self._with_shown_ids(exchange)[1:]:
+            if id := reply.get("tool_call_id"):
+                after, text = after.replace(id, "\0"), text.replace(id, "\0")
+        return after, text
+
+    def _with_shown_ids(self, exchange: Exchange) -> list[Message]:
+        """The turn and its replies, with the ids of calls that the template is shown for them."""
+        numbered = exchange.history if self.renderer.family.call_id_format else ()
+        return self.renderer.shown([*numbered, exchange.turn, *exchange.replies])[len(numbered) :]
+
+    def _bridge(self, exchange: Exchange) -> tuple[array[int], str]:
+        """The bridge, and its text. Raises JobFailure."""
+        turn, *replies = self._with_shown_ids(exchange)
+        if not exchange.turn.get("tool_calls"):
+            turn = exchange.turn
+        ids = [reply.get("tool_call_id") or "\0" for reply in replies]
+        key = json.dumps([exchange.truncated, turn, replies])
+        for id in ids:
+            key = key.replace(id, "")
+        found = self._bridges.get(key)
+        if found is None:
+            stop = self.renderer.close(turn, replies) if exchange.truncated else None
+            bridge = self.renderer.bridge(turn, replies, stop)
+            found = bridge, self._tokenizer.decode(bridge)
+            if not any(id in found[1] for id in ids):
+                self._bridges[key] = found
+        return found
+
+    def _ends_with(self, full: str, bridge: array[int], text: str) -> bool:
+        """The template's own text ends with a turn's end and the bridge, whose text is `text`."""
+        end = self._encode(full[-len(text) - _LONGEST_END :])
+        before = len(end) - len(bridge)
+        return before > 0 and end[before:] == bridge and self.renderer.is_end(end[before - 1])
+
+    def _is_right_for_plainer(self, exchange: Exchange) -> bool:
+        """The bridge is right behind the same turn as a plain first turn."""
+        plainer = self._conversations.plainer(exchange)
+        return plainer != exchange and self._compare(plainer).match is not Match.UNSUPPORTED
+
+    def _moves_the_prompt(self, exchange: Exchange, continued: Continuation) -> bool:
+        """The bridge is right without tools and system prompt, which the template moves to the last message."""
+        prompt = self._written(self._conversations.opening)
+        full, words = continued.full, self._conversations.words_shown_once
+        if any(full.count(word) > prompt.count(word) for word in words):
+            return False  # they are not moved but repeated, and the bridge does not repeat them
+        if all(full.rfind(word) < full.find(self._conversations.user_word) for word in words):
+            return False  # they still stand in front of the user's first message
+        history = [message for message in exchange.history if message["role"] != "system"]
+        with contextlib.suppress(JobFailure):
+            full = self.renderer.prompt([*history, exchange.turn, *exchange.replies], ())
+            return self._ends_with(full, *self._bridge(exchange))
+        return False
+
+    def _compare_prompt(self) -> Finding:
+        """The first prompt is what the template writes, and the template leaves nothing out of it."""
+        opening, tools = self._conversations.opening, self._conversations.tools
+        try:
+            prompt = self.renderer.prompt(opening, tools)
+            ids = self.renderer.open(opening, tools)
+        except JobFailure as e:
+            return Finding(Match.UNSUPPORTED, str(e), renders=False)
+        if self._tokenizer.encode(prompt) != ids:
+            why = "control tokens cannot be told from text in this vocabulary"
+            return Finding(Match.UNSUPPORTED, why, renders=False)
+        for what, words in self._conversations.prompt_words.items():
+            if any(word not in prompt for word in words):
+                return Finding(Match.UNSUPPORTED, f"the template leaves out {what}", renders=False)
+        return Finding(Match.EXACT)

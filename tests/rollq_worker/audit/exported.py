@@ -4,6 +4,7 @@ import json
 import math
 from array import array
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollq_worker.audit.comparison import Auditor
@@ -63,11 +64,12 @@ def write_file(folder: Path, *lines: object) -> Path:
     return path
 
 
-def audit(folder: Path, *records: object, scorer: FakeScorer | None = None, vocabulary: int = 50) -> dict[str, Any]:
+def audit(*records: object, scorer: FakeScorer | None = None, vocabulary: int = 50) -> dict[str, Any]:
     """The report on these records as JSON, with the `reasons` of the verdict and the tokens skipped `by_reason`."""
     auditor = Auditor(scorer or FakeScorer(), frozenset(["v1"]), vocabulary)
     report = Report()
-    for trajectory in read(write_file(folder, *records)):
-        report.add(auditor.audit(trajectory))
+    with TemporaryDirectory() as folder:
+        for trajectory in read(write_file(Path(folder), *records)):
+            report.add(auditor.audit(trajectory))
     report.revise(auditor.decode)
     return {**report.as_json(), "reasons": report.reasons, "by_reason": dict(report.total.skipped)}

@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,79 +12,79 @@ from rollq_worker.audit.scorer import Scores
 from tests.rollq_worker.audit.exported import FakeScorer, audit, record
 
 
-def test_what_was_sampled_is_compared(tmp_path: Path) -> None:
+def test_what_was_sampled_is_compared() -> None:
     scorer = FakeScorer(noise=0.002)
-    found = audit(tmp_path, record(), record(job="r/g/1"), scorer=scorer)
+    found = audit(record(), record(job="r/g/1"), scorer=scorer)
     assert (found["trajectories"], found["tokens"], found["skipped"], found["shift"]) == (2, 16, 0, 0)
     assert found["mean_abs"] == pytest.approx(0.002) and found["max_abs"] == pytest.approx(0.002)
     assert found["verdict"] == "ok" and found["reasons"] == []
     assert scorer.calls[0] == (record()["tokens"], 4, 0)
 
 
-def test_other_weights_are_skipped_and_too_many_of_them_are_too_many(tmp_path: Path) -> None:
+def test_other_weights_are_skipped_and_too_many_of_them_are_too_many() -> None:
     some = record(versions=[None] * 5 + ["v0"] * 4 + [None] * 3 + ["v1"] * 4)
     scorer = FakeScorer()
-    found = audit(tmp_path, some, scorer=scorer)
+    found = audit(some, scorer=scorer)
     assert (found["tokens"], found["skipped"], found["verdict"]) == (4, 4, "incomplete")
     assert found["by_reason"] == {WEIGHTS: 4}
     assert scorer.calls[0][1] == 11  # nothing before the first comparable token is scored
     many = [record(job=f"r/g/{i}") for i in range(19)]
-    found = audit(tmp_path, some, *many)
+    found = audit(some, *many)
     assert found["tokens"] / (found["tokens"] + found["skipped"]) >= MIN_COMPARED and found["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.1}, {"logit_bias": {"5": 1}}, {"regex": "a*"}])
-def test_what_a_prefill_does_not_apply_is_skipped(tmp_path: Path, sampling: dict[str, Any]) -> None:
+def test_what_a_prefill_does_not_apply_is_skipped(sampling: dict[str, Any]) -> None:
     scorer = FakeScorer()
-    found = audit(tmp_path, record(sampling=sampling), scorer=scorer)
+    found = audit(record(sampling=sampling), scorer=scorer)
     assert found["skipped"] == 8 and found["by_reason"] == {f"sampled with {next(iter(sampling))}": 8}
     assert not scorer.calls
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}, {"repetition_penalty": 1.0}])
-def test_what_changes_no_logprob_is_compared(tmp_path: Path, sampling: dict[str, Any]) -> None:
-    assert audit(tmp_path, record(sampling=sampling))["verdict"] == "ok"
+def test_what_changes_no_logprob_is_compared(sampling: dict[str, Any]) -> None:
+    assert audit(record(sampling=sampling))["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.3])
-def test_another_temperature(tmp_path: Path, temperature: float) -> None:
+def test_another_temperature(temperature: float) -> None:
     sampled = record(sampling={"temperature": temperature})
     for i, p in enumerate(sampled["logprobs"]):
         if sampled["mask"][i]:
             other = math.log(max(1e-9, 1 - math.exp(p)))
             normaliser = math.log(math.exp(p / temperature) + math.exp(other / temperature))
             sampled["logprobs"][i] = p / temperature - normaliser
-    found = audit(tmp_path, sampled)
+    found = audit(sampled)
     assert found["tokens"] == 8 and found["max_abs"] < 0.005 and found["verdict"] == "ok"
-    assert audit(tmp_path, record(sampling={"temperature": temperature}))["verdict"] == "bad"
-    assert audit(tmp_path, sampled, scorer=FakeScorer(lists=False))["by_reason"] == {NO_LIST: 8}
+    assert audit(record(sampling={"temperature": temperature}))["verdict"] == "bad"
+    assert audit(sampled, scorer=FakeScorer(lists=False))["by_reason"] == {NO_LIST: 8}
 
 
-def test_a_flat_distribution_at_another_temperature_is_skipped(tmp_path: Path) -> None:
+def test_a_flat_distribution_at_another_temperature_is_skipped() -> None:
     class Flat(FakeScorer):
         def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
             logprobs = array("d", [-8.0] * (len(ids) - start - 1))
             return Scores(logprobs, [[-7.0, -8.0]] * len(logprobs))
 
-    found = audit(tmp_path, record(sampling={"temperature": 1.5}), scorer=Flat())
+    found = audit(record(sampling={"temperature": 1.5}), scorer=Flat())
     assert found["by_reason"] == {FLAT: 8}
 
 
-def test_each_trace_is_scored_by_itself(tmp_path: Path) -> None:
+def test_each_trace_is_scored_by_itself() -> None:
     first = record()
     both = {key: first[key] * 2 for key in ("tokens", "mask", "logprobs", "versions")}
     scorer = FakeScorer()
-    found = audit(tmp_path, record(**both, traces=[16, 16]), scorer=scorer)
+    found = audit(record(**both, traces=[16, 16]), scorer=scorer)
     assert found["tokens"] == 16 and found["verdict"] == "ok"
     assert scorer.calls == [(first["tokens"], 4, 0)] * 2
 
 
-def test_what_the_engine_cannot_take_is_not_sent(tmp_path: Path) -> None:
+def test_what_the_engine_cannot_take_is_not_sent() -> None:
     scorer = FakeScorer(max_tokens=14)
-    found = audit(tmp_path, record(), scorer=scorer)
+    found = audit(record(), scorer=scorer)
     assert found["by_reason"] == {CONTEXT: 2} and len(scorer.calls[0][0]) == 14
     scorer = FakeScorer()
-    assert audit(tmp_path, record(), scorer=scorer, vocabulary=40)["by_reason"] == {OUTSIDE_VOCABULARY: 8}
+    assert audit(record(), scorer=scorer, vocabulary=40)["by_reason"] == {OUTSIDE_VOCABULARY: 8}
     assert not scorer.calls
-    found = audit(tmp_path, record(), scorer=FakeScorer(refusal="too long"))
+    found = audit(record(), scorer=FakeScorer(refusal="too long"))
     assert found["by_reason"] == {"refused: too long": 8} and found["verdict"] == "incomplete"

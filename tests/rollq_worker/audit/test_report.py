@@ -1,7 +1,6 @@
 """The numbers of an audit, and its verdict."""
 
 from array import array
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +35,9 @@ class RoundingScorer(FakeScorer):
 class TestSecondOpinion:
     """On the few tokens of a good file that a prefill rounds the other way."""
 
-    def test_a_token_that_stands_out_is_decoded_as_well(self, tmp_path: Path) -> None:
+    def test_a_token_that_stands_out_is_decoded_as_well(self) -> None:
         scorer = RoundingScorer(-0.06)
-        found = audit(tmp_path, *scorer.records(200, 1), scorer=scorer)
+        found = audit(*scorer.records(200, 1), scorer=scorer)
         assert (found["max_abs"], found["revised"], found["verdict"]) == (pytest.approx(0, abs=1e-9), 1, "ok")
         assert found["max_abs_prefill"] == pytest.approx(0.06) == found["worst"][0]["abs"]
         worst = found["worst"][0]
@@ -48,9 +47,9 @@ class TestSecondOpinion:
         assert scorer.next_calls == [(PLACE, record()["tokens"][PLACE], 1.0)]
 
     @pytest.mark.parametrize("by", [-3.0, -0.4, 0.3])
-    def test_a_decoding_that_no_prefill_agrees_with_is_what_an_audit_looks_for(self, tmp_path: Path, by: float) -> None:
+    def test_a_decoding_that_no_prefill_agrees_with_is_what_an_audit_looks_for(self, by: float) -> None:
         scorer = RoundingScorer(by)
-        found = audit(tmp_path, *scorer.records(75, 24), scorer=scorer)  # 4 % of 600 tokens
+        found = audit(*scorer.records(75, 24), scorer=scorer)  # 4 % of 600 tokens
         assert found["verdict"] == "bad" and not scorer.next_calls
         assert found["mean_abs"] == pytest.approx(abs(by) * 0.04)
         assert found["p99_abs"] == found["max_abs"] == found["max_abs_prefill"] == pytest.approx(abs(by))
@@ -61,35 +60,35 @@ class TestSecondOpinion:
         [(1, 1, 1), (20, 2, 2), (20, 3, 0), (200, 9, 9), (200, WORST + 1, WORST), (200, 16, WORST), (200, 17, 0)],
     )
     def test_it_is_asked_about_the_worst_if_no_more_than_a_hundredth_is_off(
-        self, tmp_path: Path, count: int, off: int, asked: int
+        self, count: int, off: int, asked: int
     ) -> None:
         scorer = RoundingScorer(0.06)
-        found = audit(tmp_path, *scorer.records(count, off), scorer=scorer)
+        found = audit(*scorer.records(count, off), scorer=scorer)
         assert len(scorer.next_calls) == found["revised"] == asked
         assert found["max_abs_prefill"] == pytest.approx(0.06)
         assert found["max_abs"] == pytest.approx(0.06 if off > asked else 0, abs=1e-9)  # of all tokens
 
     @pytest.mark.parametrize("by", [0.009, 0.13, 3.0])
-    def test_a_difference_that_is_no_rounding_is_not_asked_for(self, tmp_path: Path, by: float) -> None:
+    def test_a_difference_that_is_no_rounding_is_not_asked_for(self, by: float) -> None:
         scorer = RoundingScorer(by)
-        found = audit(tmp_path, *scorer.records(1000, 1), scorer=scorer)
+        found = audit(*scorer.records(1000, 1), scorer=scorer)
         assert not scorer.next_calls and found["max_abs"] == found["max_abs_prefill"] == pytest.approx(by)
 
-    def test_a_decoding_that_is_nearer_but_still_off_does_not_count(self, tmp_path: Path) -> None:
+    def test_a_decoding_that_is_nearer_but_still_off_does_not_count(self) -> None:
         scorer = RoundingScorer(0.06)
         records = scorer.records(200, 1)
         for by, left, revised in ((0.055, 0.005, 1), (0.04, 0.06, 0), (-0.05, 0.06, 0), (0.2, 0.06, 0)):
             scorer.by = by
-            found = audit(tmp_path, *records, scorer=scorer)
+            found = audit(*records, scorer=scorer)
             assert (found["max_abs"], found["revised"]) == (pytest.approx(left), revised)
 
-    def test_an_engine_that_refuses_changes_nothing(self, tmp_path: Path) -> None:
+    def test_an_engine_that_refuses_changes_nothing(self) -> None:
         class Refuses(RoundingScorer):
             def score_next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
                 raise ScoringRefused("no")
 
         scorer = Refuses(0.06)
-        found = audit(tmp_path, *scorer.records(200, 1), scorer=scorer)
+        found = audit(*scorer.records(200, 1), scorer=scorer)
         assert found["max_abs"] == pytest.approx(0.06) and found["skipped"] == found["revised"] == 0
 
 
@@ -101,39 +100,39 @@ def test_the_spread_of_differences(n: int) -> None:
     assert found["mean_abs"] == pytest.approx(sum(ordered) / n) and found["tokens"] == n
 
 
-def test_a_bad_mean_and_a_bad_percentile(tmp_path: Path) -> None:
-    found = audit(tmp_path, record(), scorer=FakeScorer(noise=0.05))
+def test_a_bad_mean_and_a_bad_percentile() -> None:
+    found = audit(record(), scorer=FakeScorer(noise=0.05))
     assert found["verdict"] == "bad" and "mean" in found["reasons"][0]
     records = [record(job=f"r/g/{i}") for i in range(40)]
     for changed in records[:2]:  # few tokens far off: too few to show in the mean of a long file
         changed["logprobs"] = [p - 0.2 if p else 0.0 for p in changed["logprobs"]]
-    found = audit(tmp_path, *records)
+    found = audit(*records)
     assert found["mean_abs"] == pytest.approx(0.01, abs=0.001) and found["verdict"] == "bad"
     assert any("99th percentile" in reason for reason in found["reasons"])
     assert [token["job"] for token in found["worst"]].count("r/g/0") >= 1 and len(found["worst"]) == 10
 
 
 @pytest.mark.parametrize("by", [1, -1])
-def test_a_shifted_file_is_named_as_such(tmp_path: Path, by: int) -> None:
+def test_a_shifted_file_is_named_as_such(by: int) -> None:
     shifted = record()
     positions = [i for i, bit in enumerate(shifted["mask"]) if bit]
     tokens = array("I", shifted["tokens"])
     for i in positions:
         shifted["logprobs"][i] = true_logprob(tokens, (i + by) % len(tokens))
-    found = audit(tmp_path, shifted)
+    found = audit(shifted)
     assert (found["verdict"], found["shift"]) == ("bad", by)
     assert found["reasons"][-1].endswith("later" if by > 0 else "earlier")
 
 
-def test_a_confident_policy_is_not_taken_for_shifted(tmp_path: Path) -> None:
+def test_a_confident_policy_is_not_taken_for_shifted() -> None:
     class Sure(FakeScorer):
         def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
             return Scores(array("d", [-1e-6 * (i % 3) for i in range(start + 1, len(ids))]), None)
 
-    found = audit(tmp_path, record(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
+    found = audit(record(logprobs=[-1e-6 * ((i + 1) % 3) for i in range(16)]), scorer=Sure())
     assert (found["verdict"], found["shift"]) == ("ok", 0)
 
 
-def test_a_file_without_sampled_tokens_proves_nothing(tmp_path: Path) -> None:
-    found = audit(tmp_path, record(mask=[0] * 16, versions=[None] * 16))
+def test_a_file_without_sampled_tokens_proves_nothing() -> None:
+    found = audit(record(mask=[0] * 16, versions=[None] * 16))
     assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")

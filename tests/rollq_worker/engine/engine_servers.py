@@ -43,10 +43,11 @@ def reply(ids: list[int], **meta: Any) -> dict[str, Any]:
 
 @dataclass
 class ScriptedEngine:
-    """Answers /generate by `answers` in turn, then with good replies; other paths by `paths`, else 404."""
+    """Answers /generate by `answers` in turn, then by `then`; other paths by `paths`, else 404."""
 
     answers: list[Answer] = field(default_factory=list)
     paths: dict[str, Answer] = field(default_factory=dict)
+    then: Answer = good_reply
     port: int = 0
     requests: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     """Path, body and headers of each."""
@@ -64,7 +65,7 @@ class ScriptedEngine:
         if path != "/generate":
             return self.paths.get(path, (404, {"detail": "Not Found"}))
         with self._lock:
-            return self.answers.pop(0) if self.answers else good_reply
+            return self.answers.pop(0) if self.answers else self.then
 
 
 def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,7 +56,7 @@ class MortalEngine:
             self._dead.clear()
             self._broken.clear()
             with scripted_engine(port=self.port, ready=(200, {})) as engine:
-                engine.answers = _Always(lambda body: self._answer(engine, body))  # type: ignore[assignment]
+                engine.then = partial(self._answer, engine)
                 self._dead.wait()
                 engine.closed = True
             # Away until every thread has seen it: one that comes late would take it for a connection that broke.
@@ -92,16 +92,6 @@ class MortalEngine:
         finally:
             with self._lock:
                 self._requests -= 1
-
-
-class _Always:
-    """A list of answers that never ends."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
-        self.answer = answer
-
-    def pop(self, index: int) -> Callable[[dict[str, Any]], Any]:
-        return self.answer
 
 
 def test_a_job_that_kills_engines_is_found_and_no_other_is_blamed(client: SGLangEngine) -> None:

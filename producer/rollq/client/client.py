@@ -6,7 +6,6 @@ It shares only Redis with the workers. A restarted client continues: its state i
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from rollq.batch import Batch
@@ -175,9 +174,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _submissions(self, jobs: Iterable[Job], ahead: int, reader: SourceReader | None) -> Iterator[Submission]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ class ProgressDisplay:
     def __enter__(self) -> ProgressDisplay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

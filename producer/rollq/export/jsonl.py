@@ -11,7 +11,6 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export.record import record
@@ -120,9 +119,7 @@ class TrajectoryFile:
     def __enter__(self) -> "TrajectoryFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -12,7 +12,6 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rollq.errors import RollqError, SettingsError
 from rollq.processes.child import Child
@@ -148,7 +147,5 @@ class EmbeddedRedis:
     def __enter__(self) -> "EmbeddedRedis":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

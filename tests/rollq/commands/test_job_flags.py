@@ -72,7 +72,10 @@ def test_unknown_tasks_are_submitted_with_a_warning(
 
 SEED_LIMIT = 2**53
 INVALID_JOBS = [
-    (("--seed", str(SEED_LIMIT - 1), "--epochs", "2"), "seed"),
+    (
+        ("--seed", str(SEED_LIMIT - 1), "--epochs", "2"),
+        "seed must be a whole number of at least 0 and below 2**53, not",
+    ),
     (("--seed", str(SEED_LIMIT - 1), "--refill", "1"), "seed"),
     (("--env", ""), "--env must be a name"),
     (("--split", ""), "--split must be a name"),

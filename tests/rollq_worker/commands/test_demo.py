@@ -11,23 +11,23 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "error"),
     [
-        ("--env", "nope"),
-        ("--split", "nope"),
-        ("--tasks", "499-500"),
-        ("--tokenizer", "/nowhere"),
-        ("--tokenizer", "/"),
+        (("--env", "nope"), "there is no environment 'nope'"),
+        (("--split", "nope"), "shop has no split 'nope'; it has train ("),
+        (("--tasks", "0-999999"), "--tasks asks for 999999"),
+        (("--tokenizer", "/nowhere"), "/nowhere"),
+        (("--tokenizer", "/"), "/"),
     ],
 )
 def test_a_wrong_line_starts_and_destroys_nothing(
-    line: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: tuple[str, ...], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.jsonl"
     kept.write_text("precious\n")
     assert cli.main(["demo", "--out", str(kept), *line]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
+    assert said.out == "" and said.err.count("\n") == 1 and error in said.err
     assert kept.read_text() == "precious\n"
 
 

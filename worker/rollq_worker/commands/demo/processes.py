@@ -12,7 +12,6 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rollq.errors import RollqError
 from rollq.processes.child import Child
@@ -109,7 +108,5 @@ class DemoProcesses:
     def __enter__(self) -> "DemoProcesses":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

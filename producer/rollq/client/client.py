@@ -92,8 +92,8 @@ class Client:
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
         if self._budgets:
             retry(lambda: self.ledger.fix_budgets(self._budgets))
-        reader = SourceReader(source, retry(lambda: self.ledger.cursor(source))) if source else None
-        return _total(self._submissions(jobs, ahead, reader))
+        source_reader = SourceReader(source, retry(lambda: self.ledger.cursor(source))) if source else None
+        return _total(self._submissions(jobs, ahead, source_reader))
 
     def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
         """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
@@ -177,17 +177,17 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _submissions(self, jobs: Iterable[Job], ahead: int, reader: SourceReader | None) -> Iterator[Submission]:
+    def _submissions(self, jobs: Iterable[Job], ahead: int, source_reader: SourceReader | None) -> Iterator[Submission]:
         room: dict[Purpose, int] = {}
         for group in whole_groups(jobs, self.run):
-            if reader and reader.was_submitted(group):
+            if source_reader and source_reader.was_submitted(group):
                 yield Submission(known=[job.id for job in group])
                 continue
             purpose = group[0].purpose
             room[purpose] = (room.get(purpose) or self._wait_for_room(purpose, ahead)) - 1
-            yield self._submit(group, reader)
-        if reader:
-            reader.check_end(self.run)
+            yield self._submit(group, source_reader)
+        if source_reader:
+            source_reader.check_end(self.run)
 
     def _wait_for_room(self, purpose: Purpose, ahead: int) -> int:
         """Waits until another group may be submitted. Returns how many may."""
@@ -197,8 +197,8 @@ class Client:
             pause = min(1.0, pause * 1.5)
         return room
 
-    def _submit(self, group: Sequence[Job], reader: SourceReader | None = None) -> Submission:
-        source, cursor = (reader.name, reader.cursor) if reader else ("", Cursor())
+    def _submit(self, group: Sequence[Job], source_reader: SourceReader | None = None) -> Submission:
+        source, cursor = (source_reader.name, source_reader.cursor) if source_reader else ("", Cursor())
         publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
         submission = retry(lambda: self.ledger.submit(group, publish_in_s=publish_in_s, source=source, cursor=cursor))
         if submission.new:

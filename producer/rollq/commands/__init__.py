@@ -1,4 +1,1 @@
-"""The commands of `rollq`, one noun a file; each offers `add(commands)` to declare itself.
-
-A command's module may be imported without its dependencies: what is heavy is imported when the command runs.
-"""
+"""The commands of `rollq`, one a module. Each module has `add(commands)`, which declares the command and its flags."""

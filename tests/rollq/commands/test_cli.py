@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ COMMANDS = (*cli.OWN_COMMANDS, *cli.WORKER_COMMANDS)
 
 def test_the_module_runs_too() -> None:
     assert rollq("--version").stdout == f"rollq {__version__}\n"
+
+
+def test_the_commands_of_the_worker_are_entry_points_and_their_extras_exist() -> None:
+    assert cli.WORKER_COMMANDS.keys() <= {point.name for point in metadata.entry_points(group=cli.GROUP)}
+    assert set(cli.WORKER_COMMANDS.values()) <= set(metadata.metadata("rollq").get_all("Provides-Extra") or ())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,7 +5,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,8 +14,12 @@ from typing import Any
 from rollq_worker.replay_engine.generate import ReplayOptions
 from rollq_worker.replay_engine.server import run
 
-Answer = tuple[int, Any] | str | Callable[[dict[str, Any]], Any]
-"""Status and body; `reset`; `hang`; or a function from the request's body to the body of a 200."""
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | str | Callable[[dict[str, Any]], Any]
+"""Status, body and headers; `reset`; `hang`; or a function of the request's body that gives an answer or a 200's body.
+
+A body is bytes, JSON, or a function that gives it in pieces.
+"""
+GENERATING = ("/generate", "/v1/chat/completions")
 
 
 def good_reply(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def reply(ids: list[int], **meta: Any) -> dict[str, Any]:
 
 @dataclass
 class ScriptedEngine:
-    """Answers /generate by `answers` in turn, then by `then`; other paths by `paths`, else 404."""
+    """Answers GENERATING paths by `answers` in turn, then by `then`; other paths by `paths`, else 404."""
 
     answers: list[Answer] = field(default_factory=list)
     paths: dict[str, Answer] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class ScriptedEngine:
     requests: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     """Path, body and headers of each."""
     closed: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -62,7 +66,7 @@ class ScriptedEngine:
         return [body for at, body, _ in self.requests if at == path]
 
     def answer(self, path: str, body: dict[str, Any]) -> Answer:
-        if path != "/generate":
+        if path not in GENERATING:
             return self.paths.get(path, (404, {"detail": "Not Found"}))
         with self._lock:
             return self.answers.pop(0) if self.answers else self.then
@@ -81,23 +85,29 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST
 
         def play(self, answer: Answer, body: dict[str, Any]) -> None:
+            if callable(answer):
+                result = answer(body)
+                answer = result if isinstance(result, tuple | str) else (200, result)
             if answer == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
                 self.close_connection = True
             elif answer == "hang":
-                time.sleep(1.0)
+                script.over.wait(60)
                 self.close_connection = True
             else:
-                status, content = (200, answer(body)) if callable(answer) else answer
-                self.send(status, content if isinstance(content, bytes) else json.dumps(content).encode())
+                self.send(*answer)
 
-        def send(self, status: int, content: bytes) -> None:
+        def send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+            pieces = content() if callable(content) else [_encoded(content)]
+            length = {} if callable(content) else {"Content-Length": str(len(pieces[0]))}
             self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
+            for name, value in {**length, **(headers or {})}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(content)
-            self.wfile.flush()
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
 
         def finish(self) -> None:
             with suppress(OSError):  # it was reset
@@ -107,6 +117,10 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
+
+
+def _encoded(content: Any) -> bytes:
+    return content if isinstance(content, bytes) else json.dumps(content).encode()
 
 
 @contextmanager
@@ -123,6 +137,7 @@ def scripted_engine(*answers: Answer, port: int = 0, **paths: Answer) -> Iterato
         yield script
     finally:
         script.closed = True  # connections outlive the server
+        script.over.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,128 +15,70 @@ from rollq.errors import Fenced, UserFailure
 from rollq.settings import Endpoint
 from rollq_worker.protocols import STOP_MARKER, User
 from rollq_worker.users import openai, user_factory
+from tests.conftest import free_port
+from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine
 from tests.rollq_worker.users.tasks import TASK
 
 KEY = "sk-very-secret-1234"
-Answer = Callable[["Handler"], None]
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: "Server"
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        self.server.headers.append(dict(self.headers))
-        self.server.paths.append(self.path)
-        answers = self.server.answers
-        (answers.pop(0) if len(answers) > 1 else answers[0])(self)
-
-    def send(self, body: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[Answer] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.paths: list[str] = []
-        self.released = threading.Event()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up in some tests."""
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
     monkeypatch.setattr(openai, "BACKOFF_S", (0.01, 8.0))
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join(60)
+    with scripted_engine() as server:
+        yield server
     openai._http_client().close()
 
 
+def bodies(server: ScriptedEngine) -> list[dict[str, Any]]:
+    return server.bodies("/v1/chat/completions")
+
+
 def say(content: object, **choice: object) -> Answer:
-    body = json.dumps({"choices": [{"message": {"role": "assistant", "content": content}, **choice}]}).encode()
-    return lambda handler: handler.send(body)
+    return 200, {"choices": [{"message": {"role": "assistant", "content": content}, **choice}]}
 
 
-def status(code: int, body: bytes = b"{}", **headers: str) -> Answer:
-    return lambda handler: handler.send(body, code, **headers)
-
-
-def raw(body: bytes) -> Answer:
-    return lambda handler: handler.send(body)
-
-
-def hang(handler: Handler) -> None:
-    handler.server.released.wait(60)
-
-
-def trickle(handler: Handler) -> None:
+def trickle() -> Iterator[bytes]:
     """Bytes come, but never all of them."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "100000")
-    handler.end_headers()
-    while not handler.server.released.wait(0.02):
-        handler.wfile.write(b" ")
+    while True:
+        time.sleep(0.02)
+        yield b" "
 
 
-def cut(handler: Handler) -> None:
-    handler.send(b"{", Content_Length="100")
-    handler.close_connection = True
-
-
-def chunked(handler: Handler) -> None:
+def chunks() -> Iterator[bytes]:
     body = json.dumps({"choices": [{"message": {"content": "In chunks."}}]}).encode()
-    handler.send_response(200)
-    handler.send_header("Transfer-Encoding", "chunked")
-    handler.end_headers()
-    for part in (body[:7], body[7:]):
-        handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-    handler.wfile.write(b"0\r\n\r\n")
+    for part in (body[:7], body[7:], b""):
+        yield b"%x\r\n%s\r\n" % (len(part), part)
+
+
+TRICKLE = (200, trickle, {"Content-Length": "100000"})
+CUT_SHORT = (200, lambda: [b"{"], {"Content-Length": "100", "Connection": "close"})
+CHUNKED = (200, chunks, {"Transfer-Encoding": "chunked"})
 
 
 def make_user(
-    server: Server,
+    server: ScriptedEngine,
     *answers: Answer,
     key_file: Path | None = None,
     check: Callable[[], None] | None = None,
     **options: object,
 ) -> User:
     """A user of that server, which gives these answers and then the last one again and again."""
-    server.answers = list(answers)
-    endpoints = {"sim": Endpoint(f"http://127.0.0.1:{server.server_port}/v1", key_file)}
+    server.answers, server.then = list(answers), answers[-1]
+    endpoints = {"sim": Endpoint(f"{server.url}/v1", key_file)}
     spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 60, "retries": 3, **options}
     return user_factory(spec, TASK, seed=7, endpoints=endpoints, check=check)
 
 
-def test_a_conversation_with_flipped_roles(server: Server) -> None:
+def test_a_conversation_with_flipped_roles(server: ScriptedEngine) -> None:
     user = make_user(
         server, say("Hi, I am Ada."), say(" It is S-1. \n"), say(f"{STOP_MARKER}"), temperature=0.5, max_tokens=99
     )
     assert user.open() == "Hi, I am Ada."
     assert user.reply("Which order?") == "It is S-1."
     assert user.reply("Done.") == STOP_MARKER
-    assert server.paths == ["/v1/chat/completions"] * 3
-    last = server.bodies[-1]
+    assert [path for path, _, _ in server.requests] == ["/v1/chat/completions"] * 3
+    last = bodies(server)[-1]
     system, *messages = last.pop("messages")
     assert last == {"model": "m-1", "max_tokens": 99, "seed": 7, "temperature": 0.5}
     assert system["role"] == "system" and TASK.instruction in system["content"] and STOP_MARKER in system["content"]
@@ -148,13 +89,13 @@ def test_a_conversation_with_flipped_roles(server: Server) -> None:
         ("assistant", "It is S-1."),
         ("user", "Done."),
     ]
-    assert "1299.50" not in json.dumps(server.bodies)
+    assert "1299.50" not in json.dumps(bodies(server))
 
 
-def test_a_job_without_temperature_and_key_sends_none(server: Server) -> None:
+def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) -> None:
     make_user(server, say("Hi")).open()
-    assert "temperature" not in server.bodies[0]
-    assert "Authorization" not in server.headers[0]
+    assert "temperature" not in bodies(server)[0]
+    assert "Authorization" not in server.requests[0][2]
 
 
 @pytest.mark.parametrize(
@@ -167,32 +108,32 @@ def test_a_job_without_temperature_and_key_sends_none(server: Server) -> None:
         ("I think so.", "I think so."),
     ],
 )
-def test_thoughts_are_not_spoken(server: Server, content: str, heard: str) -> None:
+def test_thoughts_are_not_spoken(server: ScriptedEngine, content: str, heard: str) -> None:
     assert make_user(server, say(content)).open() == heard
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 529])
-def test_an_unavailable_endpoint_is_asked_again(server: Server, code: int) -> None:
-    assert make_user(server, status(code), status(code), say("Hi")).open() == "Hi"
-    assert len(server.bodies) == 3 and server.bodies[0] == server.bodies[2]
+def test_an_unavailable_endpoint_is_asked_again(server: ScriptedEngine, code: int) -> None:
+    assert make_user(server, (code, {}), (code, {}), say("Hi")).open() == "Hi"
+    assert len(bodies(server)) == 3 and bodies(server)[0] == bodies(server)[2]
 
 
-def test_an_answer_in_chunks(server: Server) -> None:
-    assert make_user(server, chunked).open() == "In chunks."
+def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
+    assert make_user(server, CHUNKED).open() == "In chunks."
 
 
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (raw(b"<html>not JSON"), "no chat completion"),
-        (raw(b"\xff\xfe"), "no chat completion"),
-        (raw(b"[]"), "no chat completion"),
-        (raw(b'{"choices": []}'), "no chat completion"),
-        (raw(b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
-        (raw(b'{"choices": [null]}'), "no chat completion"),
-        (raw(b"x" * (openai.MAX_BYTES + 1)), "no chat completion"),
-        (raw(b""), "no chat completion"),
-        (cut, "no answer|no chat completion"),
+        ((200, b"<html>not JSON"), "no chat completion"),
+        ((200, b"\xff\xfe"), "no chat completion"),
+        ((200, b"[]"), "no chat completion"),
+        ((200, b'{"choices": []}'), "no chat completion"),
+        ((200, b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
+        ((200, b'{"choices": [null]}'), "no chat completion"),
+        ((200, b"x" * (openai.MAX_BYTES + 1)), "no chat completion"),
+        ((200, b""), "no chat completion"),
+        (CUT_SHORT, "no answer|no chat completion"),
         (say(None), "answered nothing"),
         (say(""), "answered nothing"),
         (say(" \n"), "answered nothing"),
@@ -203,23 +144,23 @@ def test_an_answer_in_chunks(server: Server) -> None:
         (say(None, finish_reason="tool_calls"), "calls a tool"),
         (say(None, finish_reason=["stop"]), "answered nothing"),
         (say("<think>on and on", finish_reason="stop"), r"nothing \(finish_reason 'stop'\)"),
-        (status(503), "answered 503"),
+        ((503, {}), "answered 503"),
     ],
 )
-def test_nonsense_is_asked_again_and_then_a_user_failure(server: Server, bad: Answer, words: str) -> None:
+def test_nonsense_is_asked_again_and_then_a_user_failure(server: ScriptedEngine, bad: Answer, words: str) -> None:
     assert make_user(server, bad, say("Hi")).open() == "Hi"
-    server.bodies.clear()
+    server.requests.clear()
     user = make_user(server, bad, retries=1)
     with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': .*({words}).*\(tried 2 times\)"):
         user.open()
-    assert len(server.bodies) == 2
+    assert len(bodies(server)) == 2
 
 
-@pytest.mark.parametrize("stuck", [hang, trickle])
-def test_an_answer_that_does_not_come_in_time(server: Server, stuck: Answer) -> None:
-    def first(handler: Handler) -> None:
+@pytest.mark.parametrize("stuck", ["hang", TRICKLE], ids=["hang", "trickle"])
+def test_an_answer_that_does_not_come_in_time(server: ScriptedEngine, stuck: Answer) -> None:
+    def first(body: dict[str, Any]) -> Answer:
         user._options = replace(user._options, timeout_s=60.0)  # for whatever is asked after this
-        stuck(handler)
+        return stuck
 
     user: Any = make_user(server, first, say("Hi"), timeout_s=1.0, retries=60)
     assert user.open() == "Hi"
@@ -227,31 +168,28 @@ def test_an_answer_that_does_not_come_in_time(server: Server, stuck: Answer) -> 
         make_user(server, stuck, timeout_s=1.0, retries=1).open()
 
 
-def test_an_endpoint_that_is_away(server: Server) -> None:
-    port = server.server_port
-    server.shutdown()
-    server.server_close()
+def test_an_endpoint_that_is_away(server: ScriptedEngine) -> None:
     spec = {"kind": "openai", "endpoint": "sim", "model": "m", "retries": 1}
-    endpoints = {"sim": Endpoint(f"http://user:{KEY}@127.0.0.1:{port}/v1")}
+    endpoints = {"sim": Endpoint(f"http://user:{KEY}@127.0.0.1:{free_port()}/v1")}
     user = user_factory(spec, TASK, seed=7, endpoints=endpoints)
     with pytest.raises(UserFailure, match=r"'sim'.*no answer \(ConnectionError: .*\) \(tried 2 times\)") as caught:
         user.open()
     assert KEY not in str(caught.value)
 
 
-def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Server) -> None:
+def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: ScriptedEngine) -> None:
     with pytest.raises(UserFailure, match=f"said {STOP_MARKER} before it said anything"):
         make_user(server, say(f"{STOP_MARKER}")).open()
 
 
-def test_the_server_says_when_to_come_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(openai, "wait", lambda seconds, check: pauses.append(seconds))
     user = make_user(
         server,
-        status(429, Retry_After="3"),
-        status(429, Retry_After="soon"),
-        status(503, Retry_After="100000"),
+        (429, b"", {"Retry-After": "3"}),
+        (429, b"", {"Retry-After": "soon"}),
+        (503, b"", {"Retry-After": "100000"}),
         say("Hi"),
         timeout_s=30,
     )
@@ -259,8 +197,8 @@ def test_the_server_says_when_to_come_back(server: Server, monkeypatch: pytest.M
     assert pauses[0] == 3.0 and pauses[1] < 0.1 and pauses[2] == 60.0
 
 
-def test_repeats_end_with_the_time_for_a_reply(server: Server) -> None:
-    user = make_user(server, status(429, Retry_After="60"), timeout_s=14.5, retries=3)
+def test_repeats_end_with_the_time_for_a_reply(server: ScriptedEngine) -> None:
+    user = make_user(server, (429, b"", {"Retry-After": "60"}), timeout_s=14.5, retries=3)
     start = time.monotonic()
     with pytest.raises(UserFailure, match=r"answered 429 \(tried 1 times\)"):
         user.open()
@@ -268,14 +206,14 @@ def test_repeats_end_with_the_time_for_a_reply(server: Server) -> None:
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 422])
-def test_other_statuses_fail_at_once(server: Server, code: int, tmp_path: Path) -> None:
+def test_other_statuses_fail_at_once(server: ScriptedEngine, code: int, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text(f"{KEY}\n")
     body = f"bad\nrequest with {KEY} {'x' * 350} {KEY}".encode()
-    user = make_user(server, status(code, body, Location="http://127.0.0.1:9/"), say("Hi"), key_file=key_file)
+    user = make_user(server, (code, body, {"Location": "http://127.0.0.1:9/"}), say("Hi"), key_file=key_file)
     with pytest.raises(UserFailure, match=f"user endpoint 'sim', model 'm-1': answered {code}") as caught:
         user.open()
-    assert len(server.bodies) == 1
+    assert len(bodies(server)) == 1
     shown = "".join(traceback.format_exception(caught.value))
     assert "sk-very" not in shown
     if code in (401, 403):
@@ -284,22 +222,22 @@ def test_other_statuses_fail_at_once(server: Server, code: int, tmp_path: Path) 
         assert ("redirects are not followed" if code == 301 else "bad request with ***") in shown
 
 
-def test_the_key_is_sent_read_again_and_shown_nowhere(server: Server, tmp_path: Path) -> None:
+def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("old")
-    user = make_user(server, say("Hi"), say("Ho"), hang, key_file=key_file)
+    user = make_user(server, say("Hi"), say("Ho"), "hang", key_file=key_file)
     key_file.write_text(f"{KEY}\n")
     user.open()
     key_file.write_text("newer")
     user.reply("?")
-    assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {KEY}", "Bearer newer"]
+    assert [headers["Authorization"] for _, _, headers in server.requests] == [f"Bearer {KEY}", "Bearer newer"]
     assert KEY not in repr(user) + repr(vars(user)) + repr(vars(openai._http_client()._session))
 
 
-def test_the_key_is_not_in_what_caused_a_failure(server: Server, tmp_path: Path) -> None:
+def test_the_key_is_not_in_what_caused_a_failure(server: ScriptedEngine, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text(KEY)
-    user = make_user(server, hang, key_file=key_file, timeout_s=0.1, retries=0)
+    user = make_user(server, "hang", key_file=key_file, timeout_s=0.1, retries=0)
     with pytest.raises(UserFailure) as caught:
         user.open()
     error: BaseException | None = caught.value
@@ -309,16 +247,16 @@ def test_the_key_is_not_in_what_caused_a_failure(server: Server, tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])
-def test_a_key_file_without_a_key(server: Server, tmp_path: Path, content: str | bytes | None) -> None:
+def test_a_key_file_without_a_key(server: ScriptedEngine, tmp_path: Path, content: str | bytes | None) -> None:
     key_file = tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserFailure, match=r"'sim'.*its key file .*key (cannot be read|holds no key)"):
         make_user(server, say("Hi"), key_file=key_file).open()
-    assert server.bodies == []
+    assert bodies(server) == []
 
 
-def test_the_attempt_can_be_stopped_between_repeats(server: Server) -> None:
+def test_the_attempt_can_be_stopped_between_repeats(server: ScriptedEngine) -> None:
     calls = 0
 
     def check() -> None:
@@ -328,28 +266,25 @@ def test_the_attempt_can_be_stopped_between_repeats(server: Server) -> None:
             raise Fenced("gone")
 
     with pytest.raises(Fenced):
-        make_user(server, status(503), check=check).open()
-    assert 1 <= len(server.bodies) <= 2
+        make_user(server, (503, {}), check=check).open()
+    assert 1 <= len(bodies(server)) <= 2
 
 
-def test_a_failed_reply_can_be_asked_for_again(server: Server) -> None:
-    user = make_user(server, say("Hi"), status(503), say("S-1"), retries=0)
+def test_a_failed_reply_can_be_asked_for_again(server: ScriptedEngine) -> None:
+    user = make_user(server, say("Hi"), (503, {}), say("S-1"), retries=0)
     user.open()
     with pytest.raises(UserFailure):
         user.reply("Which order?")
     assert user.reply("Which order?") == "S-1"
-    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in bodies(server)[-1]["messages"]] == ["system", "user", "assistant", "user"]
 
 
-def test_text_that_is_no_unicode_can_be_said(server: Server) -> None:
+def test_text_that_is_no_unicode_can_be_said(server: ScriptedEngine) -> None:
     assert make_user(server, say("Hi")).reply("broken \ud800 text") == "Hi"
 
 
-def test_many_users_at_once(server: Server) -> None:
-    def echo(handler: Handler) -> None:
-        say(handler.server.bodies[-1]["model"])(handler)
-
-    users = [make_user(server, echo) for _ in range(32)]
+def test_many_users_at_once(server: ScriptedEngine) -> None:
+    users = [make_user(server, lambda body: say(body["model"])) for _ in range(32)]
     heard: list[str] = []
     threads = [threading.Thread(target=lambda user=user: heard.append(user.open())) for user in users]
     for thread in threads:

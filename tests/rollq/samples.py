@@ -89,7 +89,7 @@ def is_over(ledger: Ledger, purpose: Purpose = Purpose.TRAIN) -> bool:
 
 
 def reap(ledger: Ledger) -> list[str]:
-    """As a reaper does that has seen Redis all the time."""
+    """As a reaper does that was never cut off from Redis."""
     return ledger.reap(expire_until=inf)
 
 

@@ -78,7 +78,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*sampling.PARAMETERS, "x"]), VALUES))
-def test_whatever_is_given_is_taken_or_named(given: dict[str, Any]) -> None:
+def test_any_parameter_is_taken_or_named(given: dict[str, Any]) -> None:
     why = sampling.objection(given, 1024)
     if why:
         assert any(name in why for name in given)

@@ -43,9 +43,9 @@ QUEUE = "rollq"
 """The Celery queue's name."""
 RUNS = "rollq:runs"
 """All runs."""
-PULSE = "rollq:pulse"
+OUTAGE_STAMP = "rollq:pulse"
 """The reapers' own key."""
-TURN = "rollq:turn:"
+LOCKS = "rollq:turn:"
 """Locks, by a hash of what they are for."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from rollq.ledger.keys import TURN
+from rollq.ledger.keys import LOCKS
 from rollq.ledger.retry import RetryLoop, translated
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class RedisLock:
 
     def __init__(self, client: "redis.Redis", name: str) -> None:
         self._client: Any = client
-        self._key = TURN + hashlib.sha256(name.encode()).hexdigest()[:16]  # addresses may hold passwords
+        self._key = LOCKS + hashlib.sha256(name.encode()).hexdigest()[:16]  # addresses may hold passwords
 
     @contextmanager
     def __call__(self, check: Callable[[], None]) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from rollq.ledger.keys import PULSE
+from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.retry import translated
 from rollq.ledger.scripts import outage_script
 
@@ -28,6 +28,6 @@ class OutageDetector:
     def stamp(self) -> float:
         """Stamp, and return until when leases may expire, on Redis's clock: 0.0 after an outage. Raises LedgerError."""
         try:
-            return float(self._script(keys=[PULSE], args=[OUTAGE_S, GRACE_S]))
+            return float(self._script(keys=[OUTAGE_STAMP], args=[OUTAGE_S, GRACE_S]))
         except redis.ResponseError as e:
-            raise translated(e, PULSE) from e
+            raise translated(e, OUTAGE_STAMP) from e

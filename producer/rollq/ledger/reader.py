@@ -1,6 +1,6 @@
 """The ledger's read side: what a run, its groups and its jobs look like right now.
 
-It only reads, so an answer may be stale; whatever decides something is a script of `Ledger`.
+It only reads, so an answer may be stale; every decision is a script of `Ledger`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ class LedgerReader:
             pipe.hmget(self.keys.job(job_id), "body", "attempt")
             pipe.lrange(self.keys.journal(job_id), 0, -1)
         replies = self.scripts.guard("reading trajectories", lambda: pipe.execute(raise_on_error=False))
-        for reply in replies:  # a Redis that is busy or failing over says nothing of the jobs
+        for reply in replies:  # a Redis that is busy or failing over: the jobs may be fine
             if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
                 raise self.scripts.translated("reading trajectories", reply)
         return [

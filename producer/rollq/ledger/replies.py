@@ -19,7 +19,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What became of submitted jobs."""
+    """What happened to submitted jobs."""
 
     new: Sequence[str] = ()
     """Ids that were not there before."""
@@ -45,14 +45,14 @@ class Claim:
     attempt: int
     """Counts claims from 1; every write of the attempt carries it."""
     set_aside: bool
-    """An earlier attempt's journal was set aside: this one starts afresh."""
+    """An earlier attempt's journal was set aside: this one starts with an empty one."""
     journal: int = 0
     """Entries of the journal to go on with (header and events); 0: there is nothing to resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The job cannot be had; its message is spent."""
+    """The job cannot be claimed; its message is spent."""
 
     reason: str
     """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), or `unreadable` (failed as class job)."""
@@ -112,7 +112,7 @@ class DeadLetter:
     reason: str
     attempts: int
     worker: str
-    """The last one that had it."""
+    """The last worker that played it."""
     turns: int
     """Turns in its journal: where it ended."""
     age_s: float

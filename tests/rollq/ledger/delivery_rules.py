@@ -71,7 +71,7 @@ class DeliveryRules(Model, RuleBasedStateMachine):
 
     @precondition(lambda self: any(m.state == "done" for n in self.of_state("held") for m in self.played(n)))
     @rule(data=st.data())
-    def condemn(self, data: st.DataObject) -> None:
+    def reject(self, data: st.DataObject) -> None:
         """A consumer cannot read a member: it is dead, and all that the consumer held goes back."""
         held = [m for name in self.of_state("held") for m in self.members(name) if self.jobs[m].state == "done"]
         job_id = data.draw(st.sampled_from(held))
@@ -91,7 +91,7 @@ class DeliveryRules(Model, RuleBasedStateMachine):
     @precondition(lambda self: self.of_state("held") and not self.sealed)
     @rule(purpose=purposes, seconds=st.sampled_from([6.0, 600.0]))
     def holds_run_out_in_an_outage(self, purpose: Purpose, seconds: float) -> None:
-        """Nobody could renew them: whoever asks first gets none of them, and they are renewed."""
+        """No consumer could renew them: the first taker gets none of them, and they are renewed."""
         redis, held = self.ledger.redis, self.ledger.keys.held(purpose)
         mine = [name for name in self.of_state("held") if PURPOSE[name] is purpose]
         if not mine:

@@ -333,7 +333,7 @@ def impatient_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_number_of_a_group_stops_redis_or_another_group(impatient_redis: int, field: str) -> None:
-    """Whatever a number says, it is checked before anything is walked."""
+    """Each number is checked before a script loops over anything."""
     with redis.Redis(port=impatient_redis, socket_timeout=20.0) as client:
         for number, value in enumerate(NUMBERS):
             client.flushall()

@@ -234,7 +234,7 @@ class TestBudgets:
         with Client(redis_url, run="r", budgets={FailureClass.ENGINE: 8}) as client:
             client.submit(group())
             client.submit(group())
-        ledger.submit(group("h"))  # whoever does not care agrees
+        ledger.submit(group("h"))  # without budgets, it accepts those of the run
         with pytest.raises(SettingsError, match="budget of 8 failures of class engine, not 5"):
             ledger.fix_budgets({FailureClass.ENGINE: 5})
         with pytest.raises(SettingsError, match="budget of 2 failures of class env, not 3"):
@@ -245,13 +245,13 @@ class TestBudgets:
             other.fix_budgets({FailureClass.ENV: 3})
         other.fix_budgets({FailureClass.ENV: 2})  # what it has
 
-    def test_what_cannot_be(self, ledger: Ledger) -> None:
+    def test_impossible_budgets(self, ledger: Ledger) -> None:
         for budgets in ({FailureClass.CANCELLED: 2}, {FailureClass.ENV: 0}, {FailureClass.ENV: True}):
             with pytest.raises(ContractError, match="run r"):
                 ledger.fix_budgets(budgets)
 
 
-def test_forgetting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters) -> None:
+def test_deleting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters) -> None:
     names = ["r", "r2", "R", "r-r"]
     for name in names:
         other = Ledger(ledger.redis, name)
@@ -264,11 +264,11 @@ def test_forgetting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters
     assert not list(ledger.redis.scan_iter(r"rollq:{r}*"))
     assert LedgerReader(ledger.redis, "r2").stats()["done"] == 1
     assert ledger.redis.exists("theirs", RUNS) == 2
-    ledger.submit(group(seed=5))  # as if it never had been
+    ledger.submit(group(seed=5))  # a new run of that name
     assert reader(ledger).stats()["submitted"] == 2
 
 
-def test_a_run_that_was_forgotten_stays_that(ledger: Ledger, letters: DeadLetters) -> None:
+def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLetters) -> None:
     ledger.submit(group())
     attempt = claim(ledger, "r/g/0").attempt
     letters.forget_run()

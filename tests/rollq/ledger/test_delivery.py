@@ -60,7 +60,7 @@ class TestDelivery:
         assert (stats["redelivered"], stats["delivered"], stats["duplicates"]) == (2, 4, 0)
         assert (stats["groups_acked"], stats["groups_held"], stats["groups_ready"]) == (2, 0, 1)
 
-    def test_a_late_acknowledgement_counts_while_nobody_else_has_it(self, ledger: Ledger) -> None:
+    def test_a_late_acknowledgement_counts_while_no_other_consumer_has_it(self, ledger: Ledger) -> None:
         self.ready(ledger, "a")
         ledger.take(1, "t")
         expire_hold(ledger, "a")
@@ -150,7 +150,7 @@ class TestDelivery:
         assert second.members == ["r/b/0", "r/b/1"]
         stats = reader(ledger).stats()
         assert (stats["done"], stats["dead"], stats["redelivered"]) == (3, 1, 0)
-        # As an account of what was delivered counts it: without the one that nobody can read.
+        # The unreadable one does not count.
         assert (stats["stops"], stats["turns"], stats["sampled_tokens"], stats["total_tokens"]) == (
             {"done": 3},
             6,

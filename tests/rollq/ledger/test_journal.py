@@ -51,7 +51,7 @@ class TestJournal:
         assert (again.attempt, again.set_aside, again.journal) == (2, False, len(written))
         assert claim(ledger, "r/g/0", "b") == again
         assert ledger.journal("r/g/0") == written
-        assert reader(ledger).stats()["resumed"] == 0  # nobody has played it again yet
+        assert reader(ledger).stats()["resumed"] == 0  # its replay has not ended
         for _ in range(2):
             ledger.append("r/g/0", 2, len(written), encode_event(events()[3], "r/g/0"))
         ledger.append("r/g/0", 2, len(written) + 1, encode_event(events()[4], "r/g/0"))

@@ -210,7 +210,7 @@ class TestReap:
         ledger.submit(group())
         claim(ledger, "r/g/0")
         expire_lease(ledger, "r/g/0", 1)
-        assert ledger.reap() == []  # nobody says that Redis was there all the time
+        assert ledger.reap() == []  # without permission nothing expires
         assert reap(ledger) == ["r/g/0"]
         with pytest.raises(Fenced):
             ledger.append("r/g/0", 1, 0, b"late")
@@ -283,7 +283,7 @@ class TestReap:
 
 class TestRun:
     def test_the_first_worker_fixes_the_hashes(self, ledger: Ledger) -> None:
-        assert not ledger.fix_hashes("tok", "tmpl")  # of a run that nobody has submitted to
+        assert not ledger.fix_hashes("tok", "tmpl")  # an unknown run
         assert not ledger.redis.exists(ledger.keys.meta)
         ledger.submit(group())
         assert ledger.fix_hashes("tok", "tmpl")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollq.ledger import lock as lock_module
-from rollq.ledger.keys import TURN
+from rollq.ledger.keys import LOCKS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.lock import RedisLock
 from tests.waiting import until
@@ -38,7 +38,7 @@ def test_there_is_one_holder_and_the_next_one_follows(client: Any) -> None:
             pass
     with second(stop):
         pass
-    assert client.keys(TURN + "*") == []
+    assert client.keys(LOCKS + "*") == []
 
 
 def test_the_holder_renews_it(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

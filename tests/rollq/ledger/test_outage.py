@@ -10,7 +10,7 @@ import pytest
 
 from rollq.errors import FailureClass, Unwritable
 from rollq.ledger import outage
-from rollq.ledger.keys import PULSE
+from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
 from rollq.ledger.replies import Claim
@@ -34,8 +34,8 @@ def detector(ledger: Ledger) -> OutageDetector:
 def silence(ledger: Ledger, seconds: float) -> None:
     """For so many of production's seconds no reaper stamped."""
     for name in ("beat", "grace"):
-        at = float(ledger.redis.hget(PULSE, name))
-        ledger.redis.hset(PULSE, name, at - seconds * SCALE)
+        at = float(ledger.redis.hget(OUTAGE_STAMP, name))
+        ledger.redis.hset(OUTAGE_STAMP, name, at - seconds * SCALE)
 
 
 def expire(ledger: Ledger, *job_ids: str) -> None:
@@ -57,11 +57,11 @@ def test_the_first_stamp_ever_counts_as_an_outage(ledger: Ledger, detector: Outa
     ("seconds", "is_outage"), [(1.0, False), (4.9, False), (5.1, True), (60.0, True), (3600.0, True)]
 )
 def test_how_long_an_outage_is(ledger: Ledger, detector: OutageDetector, seconds: float, is_outage: bool) -> None:
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": ledger.scripts.now(), "grace": 0})
     silence(ledger, seconds)
     assert (detector.stamp() == 0.0) is is_outage
     if is_outage:
-        grace = float(ledger.redis.hget(PULSE, "grace")) - ledger.scripts.now()
+        grace = float(ledger.redis.hget(OUTAGE_STAMP, "grace")) - ledger.scripts.now()
         assert GRACE_S - 50 < grace <= GRACE_S
         silence(ledger, 4.0)
         assert detector.stamp() == 0.0
@@ -78,7 +78,7 @@ def test_a_silence_within_the_grace_starts_the_grace_again(ledger: Ledger, detec
 
 
 def test_any_reapers_stamp_ends_the_silence(ledger: Ledger, detector: OutageDetector) -> None:
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": ledger.scripts.now(), "grace": 0})
     other = OutageDetector(ledger.redis)
     for _ in range(4):
         silence(ledger, 4.0)
@@ -91,7 +91,7 @@ def test_permission_to_expire_leases_ends_soon(ledger: Ledger, detector: OutageD
     ledger.submit(group())
     claim(ledger, "r/g/0")
     expire(ledger, "r/g/0")
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": ledger.scripts.now(), "grace": 0})
     until = detector.stamp()
     assert ledger.reap(expire_until=until - OUTAGE_S - 10.0) == []
     assert ledger.reap(expire_until=until) == ["r/g/0"]
@@ -103,7 +103,7 @@ def test_live_workers_renew_within_the_grace_and_only_the_dead_ones_jobs_come_ba
     ledger.submit(group(), publish_in_s=600)
     for job_id in ("r/g/0", "r/g/1"):
         claim(ledger, job_id)
-    ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": ledger.scripts.now(), "grace": 0})
     expire(ledger, "r/g/0", "r/g/1")
     silence(ledger, 60.0)
     assert ledger.reap(expire_until=detector.stamp()) == []
@@ -135,7 +135,7 @@ class TestClock:
         for job_id in ("r/g/0", "r/g/1"):
             claim(ledger, job_id)
         journal(ledger, "r/g/0", 1, [])
-        ledger.redis.hset(PULSE, mapping={"beat": ledger.scripts.now(), "grace": 0})
+        ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": ledger.scripts.now(), "grace": 0})
         return lambda by: self.move(ledger, by)
 
     @pytest.mark.parametrize("by", [100.0, 7200.0, -100.0, -7200.0])
@@ -175,11 +175,11 @@ class TestClock:
 def test_a_damaged_stamp_is_replaced(ledger: Ledger, detector: OutageDetector, damage: str) -> None:
     match damage:
         case "string":
-            ledger.redis.set(PULSE, "garbage")
+            ledger.redis.set(OUTAGE_STAMP, "garbage")
         case "list":
-            ledger.redis.rpush(PULSE, "garbage")
+            ledger.redis.rpush(OUTAGE_STAMP, "garbage")
         case "fields":
-            ledger.redis.hset(PULSE, mapping={"beat": "many", "grace": "inf"})
+            ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": "many", "grace": "inf"})
     assert detector.stamp() == 0.0
     for _ in range(2):
         silence(ledger, 4.0)

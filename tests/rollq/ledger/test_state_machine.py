@@ -21,7 +21,7 @@ from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, Led
 from rollq.job import Purpose
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import PULSE
+from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
 from rollq.ledger.reader import LedgerReader
@@ -54,8 +54,8 @@ class LedgerMachine(DeliveryRules):
     # ------------------------------------------------------------------------------------------------ time passes
 
     def calm(self) -> None:
-        """Redis was there all the time."""
-        self.ledger.redis.hset(PULSE, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
+        """Redis was never away."""
+        self.ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
 
     def leases(self) -> list[tuple[str, int]]:
         return [(job_id, self.jobs[job_id].attempt) for job_id in self.of_jobs("leased")]
@@ -164,7 +164,7 @@ class LedgerMachine(DeliveryRules):
     @precondition(lambda self: self.of_state("open"))
     @rule(data=st.data(), cancel=st.sampled_from([-1, -1, -1, 0, 1]))
     def end_a_group(self, data: st.DataObject, cancel: int) -> None:
-        """Whatever is left of its members is completed, or cancelled."""
+        """Its members that have not ended are completed, or cancelled."""
         for sample, job_id in enumerate(self.members(data.draw(st.sampled_from(self.of_state("open"))))):
             found = self.jobs[job_id]
             if found.backoff:
@@ -196,7 +196,7 @@ class LedgerMachine(DeliveryRules):
             self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].attempt}": 1}, xx=True)
         self.calm()
         if after_an_outage:
-            self.ledger.redis.hset(PULSE, "beat", self.ledger.scripts.now() - 6)
+            self.ledger.redis.hset(OUTAGE_STAMP, "beat", self.ledger.scripts.now() - 6)
             assert not set(self.ledger.reap(expire_until=self.outages.stamp())) & set(leased)
             assert self.ledger.renew_leases(self.leases()) == []
             return
@@ -206,7 +206,7 @@ class LedgerMachine(DeliveryRules):
 
     @rule(by=st.sampled_from([-7200.0, -100.0, 100.0, 7200.0]))
     def redis_is_set_another_time(self, by: float) -> None:
-        """No lease is lost, and nobody waits any longer."""
+        """No lease is lost, and no job waits longer."""
         redis, keys = self.ledger.redis, self.ledger.keys
         self.calm()
         for key in (keys.queued, keys.leased, *(keys.held(purpose) for purpose in Purpose)):
@@ -222,7 +222,7 @@ class LedgerMachine(DeliveryRules):
         for purpose in Purpose:
             if heard := float(redis.hget(keys.meta, f"heard:{purpose}") or 0):
                 redis.hset(keys.meta, f"heard:{purpose}", heard - by)
-        redis.hset(PULSE, "beat", self.ledger.scripts.now() - by)
+        redis.hset(OUTAGE_STAMP, "beat", self.ledger.scripts.now() - by)
         due = self.ledger.reap(expire_until=self.outages.stamp())
         assert set(due) <= set(self.of_jobs("queued"))
         if abs(by) > 1000:

@@ -1,6 +1,6 @@
 """The reaper: brings back lost jobs and publishes what is due, from a thread in every worker process.
 
-Expired leases and due retries go back to `queued`; whatever is due there is published to the broker and then confirmed.
+Expired leases and due retries go back to `queued`; what is due there is published to the broker and then confirmed.
 Publishing is an outbox: a process that dies between the two leaves the job due again. Publishing twice is harmless, the
 claim decides.
 """
@@ -67,7 +67,7 @@ class Reaper:
             except (RollqError, *CONNECTION_ERRORS) as e:
                 log.warning("reaper: %s: %s", type(e).__name__, e)
             except Exception:
-                # Lost jobs come back through this thread alone: it must outlive whatever Redis or the broker throws.
+                # Lost jobs come back through this thread alone: it must survive every error of Redis and the broker.
                 log.exception("reaper failed; trying again in %g s", TICK_S)
 
     def tick(self) -> int:

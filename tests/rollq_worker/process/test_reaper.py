@@ -12,7 +12,7 @@ from rollq.job import Job
 from rollq.ledger import outage
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import PULSE, RUNS
+from rollq.ledger.keys import OUTAGE_STAMP, RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq_worker.process import reaper as reaper_module
@@ -130,12 +130,12 @@ def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch:
     class Slow(FakePublisher):
         def publish(self, job_ids: Sequence[str]) -> list[str]:
             clock.ahead += 100.0
-            client.hincrbyfloat(PULSE, "beat", -100.0)  # to Redis's scripts the same as a later time
+            client.hincrbyfloat(OUTAGE_STAMP, "beat", -100.0)  # to Redis's scripts the same as a later time
             return super().publish(job_ids)
 
     ledgers = [submit(client, f"r{number}") for number in range(8)]
     reaper = Reaper(client, Slow())  # type: ignore[arg-type]
-    client.hset(PULSE, mapping={"beat": ledgers[0].scripts.now(), "grace": 0})
+    client.hset(OUTAGE_STAMP, mapping={"beat": ledgers[0].scripts.now(), "grace": 0})
     last = submit(client, "z")
     assert isinstance(last.claim("z/g0/0", worker="w", token="t"), Claim)
     client.zadd(last.keys.leased, {"z/g0/0#1": 1})

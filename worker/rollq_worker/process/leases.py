@@ -26,7 +26,7 @@ TICK_S = 1.0
 REPORT_S = 5.0
 """Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for."""
 LOST_THREAD_S = 10.0
-"""A thread that is still in a foreign call so long after its attempt was abandoned is lost."""
+"""A thread that is still in a foreign call this long after its attempt was abandoned is lost."""
 
 
 class Leases:

@@ -19,12 +19,7 @@ from rollq.urls import check_url, mask_url
 
 def settings(args: argparse.Namespace) -> Settings:
     """The environment's settings, overridden by the flags that the command has. Raises SettingsError."""
-    flags = {
-        "broker": "broker_url",
-        "engine": "engine_url",
-        "tokenizer": "tokenizer",
-        "concurrency": "concurrency",
-    }
+    flags = {"broker": "broker_url", "engine": "engine_url", "tokenizer": "tokenizer", "concurrency": "concurrency"}
     given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
     return replace(Settings.from_env(getattr(args, "redis", None)), **given)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import comb, sqrt
 from statistics import stdev
+from typing import Any
 
 from rollq.trajectory import Sampled, Trajectory
 
@@ -73,6 +74,17 @@ class Summary:
     @property
     def turns_mean(self) -> float | None:
         return self.turns / self.trajectories if self.trajectories else None
+
+    def numbers(self, most: int) -> dict[str, Any]:
+        """The fields that `rollq eval` and `rollq demo` report alike; pass^k for k from 1 to `most`."""
+        return {
+            "reward_mean": self.reward_mean,
+            "pass_hat_k": {str(k): value for k, value in self.pass_hat_k(most).items()},
+            "turns_mean": self.turns_mean,
+            "sampled_tokens": self.sampled_tokens,
+            "total_tokens": self.total_tokens,
+            "stops": dict(self.stops),
+        }
 
     def pass_hat_k(self, most: int) -> Mapping[int, float]:
         """pass^k for k from 1 to `most`: the chance that k tries at a task all succeed.

@@ -159,7 +159,7 @@ def report(
     ]
     print("\n".join(lines), file=stream, flush=True)
     if args.json:
-        print(json.dumps({**result, "pass_hat_k": {str(k): v for k, v in result["pass_hat_k"].items()}}), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:

@@ -136,7 +136,6 @@ class DemoRun:
         dropped = self._count_dropped()
         submitted, done, dead = (int(stats[name]) for name in ("submitted", "done", "dead"))
         self.lost = abs(len(self.jobs) * self.size - done - dead) + abs(done - len(self.delivered) - dropped)
-        s = self.summary
         return {
             "run": self.run,
             "env": self.jobs[0].env,
@@ -147,12 +146,7 @@ class DemoRun:
             "dead": dead,
             "delivered": len(self.delivered),
             "duplicates": sum(count - 1 for count in self.delivered.values()),
-            "reward_mean": s.reward_mean,
-            "pass_hat_k": s.pass_hat_k(self.size),
-            "turns_mean": s.turns_mean,
-            "sampled_tokens": s.sampled_tokens,
-            "total_tokens": s.total_tokens,
-            "stops": dict(s.stops),
+            **self.summary.numbers(self.size),
             "wall_s": round(wall_s, 3),
         }
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rollq.batch import Batch
+from rollq.batch import Batch, Group
 from rollq.errors import (
     ContractError,
     EngineFailure,
@@ -22,7 +22,6 @@ from rollq.errors import (
     UserFailure,
     WorkerFailure,
 )
-from rollq.group import Group
 from rollq.job import Budget, History, Job, Purpose
 from rollq.trajectory import (
     Closed,

@@ -9,8 +9,7 @@ import pytest
 
 import rollq
 from rollq import errors
-from rollq.batch import Batch
-from rollq.group import Group
+from rollq.batch import Batch, Group
 from rollq.job import Budget, Job, parse_id
 from tests.rollq.samples import job, trajectory
 

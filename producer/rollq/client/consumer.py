@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from rollq.batch import Batch
+from rollq.batch import Batch, Group
 from rollq.errors import ContractError, LedgerError, NotHeld, PullTimeout, Unwritable
-from rollq.group import Group
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.ledger import Ledger

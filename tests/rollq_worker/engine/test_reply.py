@@ -68,11 +68,17 @@ class TestReplies:
             ({"output_token_logprobs": None}, "no output_token_logprobs"),
             ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 logprobs do not belong to the 3 output ids"),
             ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 8)]}, "do not belong"),
+            ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 9, 9)]}, "4 logprobs do not belong"),
+            ({"output_token_logprobs": [[0.01, i, None] for i in (7, 8, 9)]}, "a logprob is above 0"),
             ({"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]}, "unreadable output_token_logprobs"),
             ({"output_token_logprobs": [[-math.inf, i, None] for i in (7, 8, 9)]}, "not finite"),
             ({"output_token_logprobs": [[math.nan, i, None] for i in (7, 8, 9)]}, "not finite"),
             ({"weight_versions": [{"version": "a", "start": 0, "end": 2}]}, "do not tile 3 tokens"),
             ({"weight_versions": [{"version": "a", "start": 1, "end": 3}]}, "do not tile"),
+            (
+                {"weight_versions": [{"version": "a", "start": i, "end": i + 1} for i in (0, 2)]},
+                "do not tile",
+            ),
             ({"weight_versions": [{"version": "a"}]}, "unreadable weight_versions"),
             ({"weight_versions": [{"version": "a", "start": 0, "end": 9}]}, "do not tile"),
             ({"finish_reason": None}, "not a reply"),
@@ -83,6 +89,10 @@ class TestReplies:
     def test_parts_that_do_not_fit_together(self, meta: dict[str, Any], complaint: str) -> None:
         with pytest.raises(RequestFailed, match=complaint):
             read(encoded(**meta))
+
+    def test_a_reply_without_tokens(self) -> None:
+        with pytest.raises(RequestFailed, match="no token was sampled, but the reply is finished by length"):
+            read(encoded((), finish_reason={"type": "length", "length": MOST}))
 
     @pytest.mark.parametrize("ids", [[-1], ["a"], [2**40], 5, None], ids=repr)
     def test_output_ids_that_are_not_ids(self, ids: object) -> None:

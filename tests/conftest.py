@@ -1,5 +1,6 @@
 """Shared fixtures: a real Redis server, started once a test session on a free loopback port."""
 
+import json
 import os
 import random
 import shutil
@@ -105,10 +106,22 @@ def redis_url(redis_server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with the real Qwen tokenizer and chat templates; on CI it must be there."""
+    """The folder with real chat templates and golden encodings; on CI it must be there."""
     folder = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared"))
-    if not (folder / "data" / "qwen" / "tokenizer.json").exists():
+    if not (folder / "data" / "chat_templates").exists():
         if os.environ.get("CI"):
-            pytest.fail(f"{folder} is missing: the real tokenizer and templates are required on CI")
-        pytest.skip(f"no {folder}: the tests on the real Qwen tokenizer need it")
+            pytest.fail(f"{folder} is missing: real chat templates and golden encodings are required on CI")
+        pytest.skip(f"no {folder}: this test needs real chat templates or golden encodings")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's directory with Qwen's vocabulary and the bundled chat template."""
+    from tests.rollq_worker.tokens.qwen_vocabulary import CONFIG, TEMPLATE, qwen_spec
+
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "tokenizer.json").write_bytes(qwen_spec())
+    (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

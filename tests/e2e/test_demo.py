@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -156,10 +155,8 @@ def test_a_worker_that_cannot_start_is_heard() -> None:
     assert "Traceback" not in err
 
 
-def test_an_engine_with_another_tokenizer_is_heard(shared: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(shared / "data" / "qwen", tmp_path / "model")
-    shutil.copy(shared / "data" / "chat_templates" / "qwen2.5.jinja", model / "chat_template.jinja")
-    with replaying() as url, demo("--groups", "1", "--engine", url, "--tokenizer", str(model)) as process:
+def test_an_engine_with_another_tokenizer_is_heard(qwen_folder: Path) -> None:
+    with replaying() as url, demo("--groups", "1", "--engine", url, "--tokenizer", str(qwen_folder)) as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "rollq: worker ended early (exit code 2)" in err

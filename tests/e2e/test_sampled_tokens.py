@@ -58,15 +58,10 @@ def test_tokens_are_what_was_sent_and_returned(stack: Stack, env: str, split: st
     check(lines, seen)
 
 
-def test_with_the_qwen_vocabulary(stack: Stack, shared: Path, tmp_path: Path):
-    folder = tmp_path / "qwen"
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).symlink_to(shared / "data" / "qwen" / name)
-    (folder / "chat_template.jinja").symlink_to(shared / "data" / "chat_templates" / "qwen2.5.jinja")
-    stack.engine("--tokenizer", str(folder), "--mistakes", "0.5")
+def test_with_the_qwen_vocabulary(stack: Stack, qwen_folder: Path):
+    stack.engine("--tokenizer", str(qwen_folder), "--mistakes", "0.5")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLQ_TOKENIZER", str(folder))
+        patch.setenv("ROLLQ_TOKENIZER", str(qwen_folder))
         lines, seen = play(stack, "shop", "train", range(4), 2)
     assert len(lines) == 8
     check(lines, seen)

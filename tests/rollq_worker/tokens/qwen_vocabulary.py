@@ -14,7 +14,7 @@ from pathlib import Path
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 
 CONFIG = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-BUNDLED_TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
+TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 _SPECIAL = """
     <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|>
     <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>
@@ -28,7 +28,7 @@ _SPLIT = (
 )
 
 
-def qwen_tokenizer(template: str = BUNDLED_TEMPLATE, name: str = "qwen") -> Tokenizer:
+def qwen_tokenizer(template: str = TEMPLATE, name: str = "qwen") -> Tokenizer:
     """A template on Qwen's vocabulary."""
     return Tokenizer(name, qwen_spec(), CONFIG, template)
 

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from rollq_worker.toolcalls import PARSERS
+from tests.conftest import REPO
 from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn
 
 pytestmark = pytest.mark.sglang
+SHIM = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu" / "shim"
+"""Where it exists: stand-ins for the kernels that sglang imports, for a machine without a GPU."""
 SCRIPT = Path(__file__).with_name("sglang_parsers.py")
 
 
@@ -26,7 +29,7 @@ def given(turn: Turn) -> str:
 
 
 @pytest.fixture(scope="module")
-def theirs(shared: Path) -> dict[str, Any]:
+def theirs() -> dict[str, Any]:
     """What SGLang reads, by the turn's id."""
     python = os.environ.get("ROLLQ_TEST_SGLANG_PYTHON") or str(Path.home() / ".cache/rollq/sglang/bin/python")
     if not Path(python).exists():
@@ -38,8 +41,7 @@ def theirs(shared: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         timeout=170,
-        # On a machine without a GPU, the kernels that sglang imports are stand-ins.
-        env={**os.environ, "PYTHONPATH": str(shared / "sglang_cpu" / "shim")},
+        env={**os.environ, "PYTHONPATH": str(SHIM)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     read = json.loads(done.stdout.splitlines()[-1])

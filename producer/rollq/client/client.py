@@ -14,13 +14,12 @@ from rollq.client.consumer import Consumer
 from rollq.client.submission import SourceReader, replacements, whole_groups
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
-from rollq.ledger.connection import connect
+from rollq.ledger.connection import connect, retry
 from rollq.ledger.constants import HOLD_S, PUBLISHING_S
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, DeadLetter, JobState, Submission
-from rollq.ledger.retry import retry
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 

@@ -17,17 +17,17 @@ from functools import partial
 from rollq.batch import Batch, Group
 from rollq.errors import ContractError, LedgerError, NotHeld, PullTimeout, Unwritable
 from rollq.job import Purpose
+from rollq.ledger.connection import RetryLoop
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Standing, TakenGroup
-from rollq.ledger.retry import RetryLoop
 
 log = logging.getLogger("rollq")
 
 RENEW_RETRY_S = 1.0
 """Between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
-(rollq.ledger.outage.GRACE_S)."""
+(rollq.ledger.constants.GRACE_S)."""
 
 
 class Consumer:

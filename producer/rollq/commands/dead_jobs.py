@@ -10,8 +10,8 @@ from rollq.commands.flags import Commands, add_json, add_redis, add_run
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
+from rollq.ledger.connection import retry
 from rollq.ledger.replies import DeadLetter
-from rollq.ledger.retry import retry
 
 LONGEST = 100
 """Characters of a reason that the table shows."""

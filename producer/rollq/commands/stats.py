@@ -8,8 +8,7 @@ from typing import Any
 from rollq.commands.connect import open_redis, settings
 from rollq.commands.flags import Commands, add_json, add_redis, add_run
 from rollq.errors import RollqError
-from rollq.ledger.reader import LedgerReader
-from rollq.ledger.run_index import runs
+from rollq.ledger.reader import LedgerReader, runs
 from rollq.urls import mask_url
 
 ROWS = {

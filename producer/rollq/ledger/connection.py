@@ -1,17 +1,28 @@
-"""A connection to Redis that waits rather than fails.
+"""Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it takes the call.
 
-It sends a call again after every lost connection, which is safe because all of the ledger's scripts may be repeated. So
-hundreds of threads outlast 20 s without Redis. It knows nothing of what is stored.
+A call is sent again after every lost connection, which is safe because all of the ledger's scripts may be repeated. So
+hundreds of threads outlast 20 s without Redis. Redis refuses writes when it is out of memory, when its disk is full or
+when it was just made a replica; a refused write changed nothing, so it is safe to send again, too. Nothing here knows
+what is stored.
 """
 
-from typing import Any
+import logging
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
-from rollq.errors import SettingsError
+from rollq.errors import LedgerError, SettingsError, Unwritable
 from rollq.urls import check_url, mask_url
+
+log = logging.getLogger("rollq")
+
+T = TypeVar("T")
 
 RETRIES = 30
 """With waits of up to 2 s each, a call gives up after 26 to 50 s."""
@@ -19,6 +30,15 @@ SOCKET_TIMEOUT_S = 5.0
 """A third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """What a call raises when it gives up."""
+REFUSING = re.compile(
+    r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
+)
+"""What Redis says, by itself or through a script, when it takes no writes."""
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+RECONNECT_PAUSE_S = 1.0
+"""Between two calls that found no Redis: the connection itself waited half a minute in each."""
+WARN_EVERY_S = 30.0
 
 
 def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
@@ -57,3 +77,70 @@ def check_redis(connection: "redis.Redis") -> list[str]:
     if not durable:
         warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
     return warnings
+
+
+class RetryLoop:
+    """Calls again until Redis takes the call. All its calls together log one warning in WARN_EVERY_S.
+
+    `wait(seconds)` is called between two tries and may raise to stop earlier. With `reconnect` a Redis that cannot be
+    reached is waited for as well.
+    """
+
+    def __init__(self, *, wait: Callable[[float], object] = time.sleep, reconnect: bool = False) -> None:
+        self._wait = wait
+        self._reconnect = reconnect
+        self._warned = float("-inf")
+
+    def __call__(self, call: Callable[[], T], for_s: float = float("inf")) -> T:
+        """Raises Unwritable after `for_s` seconds of refusals and, without `reconnect`, CONNECTION_ERRORS."""
+        pause, deadline = FIRST_PAUSE_S, time.monotonic() + for_s
+        while True:
+            try:
+                return call()
+            except Unwritable as e:
+                if time.monotonic() >= deadline:
+                    raise
+                self._warn(e)
+                seconds, pause = pause, min(LONGEST_PAUSE_S, pause * 1.6)
+            except CONNECTION_ERRORS as e:
+                if not self._reconnect or time.monotonic() >= deadline:
+                    raise
+                log.info("Redis is away (%s); trying again", type(e).__name__)
+                seconds = RECONNECT_PAUSE_S
+            # The jitter keeps threads that wait together from coming back together.
+            self._wait(min(seconds * random.uniform(0.75, 1.25), max(0.0, deadline - time.monotonic())))
+
+    def _warn(self, error: Unwritable) -> None:
+        if time.monotonic() - self._warned >= WARN_EVERY_S:
+            log.warning("%s. Nothing is lost; trying again until it takes writes", str(error).rstrip("."))
+            self._warned = time.monotonic()
+
+
+def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
+    """A RetryLoop for a single call."""
+    return RetryLoop()(call, for_s)
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Whether Redis takes no writes at all for now, rather than not this one."""
+    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):  # redis-py dropped their codes from the text
+        return True
+    return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
+
+
+def translated(error: redis.ResponseError, what: str) -> LedgerError:
+    """The ledger's error for a reply of Redis: it says what was tried and names the damaged key if there is one."""
+    kind = Unwritable if refuses_writes(error) else LedgerError
+    return kind(f"{what}: {_explain(str(error))}")
+
+
+def _explain(error: str) -> str:
+    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping."""
+    if "not allowed when used memory" in error:
+        return "Redis is out of memory (used memory > 'maxmemory')"
+    if "DAMAGED" not in error and (why := REFUSING.search(error)):
+        return error[why.start() :].lstrip(" -")
+    found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
+    if not found:
+        return error
+    return f"{found[1]} {found[2]}. Restore that key from a backup, or delete its run with `rollq drop --whole-run`."

@@ -25,3 +25,7 @@ LONGEST_BACKOFF_S = 30.0
 """The backoff after failure n is a random time between 1 s and the lesser of 2**n s and this."""
 LONGEST_REASON = 8000
 """Characters of a failure's reason that are kept."""
+OUTAGE_S = 5.0
+"""A shorter silence costs no lease: each had at least twice that left when Redis went away."""
+GRACE_S = 7.5
+"""A heartbeat comes every 5 s; one that waits for Redis finds out within 2 s that it is back (connection.RETRIES)."""

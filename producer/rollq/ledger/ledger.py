@@ -24,7 +24,7 @@ from rollq.errors import (
     SettingsError,
 )
 from rollq.job import Job, Purpose
-from rollq.ledger import outage
+from rollq.ledger import constants
 from rollq.ledger.constants import HOLD_S, PUBLISHING_S
 from rollq.ledger.keys import RUNS
 from rollq.ledger.replies import Claim, Cursor, Outcome, Refusal, State, Submission, TakenGroup
@@ -277,7 +277,7 @@ class Ledger:
 
         Holds end unless they are renewed; after a silence of all takers and reapers only once they could have been.
         """
-        args = [groups, token, hold_s, purpose.value, outage.OUTAGE_S, outage.GRACE_S]
+        args = [groups, token, hold_s, purpose.value, constants.OUTAGE_S, constants.GRACE_S]
         return [self._taken(*row) for row in self.scripts.call("take", args)]
 
     def _taken(self, name: bytes, seq: bytes, size: int, *states: bytes) -> TakenGroup:

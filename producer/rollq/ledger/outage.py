@@ -9,14 +9,10 @@ from typing import Any
 
 import redis
 
+from rollq.ledger import constants
+from rollq.ledger.connection import translated
 from rollq.ledger.keys import OUTAGE_STAMP
-from rollq.ledger.retry import translated
 from rollq.ledger.scripts import outage_script
-
-OUTAGE_S = 5.0
-"""A shorter silence costs no lease: each had at least twice that left when Redis went away."""
-GRACE_S = 7.5
-"""A heartbeat comes every 5 s; one that waits for Redis finds out within 2 s that it is back (connection.RETRIES)."""
 
 
 class OutageDetector:
@@ -28,6 +24,6 @@ class OutageDetector:
     def stamp(self) -> float:
         """Stamp, and return until when leases may expire, on Redis's clock: 0.0 after an outage. Raises LedgerError."""
         try:
-            return float(self._script(keys=[OUTAGE_STAMP], args=[OUTAGE_S, GRACE_S]))
+            return float(self._script(keys=[OUTAGE_STAMP], args=[constants.OUTAGE_S, constants.GRACE_S]))
         except redis.ResponseError as e:
             raise translated(e, OUTAGE_STAMP) from e

@@ -10,7 +10,8 @@ from typing import Any
 import redis
 
 from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
-from rollq.job import Job, Purpose
+from rollq.job import NAME, Job, Purpose
+from rollq.ledger.keys import RUNS
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.scripts import Scripts
 from rollq.token_stats import TokenStats
@@ -40,6 +41,15 @@ COUNTS = (
     "total_tokens",
     *TokenStats().counts,
 )
+
+
+def runs(client: "redis.Redis") -> list[str]:
+    """Every run that was ever submitted to, the oldest first. Raises LedgerError."""
+    try:
+        found: Any = client.zrange(RUNS, 0, -1)
+    except redis.ResponseError as e:
+        raise LedgerError(f"{RUNS}: {e}. Delete that key, then submit each run again, which lists it again.") from e
+    return [name for run in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))]
 
 
 class LedgerReader:

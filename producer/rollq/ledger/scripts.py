@@ -15,8 +15,8 @@ import redis
 from rollq.errors import ContractError, LedgerError
 from rollq.job import LARGEST_GROUP, parse_id
 from rollq.ledger import constants
+from rollq.ledger.connection import translated
 from rollq.ledger.keys import Keys
-from rollq.ledger.retry import translated
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from rollq.client import consumer
 from rollq.client.consumer import HoldRenewal
 from rollq.errors import NotHeld, Unwritable
 from rollq.job import Purpose
-from rollq.ledger import outage
+from rollq.ledger import constants
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import finish_groups
@@ -24,13 +24,13 @@ from tests.rollq.samples import reader
 
 SCALE = 100.0
 HOLD_S = 60.0 * SCALE
-GRACE_S = outage.GRACE_S * SCALE
+GRACE_S = constants.GRACE_S * SCALE
 
 
 @pytest.fixture(autouse=True)
 def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "OUTAGE_S", outage.OUTAGE_S * SCALE)
-    monkeypatch.setattr(outage, "GRACE_S", GRACE_S)
+    monkeypatch.setattr(constants, "OUTAGE_S", constants.OUTAGE_S * SCALE)
+    monkeypatch.setattr(constants, "GRACE_S", GRACE_S)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from rollq.job import LARGEST_GROUP
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS, Keys
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Refusal
-from rollq.ledger.run_index import runs
 from rollq.wire.codec import encode_event
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import claim, closed, events, group, is_over, job, journal, play, reader, reap

@@ -10,9 +10,8 @@ from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, Setti
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.reader import LedgerReader
+from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
-from rollq.ledger.run_index import runs
 from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
 from tests.rollq.samples import claim, closed, events, group, is_over, journal, play, reader

@@ -15,8 +15,8 @@ from rollq.errors import (
 from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import runs
 from rollq.ledger.replies import Outcome, Refusal, State
-from rollq.ledger.run_index import runs
 from rollq.trajectory import Header, Stop
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rollq.errors import FailureClass, Unwritable
-from rollq.ledger import outage
+from rollq.ledger import constants
 from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
@@ -17,13 +17,13 @@ from rollq.ledger.replies import Claim
 from tests.rollq.samples import claim, group, journal, reader
 
 SCALE = 100.0
-OUTAGE_S, GRACE_S = outage.OUTAGE_S * SCALE, outage.GRACE_S * SCALE
+OUTAGE_S, GRACE_S = constants.OUTAGE_S * SCALE, constants.GRACE_S * SCALE
 
 
 @pytest.fixture(autouse=True)
 def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(outage, "GRACE_S", GRACE_S)
+    monkeypatch.setattr(constants, "OUTAGE_S", OUTAGE_S)
+    monkeypatch.setattr(constants, "GRACE_S", GRACE_S)
 
 
 @pytest.fixture

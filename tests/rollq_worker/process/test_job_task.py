@@ -185,7 +185,7 @@ class TestDraining:
 
 class TestRedis:
     def test_claiming_waits_for_it(self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rollq.ledger.retry.FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr("rollq.ledger.connection.FIRST_PAUSE_S", 0.01)
         job_id = submit(ledger)
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow")]
         claims = FailsFirst(runner.ledger("r").claim, *errors)

@@ -9,7 +9,7 @@ import redis
 
 from rollq.errors import Unwritable
 from rollq.job import Job
-from rollq.ledger import outage
+from rollq.ledger import constants
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import OUTAGE_STAMP, RUNS
@@ -122,8 +122,8 @@ def spied(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishing takes its time with every run; the last one's leases expire all the same."""
-    monkeypatch.setattr(outage, "OUTAGE_S", 300.0)
-    monkeypatch.setattr(outage, "GRACE_S", 1000.0)
+    monkeypatch.setattr(constants, "OUTAGE_S", 300.0)
+    monkeypatch.setattr(constants, "GRACE_S", 1000.0)
     clock = Clock()
     monkeypatch.setattr(reaper_module, "time", clock)
 

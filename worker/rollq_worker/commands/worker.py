@@ -1,6 +1,8 @@
 """`rollq worker`: one worker process in the foreground; it plays rollouts until told to stop."""
 
 import argparse
+import os
+import sys
 
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags import Commands, add_broker, add_redis, add_tokenizer, http_url, whole
@@ -31,4 +33,8 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.process import celery_app
     found = settings(args)
     ping_redis(found.redis_url)
-    return celery_app.main(found)
+    code = celery_app.main(found)
+    # Daemon threads may be logging: an interpreter that exits then finds its streams locked, and aborts.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

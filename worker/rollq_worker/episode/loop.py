@@ -17,12 +17,11 @@ from dataclasses import replace
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
-from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role
+from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role, schemas_of
 from rollq_worker.episode.resume import Recording
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
-from rollq_worker.episode.tool_schemas import schemas_of
 from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
 

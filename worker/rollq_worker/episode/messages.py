@@ -1,4 +1,4 @@
-"""The messages of an episode in OpenAI's form, and the ids of its tool calls.
+"""The messages and tool schemas of an episode in OpenAI's form, and the ids of its tool calls.
 
 The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor templates; the renderer
 says which of the model's own ids a template takes.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.protocols import RESPOND, Action, ReadTurn
+from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,29 @@ def assistant_message(read: ReadTurn, results: Sequence[ActionResult]) -> Messag
 def replying_role(action: Action) -> str:
     """The role that replies to an action."""
     return "user" if action.name == RESPOND else "tool"
+
+
+def schemas_of(environment: Environment) -> list[Json]:
+    """Plain copies of the schemas, checked for what templates, tool parsers and the wire rely on.
+
+    Raises TypeError or ValueError for what is not a schema, and whatever reading them raises.
+    """
+    schemas: Json = json.loads(json.dumps(list(environment.tools), allow_nan=False))
+    names = [_tool_name(schema) for schema in schemas]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"there are several tools named {', '.join(repeated)}")
+    return list(schemas)
+
+
+def _tool_name(schema: Json) -> str:
+    """The tool's name."""
+    function = schema.get("function") if isinstance(schema, dict) else None
+    if not isinstance(function, dict):
+        raise ValueError(f'a tool schema is {{"type": "function", "function": {{...}}}}, not {schema!r:.100}')
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a tool has no name: {function!r:.100}")
+    for key, kind in (("description", str), ("parameters", dict)):
+        if key in function and not isinstance(function[key], kind):
+            raise ValueError(f"the {key} of tool {name!r} is {function[key]!r:.100}")
+    return name

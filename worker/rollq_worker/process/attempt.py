@@ -13,9 +13,9 @@ from functools import partial
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
+from rollq.ledger.connection import RetryLoop
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq.ledger.retry import RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Header, Trajectory
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header

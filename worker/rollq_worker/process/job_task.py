@@ -31,11 +31,10 @@ from rollq.errors import (
     WorkerFailure,
 )
 from rollq.job import parse_id
-from rollq.ledger.connection import CONNECTION_ERRORS
+from rollq.ledger.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
-from rollq.ledger.retry import RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Event, Header, Sampled, Trajectory
@@ -43,8 +42,8 @@ from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
+from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
-from rollq_worker.episode.tool_schemas import schemas_of
 from rollq_worker.failures import Drained
 from rollq_worker.process.attempt import Attempt
 from rollq_worker.process.isolation import Isolation

@@ -17,8 +17,7 @@ from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
-from rollq.ledger.reader import LedgerReader
-from rollq.ledger.run_index import runs
+from rollq.ledger.reader import LedgerReader, runs
 
 log = logging.getLogger(__name__)
 

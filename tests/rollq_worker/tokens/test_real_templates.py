@@ -85,7 +85,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_cut_call_is_closed_for_the_tool(real: RealTemplates, name: str) -> None:
-    """Some families close for whoever speaks next."""
+    """In some families the token that closes a turn names who speaks next."""
     tokenizer = real.tokenizer(name)
     call, close = CALLS[name]
     cut = SPOKEN.get(name, "") + CUT

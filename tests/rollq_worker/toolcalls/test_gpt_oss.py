@@ -13,6 +13,7 @@ import pytest
 
 from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.toolcalls.turns import TOOLS
+from tests.rollq_worker.toolcalls.turns.token_formats import ANALYSIS, HARMONY_CALL
 
 BAD_JSON = "harmony does not look into arguments"
 ROLE = "harmony takes messages of other roles for the assistant's"
@@ -22,29 +23,18 @@ ENDED = "harmony wants a message to follow <|end|>"
 HEADER = "harmony takes what it does not know in a header for a recipient"
 
 Read = tuple[list[tuple[str, str]], str, str]
+SAYS_HI = [("f", '{"s": "hi"}')]
 TURNS: list[tuple[str, Read | None, str]] = [
     # the turn; calls, content and reasoning as harmony reads them, None: it fails; how we differ.
     # ?? stands in front of a recipient that is no function
-    (
-        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}',
-        ([("f", '{"s": "hi"}')], "", ""),
-        "",
-    ),
-    (
-        '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}',
-        ([("f", '{"s": "hi"}')], "", "hm"),
-        "",
-    ),
-    (' to=functions.f<|channel|>commentary json<|message|>{"s": "hi"}', ([("f", '{"s": "hi"}')], "", ""), ""),
+    (HARMONY_CALL, (SAYS_HI, "", ""), ""),
+    (ANALYSIS + HARMONY_CALL, (SAYS_HI, "", "hm"), ""),
+    (' to=functions.f<|channel|>commentary json<|message|>{"s": "hi"}', (SAYS_HI, "", ""), ""),
     ("<|channel|>final<|message|>Hello.", ([], "Hello.", ""), ""),
-    (
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
-        ([], "Hello.", "hm"),
-        "",
-    ),
+    (f"{ANALYSIS}<|channel|>final<|message|>Hello.", ([], "Hello.", "hm"), ""),
     (
         '<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}',
-        ([("f", '{"s": "hi"}')], "Let me see.", ""),
+        (SAYS_HI, "Let me see.", ""),
         "",
     ),
     (
@@ -70,14 +60,10 @@ TURNS: list[tuple[str, Read | None, str]] = [
         ([("??python", '{"s": "hi"}')], "", ""),
         RECIPIENT,
     ),
-    (
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>a<|end|><|start|>user<|message|>b",
-        ([], "ab", "hm"),
-        ROLE,
-    ),
+    (f"{ANALYSIS}<|channel|>final<|message|>a<|end|><|start|>user<|message|>b", ([], "ab", "hm"), ROLE),
     (
         '<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"s": "hi"}',
-        ([("f", '{"s": "hi"}')], "", "hm"),
+        (SAYS_HI, "", "hm"),
         "",
     ),
     ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}", ([("f", "{}")], "", ""), ""),
@@ -120,8 +106,6 @@ TURNS: list[tuple[str, Read | None, str]] = [
         "",
     ),
 ]
-
-CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}'
 
 
 def test_the_record_has_turns_of_every_difference():
@@ -184,7 +168,7 @@ def test_a_malformed_header_is_an_error_and_kept(header: str, says: str):
 
 
 def test_a_message_that_another_token_cuts_off_does_not_spoil_the_next():
-    read = PARSERS["gpt_oss"](f"<|channel|>final Hello.<|end|><|start|>assistant{CALL}", False, TOOLS)
+    read = PARSERS["gpt_oss"](f"<|channel|>final Hello.<|end|><|start|>assistant{HARMONY_CALL}", False, TOOLS)
     assert (len(read.errors), len(read.calls), read.content) == (1, 1, "<|channel|>final Hello.<|end|>")
 
 

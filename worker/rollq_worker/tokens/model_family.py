@@ -144,13 +144,13 @@ FAMILIES = (
 
 _USER = "zqxjkv"
 """A user's message that nothing else in a rendered conversation spells."""
-_TOOL_NAME = "probe_tool"
+_TOOL_NAME = "sample_tool"
 _ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
 _TOOL: Json = {
     "type": "function",
     "function": {
         "name": _TOOL_NAME,
-        "description": "probe",
+        "description": "sample",
         "parameters": {
             "type": "object",
             "properties": {

@@ -93,7 +93,7 @@ class Conversations:
         self.tools = list(tools)
         self._complaint_role = complaint_role
         self._think = think
-        self._tool = str(tools[0]["function"]["name"]) if tools else "probe"
+        self._tool = str(tools[0]["function"]["name"]) if tools else "sample"
         self.user_word = "#W123"
         """In the user's first message."""
         self.opening: list[Message] = [

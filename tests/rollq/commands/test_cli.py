@@ -148,6 +148,8 @@ def test_a_bug_is_one_line_unless_rollq_debug_is_set(
     [
         ("worker", "celery", "this needs celery, which is not installed: "),
         ("engine --port 0", "aiohttp", "this needs aiohttp, which is not installed: "),
+        ("demo", "celery", "this needs celery, which is not installed: "),
+        ("doctor", "tokenizers", "this needs tokenizers, which is not installed: "),
         *(
             (command, "rollq_worker", f"`rollq {command.split()[0]}` cannot be loaded (ModuleNotFoundError: ")
             for command in ("demo", "engine --port 0", "worker", "audit x.jsonl", "doctor")

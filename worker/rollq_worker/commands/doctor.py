@@ -75,6 +75,17 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = settings(args)
+    with needs("worker"):
+        checks = _checks(args, found)
+    bad = [check for check in checks if not check.ok]
+    if args.json:
+        print(json.dumps(as_json(checks), ensure_ascii=False))
+    else:
+        print("\n".join(as_text(checks)))
+    return 1 if bad else 0
+
+
+def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
     checks: list[Check] = []
     tools = SAMPLE_TOOLS
     if args.env:
@@ -86,12 +97,7 @@ def run(args: argparse.Namespace) -> int:
         checks.append(check_redis(found))
     if args.engine or os.environ.get("ROLLQ_ENGINE_URL"):
         checks.append(check_engine(found.engine_url, tokenizer))
-    bad = [check for check in checks if not check.ok]
-    if args.json:
-        print(json.dumps(as_json(checks), ensure_ascii=False))
-    else:
-        print("\n".join(as_text(checks)))
-    return 1 if bad else 0
+    return checks
 
 
 def as_json(checks: Sequence[Check]) -> dict[str, Any]:
@@ -122,11 +128,11 @@ def as_text(checks: Sequence[Check]) -> list[str]:
 
 def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "tuple[Tokenizer | None, Check]":
     """Load the tokenizer and class every edge of its template for these tools."""
-    with needs("worker"):
-        from rollq_worker.tokens.renderer import ChatRenderer
-        from rollq_worker.tokens.selfcheck.bridge_comparison import Match
-        from rollq_worker.tokens.selfcheck.check import check
-        from rollq_worker.tokens.tokenizer import load_tokenizer
+    from rollq_worker.tokens.renderer import ChatRenderer
+    from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+    from rollq_worker.tokens.selfcheck.check import check
+    from rollq_worker.tokens.tokenizer import load_tokenizer
+
     name = where or "the bundled tokenizer"
     try:
         tokenizer = load_tokenizer(where)
@@ -203,8 +209,8 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
     details: dict[str, Any] = {"model": name, "ids": "unknown"}
     if tokenizer is None:
         return Check("engine", True, f"{masked} serves {name}", "", (), details)
-    with needs("worker"):
-        from rollq_worker.engine.limits import TEST_TEXT, same_ids
+    from rollq_worker.engine.limits import TEST_TEXT, same_ids
+
     try:
         same = same_ids(_ask(f"{url}/tokenize", {"prompt": TEST_TEXT}), tokenizer.encode(TEST_TEXT))
     except (OSError, ValueError):

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -66,11 +67,12 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
+    _check_extra()
     tokenizer = settings(args).tokenizer
     jobs = demo_jobs(args, task_count(args.env, args.split))
     if tokenizer:
-        with needs("demo"):
-            from rollq_worker.tokens.tokenizer import find_tokenizer
+        from rollq_worker.tokens.tokenizer import find_tokenizer
+
         find_tokenizer(tokenizer)
     _raise_on_signals()
     stream = sys.stderr if args.json else sys.stdout
@@ -100,6 +102,14 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     return 0
+
+
+def _check_extra() -> None:
+    """Worker and engine run in processes of their own: what they import is looked for here, where it can be said."""
+    with needs("demo"):
+        for package in ("celery", "requests", "tokenizers", "aiohttp"):
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
 
 
 def _raise_on_signals() -> None:

@@ -44,19 +44,13 @@ def raw_server(answer: bytes) -> Iterator[str]:
 
 GARBAGE = [
     b"",
-    b"\r\n\r\n",
     b"\x00\xff" * 100,
-    b"HTTP/1.1 200 OK\r\n",
-    b"HTTP/9.9 abc\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{",
-    b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
     b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
     b"HTTP/1.1 204 No Content\r\n\r\n",
-    b"HTTP/1.1 100 Continue\r\n\r\n",
 ]
 
 
@@ -125,12 +119,3 @@ def test_a_connection_that_lay_idle_is_not_used_again(connect: Connect, monkeypa
         monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
         assert client.ready()
     assert ports[0] == ports[1] != ports[2]
-
-
-def test_a_client_whose_reply_was_cut_off_takes_another_connection() -> None:
-    with scripted_engine((200, b"[" + b"1," * (8 << 20))) as engine:
-        connections = EngineHttp(engine.url, 1, max_bytes=1 << 20)
-        body = b'{"input_ids": [1], "rid": "r"}'
-        assert 1 << 20 < len(connections.post("/generate", body, timeout_s=60.0).body) < 2 << 20
-        assert connections.post("/generate", body, timeout_s=60.0).json() == good_reply({"input_ids": [1], "rid": "r"})
-        connections.close()

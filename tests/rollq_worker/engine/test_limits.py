@@ -1,6 +1,5 @@
 """What the client finds out about an engine: its context, its vocabulary, its tokenizer."""
 
-import threading
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,8 @@ from rollq.errors import JobFailure
 from rollq.trajectory import Finish
 from rollq_worker.engine import limits
 from rollq_worker.engine.limits import PADDING, TokenizerCheck, Vocabulary, same_ids
-from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.http_client import NoResponse
-from tests.rollq_worker.engine.clients import Connect, generate, port
+from tests.rollq_worker.engine.clients import Connect, generate
 from tests.rollq_worker.engine.engine_servers import scripted_engine
 
 INFO = {"context_length": 1000, "max_req_input_len": 994}
@@ -51,19 +49,6 @@ class TestContext:
             assert client.room(100) > 1_000_000 and client.room(100) > 1_000_000
             assert len(engine.bodies("/server_info")) == 1
 
-    def test_unknown_while_the_engine_is_away(self, client: SGLangEngine) -> None:
-        assert client.room(100) > 1_000_000
-
-    def test_it_is_asked_for_again_when_the_engine_came_back(self, client: SGLangEngine) -> None:
-        with scripted_engine(port=port(client), server_info=(200, INFO)):
-            assert client.room(0) == 1000
-        assert not client.ready()
-        other = {"context_length": 500, "max_req_input_len": 494}
-        with scripted_engine(port=port(client), server_info=(200, other)):
-            assert client.room(0) == 1000
-            assert client.ready()
-            assert client.room(0) == 500
-
     def test_learnt_from_a_refusal(self, connect: Connect) -> None:
         message = "Requested token count exceeds the model's maximum context length of 8 tokens. You requested ..."
         with scripted_engine((400, {"error": {"message": message}})) as engine:
@@ -95,26 +80,11 @@ def unknown(vocabulary: Vocabulary, *ids: int) -> int | None:
 
 
 class TestVocabulary:
-    def test_padding_ids_are_admitted_once_sampled_and_no_others(self) -> None:
-        vocabulary = Vocabulary(100)
-        assert unknown(vocabulary, 99) is None and unknown(vocabulary, 5, 100) == 100
-        vocabulary.admit([3, 150])
-        assert unknown(vocabulary, 150) is None and unknown(vocabulary, 151) == 151
-
     @pytest.mark.parametrize("id", [100 + PADDING, 4_000_000_000, 2**40])
     def test_an_id_that_no_model_has_admits_nothing(self, id: int) -> None:
         vocabulary = Vocabulary(100)
         vocabulary.admit([id, 120])
         assert unknown(vocabulary, 120) is None and unknown(vocabulary, 121) == 121
-
-    def test_threads_never_lower_it(self) -> None:
-        vocabulary = Vocabulary(100)
-        threads = [threading.Thread(target=vocabulary.admit, args=([100 + i],)) for i in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert unknown(vocabulary, 149) is None and unknown(vocabulary, 150) == 150
 
 
 class FakeTokenize:
@@ -141,13 +111,9 @@ class TestTokenizer:
             (tokens(5, 6, 7), True),
             (tokens(1, 5, 6, 7), True),  # a token that begins a text
             (tokens(5, 6, 7, 2), True),  # one that ends it
-            (tokens(5, 6), False),
             (tokens(5, 6, 8), False),
             (tokens(), None),
             ({"tokens": [[5, 6, 7]]}, None),
-            ({"tokens": "5 6 7"}, None),
-            ({"count": 3}, None),
-            ([5, 6, 7], None),
             (None, None),
         ],
     )
@@ -161,19 +127,9 @@ class TestTokenizer:
         check.forget()
         assert check.differs() and check.differs() and tokenize.calls == 2
 
-    def test_one_that_differs_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(limits, "RETRY_S", 0.0)
-        check = TokenizerCheck(FakeTokenize(tokens(8), tokens(*OURS)), OURS)
-        assert check.differs() and not check.differs()
-
     def test_an_engine_that_does_not_say_is_trusted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, "RETRY_S", 0.0)
         tokenize = FakeTokenize(NoResponse("away"), None)
         check = TokenizerCheck(tokenize, OURS)
         assert not check.differs() and not check.differs() and not check.differs()
         assert tokenize.calls == 2  # away: once more; a router's 404: never again
-
-    def test_nothing_to_compare(self) -> None:
-        check = TokenizerCheck(FakeTokenize(), ())
-        check.forget()
-        assert not check.differs()

@@ -68,20 +68,15 @@ class TestReplies:
             ({"output_token_logprobs": None}, "no output_token_logprobs"),
             ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 logprobs do not belong to the 3 output ids"),
             ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 8)]}, "do not belong"),
-            ({"output_token_logprobs": [[-1.0, i, None] for i in (7, 8, 9, 9)]}, "4 logprobs do not belong"),
             ({"output_token_logprobs": [[0.01, i, None] for i in (7, 8, 9)]}, "a logprob is above 0"),
             ({"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]}, "unreadable output_token_logprobs"),
-            ({"output_token_logprobs": [[-math.inf, i, None] for i in (7, 8, 9)]}, "not finite"),
             ({"output_token_logprobs": [[math.nan, i, None] for i in (7, 8, 9)]}, "not finite"),
             ({"weight_versions": [{"version": "a", "start": 0, "end": 2}]}, "do not tile 3 tokens"),
-            ({"weight_versions": [{"version": "a", "start": 1, "end": 3}]}, "do not tile"),
             (
                 {"weight_versions": [{"version": "a", "start": i, "end": i + 1} for i in (0, 2)]},
                 "do not tile",
             ),
             ({"weight_versions": [{"version": "a"}]}, "unreadable weight_versions"),
-            ({"weight_versions": [{"version": "a", "start": 0, "end": 9}]}, "do not tile"),
-            ({"finish_reason": None}, "not a reply"),
             ({"finish_reason": {"type": "tired"}}, "not a reply"),
             ({"prompt_tokens": 2}, "the engine saw 2 prompt tokens of 3"),
         ],
@@ -93,13 +88,6 @@ class TestReplies:
     def test_a_reply_without_tokens(self) -> None:
         with pytest.raises(RequestFailed, match="no token was sampled, but the reply is finished by length"):
             read(encoded((), finish_reason={"type": "length", "length": MOST}))
-
-    @pytest.mark.parametrize("ids", [[-1], ["a"], [2**40], 5, None], ids=repr)
-    def test_output_ids_that_are_not_ids(self, ids: object) -> None:
-        body = json.loads(encoded())
-        body["output_ids"] = ids
-        with pytest.raises(RequestFailed, match="not a reply"):
-            read(json.dumps(body).encode())
 
     def test_more_tokens_than_were_asked_for(self) -> None:
         with pytest.raises(RequestFailed, match="3 tokens were sampled where 2 were allowed"):
@@ -136,14 +124,9 @@ class TestErrors:
                 b'{"object": "error", "message": "1 validation error:\\n  x\\n\\n  File \\"/srv/a.py\\", line 3"}',
                 "1 validation error: x",
             ),
-            (
-                b'{"object": "error", "message": "The request queue is full.", "code": 503}',
-                "The request queue is full.",
-            ),
             (b'{"detail": "Not Found"}', "Not Found"),
             (b"<html>Bad\n Gateway</html>", "<html>Bad Gateway</html>"),
             (b"[1, 2]", "[1, 2]"),
-            (b"", ""),
             (b"\xff", "\ufffd"),
         ],
     )

@@ -139,7 +139,6 @@ class TestUnavailable:
         "answer",
         [
             QUEUE_FULL,
-            (503, {"error": {"type": "Service Unavailable", "code": "no_workers", "message": "No workers"}}),
             (429, {"detail": "slow down"}),
             (401, {"error": "Unauthorized"}),
             (404, {"detail": "Not Found"}),
@@ -169,30 +168,6 @@ class TestUnavailable:
                 assert waiting.result(60).finish is Finish.STOP
                 assert client.available and client.ready()
                 assert len(engine.bodies()) == 1
-
-    def test_waiting_ends_when_the_attempt_must(self, connect: Connect) -> None:
-        with scripted_engine(*[QUEUE_FULL] * 1000) as engine:
-            client = connect(engine)
-            left = iter(range(5))
-
-            def check() -> None:
-                if next(left, None) is None:
-                    raise Drained("stopping")
-
-            with pytest.raises(Drained):
-                generate(client, check=check)
-            assert not client.available
-
-    def test_a_paused_engine_is_not_ready(self, connect: Connect) -> None:
-        with scripted_engine(ready=(503, {})) as engine:
-            client = connect(engine)
-            assert not client.ready() and not client.available
-            engine.paths["/ready"] = (200, {})
-            assert client.ready() and client.available
-
-    def test_a_router_is_ready_without_that_path(self, connect: Connect) -> None:
-        with scripted_engine() as engine:
-            assert connect(engine).ready()
 
     def test_nothing_is_sent_to_an_engine_with_another_tokenizer(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -234,10 +209,8 @@ class TestFailing:
         [
             "reset",
             (200, b'{"text": "half a rep'),
-            (200, b"\xff\xfe"),
             (200, {"unexpected": 1}),
             (500, b"Internal Server Error"),
-            (502, b"<html>Bad Gateway</html>"),
             (400, {"error": {"message": "Duplicate request ID detected: x"}}),
             lambda body: reply(
                 [], finish_reason={"type": "abort", "message": "CUDA", "status_code": 500, "err_type": "Internal"}

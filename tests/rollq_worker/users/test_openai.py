@@ -1,7 +1,6 @@
 """The user played by a model, against a real HTTP server that misbehaves on demand."""
 
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -126,20 +125,15 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
     ("bad", "words"),
     [
         ((200, b"<html>not JSON"), "no chat completion"),
-        ((200, b"\xff\xfe"), "no chat completion"),
         ((200, b"[]"), "no chat completion"),
         ((200, b'{"choices": []}'), "no chat completion"),
-        ((200, b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
         ((200, b'{"choices": [null]}'), "no chat completion"),
         ((200, b"x" * (openai.MAX_BYTES + 1)), "no chat completion"),
-        ((200, b""), "no chat completion"),
         (CUT_SHORT, "no answer|no chat completion"),
         (say(None), "answered nothing"),
-        (say(""), "answered nothing"),
         (say(" \n"), "answered nothing"),
         (say([{"type": "text", "text": "hi"}]), "answered nothing"),
         (say("<think>on and on", finish_reason="length"), "cut short: the user's max_tokens is too low"),
-        (say("I would like to", finish_reason="length"), "cut short: the user's max_tokens is too low"),
         (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),
         (say(None, finish_reason="tool_calls"), "calls a tool"),
         (say(None, finish_reason=["stop"]), "answered nothing"),
@@ -234,18 +228,6 @@ def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tm
     assert KEY not in repr(user) + repr(vars(user)) + repr(vars(openai._http_client()._session))
 
 
-def test_the_key_is_not_in_what_caused_a_failure(server: ScriptedEngine, tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    key_file.write_text(KEY)
-    user = make_user(server, "hang", key_file=key_file, timeout_s=0.1, retries=0)
-    with pytest.raises(UserFailure) as caught:
-        user.open()
-    error: BaseException | None = caught.value
-    while error is not None:
-        assert not hasattr(error, "request")  # requests' errors carry the headers
-        error = error.__cause__ or error.__context__
-
-
 @pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])
 def test_a_key_file_without_a_key(server: ScriptedEngine, tmp_path: Path, content: str | bytes | None) -> None:
     key_file = tmp_path / "key"
@@ -281,14 +263,3 @@ def test_a_failed_reply_can_be_asked_for_again(server: ScriptedEngine) -> None:
 
 def test_text_that_is_no_unicode_can_be_said(server: ScriptedEngine) -> None:
     assert make_user(server, say("Hi")).reply("broken \ud800 text") == "Hi"
-
-
-def test_many_users_at_once(server: ScriptedEngine) -> None:
-    users = [make_user(server, lambda body: say(body["model"])) for _ in range(32)]
-    heard: list[str] = []
-    threads = [threading.Thread(target=lambda user=user: heard.append(user.open())) for user in users]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert heard == ["m-1"] * 32

@@ -11,26 +11,26 @@ from rollq.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The n samples of one task, as GRPO compares them. Never holds a filler: a dead member is an id in `dead`."""
+    """The n samples of one task, as GRPO compares them. Nothing stands in for members that have no reward."""
 
     id: str
-    """Unique in its run; the same id again means the same group again."""
+    """Unique in its run. A group that is handed out again keeps its id."""
     seq: int
     size: int
     trajectories: Sequence[Trajectory]
-    """Graded ones only, by sample number."""
+    """The graded members only, by sample number."""
     dead: Sequence[str] = ()
     """Job ids of the members without a reward."""
 
     @property
     def rewards(self) -> list[float]:
-        """One a trajectory."""
+        """One per trajectory."""
         return [t.reward for t in self.trajectories if t.reward is not None]
 
     @property
     def advantages(self) -> list[float]:
-        """Reward minus the group's mean over its standard deviation (GRPO, arXiv 2402.03300, section 4.1.2), one a
-        trajectory; all 0.0 when the rewards agree."""
+        """One per trajectory: its reward minus the group's mean, over the group's standard deviation (GRPO, arXiv
+        2402.03300, section 4.1.2). All 0.0 when the rewards agree."""
         rewards = self.rewards
         if not rewards:
             return []
@@ -57,34 +57,34 @@ class Batch:
         self.on_ack()
 
     def reject(self, job_id: str, reason: str) -> None:
-        """One of its trajectories cannot be used, for example because its texts cannot be read: that job is dead.
+        """Refuse the batch because one trajectory cannot be used, for example because its texts cannot be read.
 
-        Its class is job. The batch is held no more, and its groups come again; that job's own only if it is viable.
-        Raises NotHeld when the hold was lost.
+        The trajectory's job is dead, of class job. The batch's groups are handed out again; the job's own group only if
+        it is still viable. Raises NotHeld when the hold was lost.
         """
         self.on_reject(job_id, reason)
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Of all groups, in order; the lists below run parallel to it."""
+        """The trajectories of all groups, in order. The lists below have one entry for each."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     @property
     def tokens(self) -> list[array[int]]:
-        """array('I') a trajectory."""
+        """One array('I') per trajectory."""
         return [trajectory.tokens for trajectory in self.trajectories]
 
     @property
     def mask(self) -> list[bytes]:
-        """One byte a token: 1 where the policy sampled it."""
+        """Bytes per trajectory: 1 for each token that the policy sampled, else 0."""
         return [trajectory.mask for trajectory in self.trajectories]
 
     @property
     def logprobs(self) -> list[array[float]]:
-        """array('f') a trajectory: 0.0 where the mask is 0."""
+        """One array('f') per trajectory: 0.0 where the mask is 0."""
         return [trajectory.logprobs for trajectory in self.trajectories]
 
     @property
     def advantages(self) -> list[float]:
-        """One a trajectory, normalised in its group (GRPO)."""
+        """One per trajectory, normalised in its group (GRPO)."""
         return [advantage for group in self.groups for advantage in group.advantages]

@@ -1,8 +1,8 @@
 """The `rollq` command: parses the line, runs one command, and turns every foreseen error into one clear line.
 
-Exit codes: 0 done; 1 it failed; 2 the line, a setting or an address is wrong; 128 + n when signal n ended it.
-`ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds, because only the command on the line is imported.
-Other packages add commands through the entry-point group `rollq.commands`: a function that takes the subparsers.
+Exit codes: 0 done; 1 it failed; 2 the command line, a setting or an address is wrong; 128 + n when signal n ended it.
+`ROLLQ_DEBUG=1` shows tracebacks. Starts in milliseconds, because only the command on the line is imported. Other
+packages add commands through the entry-point group `rollq.commands`: a function that takes the subparsers.
 """
 
 import argparse
@@ -56,7 +56,8 @@ GROUP = "rollq.commands"
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong line in one line. Flags cannot be abbreviated, or a new flag could change what a line means."""
+    """Reports a wrong command line in one line. Flags cannot be abbreviated, because a new flag could then change what
+    a command line means."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
@@ -71,9 +72,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(line: Sequence[str] = ()) -> Parser:
-    """The parser of this line: with the one command that it names, else with all commands.
+    """The parser for this command line. It knows only the command that the line names, or all commands when it names
+    none.
 
-    Raises SettingsError when the command that it names cannot be loaded.
+    Raises SettingsError when the named command cannot be loaded.
     """
     top = Parser(
         prog="rollq", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -99,7 +101,8 @@ def _add_own(commands: Commands, modules: Iterable[str]) -> None:
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":
-    """Commands of other packages; None: one of the worker's that is not installed."""
+    """Entry points of other packages' commands, by name. None stands for a command of rollq_worker that is not
+    installed."""
     from importlib.metadata import entry_points
 
     found = {point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_COMMANDS}
@@ -107,7 +110,8 @@ def _other_commands() -> "dict[str, EntryPoint | None]":
 
 
 def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
-    """One that cannot be loaded is listed with the reason, and the others still work."""
+    """Adds the commands of other packages. One that cannot be loaded is listed with the reason; the others still
+    work."""
     for name, point in others.items():
         try:
             _add_other(commands, name, point)
@@ -117,13 +121,13 @@ def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -
 
 
 def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> None:
-    """Raises SettingsError, with the remedy, when the command is not installed or cannot be loaded."""
+    """Adds one command. Raises SettingsError, with the remedy, when it is not installed or cannot be loaded."""
     extra = WORKER_COMMANDS.get(name)
     try:
         if point is None:
             raise ModuleNotFoundError("rollq_worker is not installed")
         point.load()(commands)
-    except Exception as e:  # the boundary to other packages
+    except Exception as e:  # another package may raise anything
         remedy = install_line(extra) if extra else f"update or uninstall {point and point.dist and point.dist.name}"
         reason = " ".join(str(e).split())
         raise SettingsError(f"`rollq {name}` cannot be loaded ({type(e).__name__}: {reason}): {remedy}") from e
@@ -156,7 +160,7 @@ def _run(line: Sequence[str]) -> int:
         raise
     except OSError as e:
         return _failed(f"{type(e).__name__}: {e}", 1)
-    except Exception as e:  # the boundary: an unforeseen error is a bug, and still one line
+    except Exception as e:  # an unforeseen error is a bug, and still reported in one line
         return _failed(f"{type(e).__name__}: {e} (ROLLQ_DEBUG=1 shows where)", 1)
 
 
@@ -169,7 +173,8 @@ def _failed(message: str, code: int) -> int:
 
 
 def _flush(code: int) -> int:
-    """The exit code, once everything is written. Python's own flush at exit could only print `Exception ignored`."""
+    """Writes out what is buffered, and returns the exit code. Python's own flush at exit could only print `Exception
+    ignored`."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """Publishes Celery messages that carry a job id.
 
-A message that is not published here costs only time: the workers' reapers publish it from the ledger's outbox. So a
-light client needs no Celery, and no failure of the broker is raised.
+A message that is not published here costs only time, because the workers' reapers publish it from the ledger's outbox.
+So a light client needs no Celery, and failures of the broker are not raised.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from rollq.ledger.keys import QUEUE
 TASK = "rollq.play"
 """The task's name; its one argument is the job id."""
 PAUSE_S = 5.0
-"""After a failure, the time without another try."""
+"""Seconds without another try after a failure."""
 
 
 class Publisher:
@@ -35,7 +35,7 @@ class Publisher:
         return importlib.util.find_spec("celery") is not None
 
     def publish(self, job_ids: Sequence[str]) -> list[str]:
-        """Returns the ids that the broker took. Raises nothing."""
+        """Publishes a message for each id. Returns the ids that the broker took. Raises nothing."""
         published: list[str] = []
         if not job_ids or time.monotonic() < self._paused_until or not self.available:
             return published
@@ -55,7 +55,7 @@ class Publisher:
                     )
                     published.append(job_id)
             self.error = None
-        except Exception as e:  # the boundary to Celery, kombu and its transports
+        except Exception as e:  # Celery, kombu and its transports may raise anything
             self.error = type(e).__name__  # its text may hold the broker's password
             self._paused_until = time.monotonic() + PAUSE_S
         return published
@@ -67,7 +67,7 @@ class Publisher:
         try:
             with self._connected().connection_for_write() as connection:
                 return int(connection.default_channel.queue_declare(queue=QUEUE, passive=True).message_count)
-        except Exception as e:  # the same boundary
+        except Exception as e:  # as above
             return 0 if _is_missing_queue(e) else None
 
     def close(self) -> None:

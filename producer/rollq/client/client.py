@@ -24,14 +24,14 @@ from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
 AHEAD = 256
-"""Unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
+"""Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
 
 
 class Client:
     """One run, seen from the trainer's or the producer's side. Close it, or use it as a context manager.
 
-    Waits about a minute for a Redis that cannot be reached, then raises redis.ConnectionError. Waits without end, with
-    a warning on the logger `rollq`, for a Redis that takes no writes (out of memory, disk full).
+    When Redis cannot be reached, calls wait about a minute and then raise redis.ConnectionError. When Redis takes no
+    writes (out of memory, disk full), calls wait without end and warn on the logger `rollq`.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Client:
     ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
 
-        `budgets`: by class, the number of failures that makes a job dead. The run's first submission fixes them; a
-        later one with other budgets raises SettingsError. `hold_s`: a consumer that Redis has not heard from for that
-        many seconds loses its batches. Raises SettingsError.
+        `budgets`: for each class, the number of failures that kills a job. The run's first submission fixes them; a
+        later one with other budgets raises SettingsError. `hold_s`: a consumer that is silent for that many seconds
+        loses its batches. Raises SettingsError for a wrong address or value.
         """
         if not NAME.fullmatch(run):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
@@ -68,7 +68,7 @@ class Client:
 
     @property
     def delivered(self) -> int:
-        """Distinct jobs received in batches."""
+        """Number of distinct jobs received in batches."""
         return len(self._received)
 
     @property
@@ -77,13 +77,13 @@ class Client:
         return self._publisher.error
 
     def submit(self, jobs: Iterable[Job], *, ahead: int = AHEAD, source: str | None = None) -> Submission:
-        """Submit jobs group by group; the jobs of one group follow one another.
+        """Submit jobs group by group. The jobs of one group must follow one another.
 
         A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
         unacknowledged, and asks for the next job only when there is room. Submitting a known job again changes nothing.
         `source` names a sequence of jobs that is always the same: after a restart, the groups that were submitted
-        before are skipped. Raises JobConflict, ContractError, or LedgerError when the run is sealed; the groups before
-        stay submitted.
+        before are skipped. Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were
+        submitted before the error stay submitted.
         """
         if type(ahead) is not int or ahead < 1:
             raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
@@ -98,7 +98,7 @@ class Client:
         """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
 
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
-        `times`. May be repeated. Raises as `submit` does.
+        `times`. Safe to repeat. Raises what `submit` raises.
         """
         submissions = []
         for group in replacements(self.reader, list(whole_groups(jobs, self.run)), times):
@@ -113,27 +113,27 @@ class Client:
     def batches(
         self, groups: int, *, purpose: Purpose = Purpose.TRAIN, timeout: float | None = None
     ) -> Iterator[Batch]:
-        """Batches of that many groups, oldest first, until a sealed run has no more; its last one may be short.
+        """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
         This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again a
         minute after the loop ends. A batch has groups of one purpose only, so a trainer gets no eval groups. Keep
-        `groups` at or below the producer's `submit(ahead=)`, or the two wait for each other.
-        Raises PullTimeout when a batch is not there within `timeout` seconds (None: waits without end).
+        `groups` at or below the producer's `submit(ahead=)`, or the two wait for each other. Raises PullTimeout when no
+        batch is ready within `timeout` seconds (None: waits without end).
         """
         if type(groups) is not int or groups < 1:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
         return self._batches(self.consumer(purpose), groups, timeout)
 
     def consumer(self, purpose: Purpose = Purpose.TRAIN) -> Consumer:
-        """For your own loop: it may ask for another number of groups each time. Close the consumer at the end."""
+        """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end."""
         if purpose not in set(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         return Consumer(self.ledger, Purpose(purpose), self._hold_s)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
-        """A job's episode as far as it was played. That of a dead job ends with the failure.
+        """A job's episode as far as it was played. The episode of a dead job ends with its failure.
 
-        With `attempt`, the journal of that attempt that was set aside. Raises LedgerError when the job is unknown or
+        With `attempt`: the journal that was set aside under that attempt. Raises LedgerError when the job is unknown or
         was acknowledged.
         """
         return self.reader.trajectory(job_id, attempt)
@@ -158,12 +158,13 @@ class Client:
             retry(partial(self.dead_letters.requeue, job_id))
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """End queued and running jobs as dead, of class cancelled. Raises LedgerError for the first that has ended."""
+        """End queued and running jobs as dead, of class cancelled. Raises LedgerError for the first job that has
+        already ended."""
         for job_id in job_ids:
             retry(partial(self.dead_letters.cancel, job_id))
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are where, and totals since the run began (docs/ledger.md)."""
+        """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md)."""
         return self.reader.stats()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One consumer of a run: takes finished groups of one purpose and holds them until it acknowledges or rejects them.
 
-Its holds live in Redis and are renewed by a background thread. They end a while after the consumer or its process does,
-and the groups go to another consumer.
+A background thread renews its holds in Redis. When the consumer or its process ends, the holds run out, and the groups
+go to another consumer.
 """
 
 import itertools
@@ -26,12 +26,12 @@ from rollq.ledger.replies import Standing, TakenGroup
 log = logging.getLogger("rollq")
 
 RENEW_RETRY_S = 1.0
-"""Between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
+"""Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
 (rollq.ledger.constants.GRACE_S)."""
 
 
 class Consumer:
-    """Holds what it took until `close`, the end of its `with` block or the end of its process."""
+    """One consumer. It holds what it took until `close`, the end of its `with` block or the end of its process."""
 
     def __init__(self, ledger: Ledger, purpose: Purpose, hold_s: float = HOLD_S) -> None:
         self._ledger = ledger
@@ -44,14 +44,14 @@ class Consumer:
 
     @property
     def held(self) -> int:
-        """Groups that it took and neither acknowledged nor rejected."""
+        """Groups that this consumer took and has neither acknowledged nor rejected."""
         return self._holds.groups
 
     def next(self, groups: int, timeout: float | None = None) -> Batch | None:
-        """A batch of that many groups, or fewer at the end of a sealed run; None when no more can come.
+        """The next batch of that many groups, or of fewer at the end of a sealed run; None when no more can come.
 
-        Raises PullTimeout when it is not there within `timeout` seconds (None: waits without end). May be called again
-        after that.
+        Raises PullTimeout when it is not ready within `timeout` seconds (None: waits without end), and may be called
+        again.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         pause = 0.01
@@ -85,8 +85,11 @@ class Consumer:
             raise PullTimeout(str(e)) from e
 
     def _read(self, token: str, taken: Sequence[TakenGroup]) -> list[Group] | None:
-        """The groups with their trajectories. None when a trajectory cannot be read: it is rejected, and nothing of
-        these groups is held."""
+        """The groups with their trajectories.
+
+        When a trajectory cannot be read, its job is rejected, no group of the batch is held any more, and None is
+        returned.
+        """
         self._holds.add(token, len(taken))
         groups = []
         try:
@@ -130,7 +133,7 @@ class Consumer:
         self._retry(lambda: self._ledger.reject(token, job_id, reason))
 
     def close(self) -> None:
-        """Stop renewing. Groups that it holds go to other consumers once the hold has run out."""
+        """Stop renewing. Groups that are still held go to other consumers once the hold has run out."""
         self._holds.close()
 
     def __enter__(self) -> "Consumer":
@@ -167,12 +170,12 @@ class HoldRenewal:
                 self._thread.start()
 
     def drop(self, token: str) -> None:
-        """Renew the hold of this batch no more: it was acknowledged, rejected or lost."""
+        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost."""
         with self._lock:
             self._groups.pop(token, None)
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing all holds."""
         self._stop.set()
 
     def _renew(self) -> None:

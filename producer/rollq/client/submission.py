@@ -1,7 +1,7 @@
 """What a producer submits: whole groups, in the same order after a restart, and replacements of dropped groups.
 
 Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the first replacement of
-group `g`, `g.r2` the next. Submits nothing itself: `rollq.client.client` does.
+group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.client` does.
 """
 
 import hashlib
@@ -17,21 +17,22 @@ from rollq.ledger.replies import Cursor
 from rollq.wire.codec import job_digest
 
 SEED_STRIDE = 1_000_003
-"""Between the seeds of a group and of its replacement: epochs count up by 1, and engines take 32 bits."""
+"""Difference between the seeds of a group and of its replacement. Epochs count seeds up by 1, and engines take 32
+bits."""
 PAGE = 1000
-"""Groups whose states are read in one round trip."""
+"""Number of groups whose states are read in one round trip."""
 LONGEST_PAUSE_S = 2.0
-"""Between two looks at groups that are not settled."""
+"""Longest time in seconds between two looks at groups that are not settled."""
 
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
-    """The name of a task's group, in the characters that a name may have."""
+    """The name of a task's group, without characters that a name may not have."""
     base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
     return f"{base}.e{epoch}" if epoch else base
 
 
 def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
-    """The jobs by group, with run and group filled in; each group before the next job is asked for.
+    """Whole groups of jobs, with run and group filled in. Each group is yielded before the next job is asked for.
 
     A lone sample 0 stands for its whole group. Raises ContractError for a job of another run.
     """
@@ -66,7 +67,7 @@ def _all_samples(group: list[Job]) -> list[Job]:
 
 
 class SourceReader:
-    """Reads a source, a sequence of groups that is always the same, and tells which of them were submitted before.
+    """Reads a source, which is a sequence of groups that is always the same, and tells which were submitted before.
 
     The ledger keeps how far the source was submitted, and a digest of the groups up to there.
     """
@@ -79,11 +80,14 @@ class SourceReader:
 
     @property
     def cursor(self) -> Cursor:
-        """The place after the groups that were read so far."""
+        """The position after the groups that were read so far."""
         return Cursor(self._groups, self._jobs, self._digest.hexdigest())
 
     def was_submitted(self, group: Sequence[Job]) -> bool:
-        """Reads the next group. Raises JobConflict when the groups up to here were others before."""
+        """Reads the next group, and tells whether it was submitted before.
+
+        Raises JobConflict when the groups submitted before were others than those read so far.
+        """
         self._groups += 1
         self._jobs += len(group)
         first = group[0]
@@ -100,7 +104,7 @@ class SourceReader:
         return self._groups <= self._submitted.groups
 
     def check_end(self, run: str) -> None:
-        """There are no more groups. Raises JobConflict when there were more before."""
+        """Called at the end of the source. Raises JobConflict when more groups were submitted before."""
         if self._groups < self._submitted.groups:
             raise JobConflict(
                 f"run {run}: source {self.name} has {self._groups} groups, and {self._submitted.groups} were submitted"
@@ -110,7 +114,7 @@ class SourceReader:
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A group and the number of its latest replacement; 0: none yet."""
+    """A group and the number of its latest replacement; 0 when it was not replaced."""
 
     jobs: Sequence[Job]
     number: int = 0
@@ -121,17 +125,17 @@ class _Unsettled:
 
 
 def replacement(job: Job, number: int) -> Job:
-    """The job in its group's replacement of that number; 0: the job itself. Raises ContractError."""
+    """The job in that replacement of its group; with 0, the job itself. Raises ContractError."""
     if not number:
         return job
     return replace(job, group=f"{job.group}.r{number}", seed=job.seed + number * SEED_STRIDE)
 
 
 def replacements(ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int) -> Iterator[list[Job]]:
-    """Waits until all groups are settled, and yields a replacement for each dropped one, to be submitted at once.
+    """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
 
-    A dropped replacement is replaced too, up to `times` times a group. Raises ContractError for a group that was never
-    submitted.
+    A dropped replacement is replaced too, up to `times` times per group. Raises ContractError for a group that was
+    never submitted.
     """
     unsettled = [_Unsettled(jobs) for jobs in groups]
     pause = 0.05

@@ -18,14 +18,14 @@ from rollq.urls import check_url, mask_url
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """The environment's settings, overridden by the flags that the command has. Raises SettingsError."""
+    """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
     flags = {"broker": "broker_url", "engine": "engine_url", "tokenizer": "tokenizer", "concurrency": "concurrency"}
     given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
     return replace(Settings.from_env(getattr(args, "redis", None)), **given)
 
 
 def ping_redis(url: str) -> None:
-    """Sends one PING, so that a command fails at once where a client would try for a minute.
+    """Sends one PING, so that a command fails at once. A client would try for a minute.
 
     Raises SettingsError for a wrong address, RollqError when Redis does not answer or refuses.
     """
@@ -37,7 +37,7 @@ def ping_redis(url: str) -> None:
     try:
         client.ping()
     except redis.AuthenticationError as e:
-        raise RollqError(f"Redis at {mask_url(url)} wants another user or password: {e}") from e
+        raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
@@ -48,7 +48,7 @@ def ping_redis(url: str) -> None:
 
 @contextlib.contextmanager
 def explain_lost_redis(url: str) -> Iterator[None]:
-    """Says in a RollqError what to do when Redis answered at first and then not for a minute."""
+    """Raises a RollqError with the remedy when Redis answered at first and then was away for a minute."""
     try:
         yield
     except CONNECTION_ERRORS as e:
@@ -62,7 +62,7 @@ def explain_lost_redis(url: str) -> Iterator[None]:
 def open_client(
     args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
 ) -> Iterator[Client]:
-    """A client of the run, on a Redis that answers. `warn` prints a warning when this Redis can lose data."""
+    """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can lose data."""
     found = settings(args)
     ping_redis(found.redis_url)
     with (
@@ -76,7 +76,7 @@ def open_client(
 
 @contextlib.contextmanager
 def open_redis(args: argparse.Namespace) -> Iterator["redis.Redis"]:
-    """A connection to a Redis that answers. It outlasts short outages."""
+    """A connection to Redis, which has answered once. The connection outlasts short outages."""
     found = settings(args)
     ping_redis(found.redis_url)
     connection = connect(found.redis_url)

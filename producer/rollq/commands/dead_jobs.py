@@ -14,7 +14,7 @@ from rollq.ledger.connection import retry
 from rollq.ledger.replies import DeadLetter
 
 LONGEST = 100
-"""Characters of a reason that the table shows."""
+"""Number of characters of a reason that the table shows."""
 
 
 def add(commands: Commands) -> None:
@@ -147,7 +147,7 @@ def _cancel(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace, client: Client) -> list[str]:
-    """The ids that the flags choose. Raises SettingsError."""
+    """The ids of the jobs that the flags choose. Raises SettingsError."""
     if args.jobs and getattr(args, "failure", None):
         raise SettingsError("name jobs or a class, not both")
     for job_id in args.jobs:
@@ -187,7 +187,7 @@ def _record(job: DeadLetter) -> dict[str, object]:
 
 
 def _table(dead: Sequence[DeadLetter]) -> list[str]:
-    """A header, and one job a line."""
+    """A table with a header and one line per job."""
     rows = [("JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON")]
     for job in dead:
         numbers = str(job.attempts), str(job.turns), _age(job.age_s)

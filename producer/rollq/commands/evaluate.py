@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
 
 
 class Evaluation:
-    """The tries that were graded so far. Tasks with a dead try are left out: they have too few tries for pass^k."""
+    """The tries graded so far. A task with a dead try is left out, because it has too few tries for pass^k."""
 
     def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
         self.args = args
@@ -61,7 +61,7 @@ class Evaluation:
         return self.summary.graded == self.jobs
 
     def receive(self, batch: Batch) -> None:
-        """Counts the batch's tries, without an acknowledgement. Raises NotHeld."""
+        """Counts the batch's tries, and does not acknowledge it yet. Raises NotHeld."""
         if not save(batch, self._out):
             return
         for group in batch.groups:
@@ -122,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
-    """Submits all jobs and seals the run. Raises SettingsError when other jobs are on it, RollqError."""
+    """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs, RollqError when it was
+    evaluated before."""
     first = next(job_flags.jobs(args))
     if client.stats()["submitted"] and client.reader.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
@@ -135,7 +136,7 @@ def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay)
 
 
 def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progress: ProgressDisplay) -> None:
-    """Until every try is graded or dead. Raises PullTimeout."""
+    """Receives batches until every try is graded or dead. Raises PullTimeout."""
     args = evaluation.args
 
     def look() -> int:
@@ -155,7 +156,7 @@ def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progres
 
 
 def _facts(evaluation: Evaluation, client: Client, consumer: Consumer) -> dict[str, str]:
-    """What is known so far, and what the wait is for."""
+    """The progress display's facts: what is known so far, and what is waited for."""
     mean = evaluation.summary.reward_mean
     facts = {
         "tries": f"graded in run {evaluation.args.run_name}",

@@ -19,11 +19,11 @@ else:
 
 
 LARGEST = 2**53 - 1
-"""The largest whole number: the ledger counts in doubles."""
+"""The largest whole number that is allowed, because the ledger counts in doubles."""
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """An argument type: a whole number of at least that much."""
+    """An argument type: a whole number of at least `least`."""
 
     def parse(text: str) -> int:
         limit = ""
@@ -37,7 +37,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def _limit(value: float, most: float) -> str:
-    """The upper bound in words, for a value above it; other values were wrong for another reason."""
+    """The upper bound in words if the value is above it; empty for values that are wrong for another reason."""
     return f" and at most {most}" if value > most else ""
 
 
@@ -58,7 +58,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
 
 
 def tasks(text: str) -> range:
-    """`A-B`, both included, or a single task."""
+    """An argument type: `A-B`, both ends included, or a single task."""
     first, dash, last = text.partition("-")
     limit = ""
     with contextlib.suppress(ValueError):
@@ -72,7 +72,7 @@ def tasks(text: str) -> range:
 
 
 def name(text: str) -> str:
-    """The name of a run or a group."""
+    """An argument type: the name of a run or a group."""
     if NAME.fullmatch(text):
         return text
     raise argparse.ArgumentTypeError(
@@ -81,7 +81,7 @@ def name(text: str) -> str:
 
 
 def http_url(text: str) -> str:
-    """The address of an HTTP server."""
+    """An argument type: the address of an HTTP server."""
     with contextlib.suppress(ValueError):
         url = urllib.parse.urlsplit(text)
         if url.scheme in ("http", "https") and url.hostname and url.port != 0:

@@ -1,4 +1,4 @@
-"""The flags that say what is played, and the jobs that follow from them: the same flags always give the same jobs."""
+"""The flags that say what is played, and the jobs that follow from them. The same flags always give the same jobs."""
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ DESCRIBED = (
 
 
 def add_tasks(parser: argparse.ArgumentParser, *, split: str, size: int) -> None:
-    """The flags of the tasks, with the command's own defaults."""
+    """Adds the flags that name the tasks, with the command's own defaults."""
     parser.add_argument("--env", required=True, help="environment: shop, tau2:retail, tau2:airline, ...")
     parser.add_argument("--split", default=split, help="one of the environment's task lists (%(default)s)")
     parser.add_argument("--tasks", type=tasks, required=True, metavar="A-B", help="tasks A to B of that list, or one")
@@ -38,7 +38,7 @@ def add_tasks(parser: argparse.ArgumentParser, *, split: str, size: int) -> None
 
 
 def add_play(parser: argparse.ArgumentParser) -> None:
-    """The flags of how tasks are played."""
+    """Adds the flags that say how tasks are played."""
     add_budget(parser)
     add_sampling(parser)
     add_strategy(parser)
@@ -55,7 +55,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
-    """The flags of an attempt's budget."""
+    """Adds the flags of an attempt's budget."""
     default = Budget()
     for flag, value, help in (
         ("--max-turns", default.max_turns, "turns of the policy"),
@@ -73,7 +73,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """The flags of the sampling parameters."""
+    """Adds the flags of the sampling parameters."""
     parser.add_argument(
         "--temperature", type=number(0), default=1.0, metavar="T", help="sampling temperature (%(default)s)"
     )
@@ -86,7 +86,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:
-    """The flags of how turns are read and how earlier turns are kept."""
+    """Adds the flags that say how turns are read and how earlier turns are kept."""
     parser.add_argument(
         "--calls",
         choices=("first", "all", "refuse"),
@@ -106,7 +106,7 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
 
 
 def user(text: str) -> dict[str, Any]:
-    """The specification of a user simulator."""
+    """An argument type: the specification of a user simulator."""
     if text in USERS_BY_NAME:
         return {"kind": text}
     if text.startswith("openai:"):
@@ -127,7 +127,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def describe(args: argparse.Namespace) -> str:
-    """What is going to be played, in one line: flags, run file and defaults together."""
+    """What is going to be played, in one line. It covers flags, run file and defaults."""
     user = [str(args.user[name]) for name in ("kind", "endpoint", "model") if name in args.user]
     tasks = "-".join(map(str, sorted({args.tasks[0], args.tasks[-1]})))
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user)}
@@ -138,7 +138,7 @@ def describe(args: argparse.Namespace) -> str:
 
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:
-    """Sample 0 of each group, epoch by epoch."""
+    """The jobs: sample 0 of each group, epoch by epoch."""
     for epoch in range(args.epochs):
         for task in args.tasks:
             yield _job(args, task, epoch)
@@ -164,7 +164,7 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
 
 
 def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
-    """Raises SettingsError when one of the jobs is invalid. Prints a warning when a task is not known here."""
+    """Raises SettingsError when a job is invalid. Prints a warning when a task is not known on this machine."""
     for flag in ("env", "split"):
         if not getattr(args, flag):
             raise SettingsError(f"{_flag(args, flag)} must be a name, not empty")
@@ -199,7 +199,8 @@ def _installed_checks(args: argparse.Namespace) -> str:
 
 
 def source_name(args: argparse.Namespace) -> str:
-    """The name of exactly these jobs as a source, by which a repeated line skips what it submitted before."""
+    """A name for exactly these jobs as a source. A repeated command line finds it and skips what it submitted
+    before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
@@ -220,13 +221,14 @@ def _sampling(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _strategy(args: argparse.Namespace) -> dict[str, Any]:
-    """agent_args, without the defaults."""
+    """The job's agent_args, without those that are defaults."""
     chosen: dict[str, Any] = {} if args.calls == "first" else {"calls": args.calls}
     return chosen | ({"single_tool": True} if args.single_tool else {})
 
 
 def show_submission(jobs: Iterable[Job], groups: int, progress: ProgressDisplay) -> Iterator[Job]:
-    """All samples of the groups. A group counts as submitted once the next one is asked for."""
+    """Yields all samples of the groups and shows progress. A group counts as submitted once the next one is asked
+    for."""
     for i, job in enumerate(jobs):
         progress.show(i, groups, {"groups": f"submitted, next {job.group}"})
         # All samples: sample 0 alone would be held back until the next job shows that its group ends.

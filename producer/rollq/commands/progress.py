@@ -29,7 +29,7 @@ class ProgressDisplay:
         print(text, file=self.stream, flush=True)
 
     def show(self, done: int, total: int, facts: Mapping[str, str]) -> None:
-        """The state now. It is printed at most every two seconds, and only when it has changed."""
+        """Shows the state. It is printed at most every two seconds, and only when it has changed."""
         self._line = f"{done}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
         if time.monotonic() >= self._next:
             self._print()
@@ -51,7 +51,7 @@ class ProgressDisplay:
 
 
 class LiveProgressDisplay(ProgressDisplay):
-    """A bar and a table, drawn in place four times a second. The last state stays on the terminal."""
+    """A bar and a table, redrawn four times a second. The last state stays on the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

@@ -19,7 +19,7 @@ from rollq.export.summary import Summary
 from rollq.job import Purpose
 
 LARGEST_BATCH = 64
-"""Groups in one batch at most, so that memory does not limit a pull."""
+"""Most groups in one batch, so that memory does not limit a pull."""
 
 
 def add(commands: Commands) -> None:
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
-    """Until nothing is missing or a sealed run has ended. Raises PullTimeout."""
+    """Receives batches until nothing is missing or a sealed run has ended. Raises PullTimeout."""
     args = pull.args
 
     def look() -> int:
@@ -134,7 +134,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
 
 
 def _missing(pull: Pull, client: Client) -> str:
-    """What is missing, and a likely reason."""
+    """Says what is missing, and a likely reason."""
     stats = client.stats()
     purpose: Purpose = pull.args.purpose
     standing = client.reader.standing(purpose)
@@ -159,7 +159,7 @@ def _missing(pull: Pull, client: Client) -> str:
 
 
 def _report(args: argparse.Namespace, pull: Pull) -> None:
-    """What was received, and what to do next."""
+    """Reports what was received, and what to do next."""
     found = pull.result()
     if args.json:
         print(json.dumps(found))

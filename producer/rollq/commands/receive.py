@@ -37,8 +37,11 @@ def batches(
 
 
 def save(batch: Batch, out: TrajectoryFile | None) -> bool:
-    """Whether the batch may be acknowledged. False when a trajectory cannot be exported: its job is rejected then, and
-    nothing of the batch is held any more. Raises NotHeld and what `TrajectoryFile.save` raises."""
+    """Writes the batch down, and tells whether it may be acknowledged.
+
+    False when a trajectory cannot be exported: its job is rejected, and nothing of the batch is held any more. Raises
+    NotHeld and what `TrajectoryFile.save` raises.
+    """
     try:
         if out:
             out.save(batch.trajectories)

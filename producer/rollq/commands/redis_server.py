@@ -24,7 +24,10 @@ def add(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Becomes the server, so that signals and exit codes are its own. Never returns; raises SettingsError."""
+    """Replaces this process by the server, so that signals and exit codes are the server's own.
+
+    Returns only by raising SettingsError.
+    """
     if args.port > 65535:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()

@@ -1,4 +1,5 @@
-"""Run files: a command's flags in TOML, by the flags' names with underscores. Flags on the line override the file.
+"""Run files: a command's flags in TOML, named as the flags are, with underscores. Flags on the command line override
+the file.
 
 Each value is checked as the flag's value is. A run file holds no addresses: they belong to a machine, not to a run.
 """
@@ -17,7 +18,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "user": json.dumps,
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
 }
-"""Flags whose value may be a table, and how a command line would write that table."""
+"""Flags whose value may be a table, each with a function that writes the table as a command line would."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def apply(parser: argparse.ArgumentParser, line: Sequence[str]) -> None:
-    """Makes the values of the line's run file the command's defaults. A wrong file ends the command."""
+    """Makes the values of the run file that the command line names the command's defaults. A wrong file ends the
+    command."""
     flags = {_name(action): action for action in parser._actions if action.option_strings}
     if "config" not in flags:
         return
@@ -71,7 +73,7 @@ def _find(flags: Mapping[str, argparse.Action], path: str, name: str) -> argpars
 
 
 def _value(action: argparse.Action, value: Any) -> Any:
-    """The value as the flag converts it. Raises what the flag's type raises."""
+    """The value, converted as the flag converts it. Raises what the flag's type raises."""
     if action.nargs == 0:
         if isinstance(value, bool):
             return value

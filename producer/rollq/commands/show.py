@@ -87,7 +87,7 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
 
 def job_facts(state: JobState, trajectory: Trajectory) -> list[tuple[str, str]]:
-    """What an exported line does not hold: the job's state, earlier failures, and how long the attempt took."""
+    """Facts that an exported line lacks: the job's state, earlier failures, and how long the attempt took."""
     lines = [
         ("state", f"{state.state}, attempt {state.attempt}, worker {state.worker or '-'}, group {state.group_state}")
     ]

@@ -19,7 +19,7 @@ ROWS = {
 }
 """Counts by subject, in the order in which they are printed."""
 LISTED = 5
-"""Runs that the error for an unknown run names."""
+"""Number of runs that the error for an unknown run names."""
 
 
 def add(commands: Commands) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listed(there: Sequence[str]) -> str:
-    """The names of the latest runs."""
+    """The names of the latest runs, for the error."""
     if not there:
         return "there are no runs yet"
     shown, more = there[: -LISTED - 1 : -1], len(there) - LISTED
@@ -54,7 +54,7 @@ def _listed(there: Sequence[str]) -> str:
 
 
 def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
-    """All runs, one a line."""
+    """Prints all runs, one per line."""
     if as_json:
         print(json.dumps(found))
     elif not found:
@@ -67,7 +67,7 @@ def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
 
 
 def table(counts: Mapping[str, Any]) -> list[str]:
-    """The counts as text, one subject a line."""
+    """The counts as text, one subject per line."""
     mean = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.3f}"
     lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
     for subject, keys in ROWS.items():

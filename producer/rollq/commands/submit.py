@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
-    """The flags of what a group is for, and when it is dropped."""
+    """Adds the flags that say what a group is for, and when it is dropped."""
     add_purpose(parser, "train, or eval: groups that are never handed to a trainer (%(default)s)")
     parser.add_argument(
         "--min-viable",
@@ -54,7 +54,7 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_order(parser: argparse.ArgumentParser) -> None:
-    """The flags of when groups are submitted, and what is done afterwards."""
+    """Adds the flags that say when groups are submitted, and what is done afterwards."""
     parser.add_argument(
         "--ahead",
         type=whole(1),
@@ -78,7 +78,7 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
 
 
 def budgets(text: str) -> dict[FailureClass, int]:
-    """`class=number,...`, as `Ledger.fix_budgets` takes them."""
+    """An argument type: `class=number,...`, as `Ledger.fix_budgets` takes them."""
     found: dict[FailureClass, int] = {}
     settable = [failure for failure in FailureClass if failure is not FailureClass.CANCELLED]
     for part in text.split(","):
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace, groups: int, done: Submission, refilled: int) -> None:
-    """What was done, and what to do next."""
+    """Reports what was done, and what to do next."""
     new, known = len(done.new), len(done.known)
     if args.json:
         said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known}

@@ -19,8 +19,8 @@
         └── JobFailure         class job      (data: the job itself cannot be played)
             └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
 
-A bad rollout is data, not a crash: inside a worker every RolloutFailure becomes a failure record of its attempt. All of
-them survive pickling, because they cross threads and processes.
+A bad rollout is data, not a crash: a worker turns every RolloutFailure into a failure record of its attempt.
+All errors survive pickling, because they cross threads and processes.
 """
 
 from enum import StrEnum
@@ -40,7 +40,7 @@ class FailureClass(StrEnum):
     JOB = "job"
     """The job: unknown environment, task out of range, an edge the chat template does not support."""
     CANCELLED = "cancelled"
-    """It was cancelled."""
+    """A person cancelled the job."""
 
 
 class RollqError(Exception):
@@ -75,7 +75,7 @@ class JournalConflict(LedgerError):
     """The journal holds another event at this index."""
 
     length: int = 0
-    """Entries that the journal has; after Redis lost its tail, send again from there."""
+    """Number of entries in the journal. After Redis lost its tail, send again from there."""
 
 
 class NotHeld(LedgerError):

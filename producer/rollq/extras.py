@@ -15,7 +15,7 @@ OPTIONAL = frozenset(
 
 
 def install_line(extra: str) -> str:
-    """The command that adds the extra to this installation: from the same folder, file or address as rollq itself."""
+    """The command that installs the extra from the same folder, file or address as rollq itself."""
     from importlib import metadata  # 25 ms that only a missing package costs
 
     try:
@@ -26,7 +26,8 @@ def install_line(extra: str) -> str:
 
 
 def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
-    """`origin`: direct_url.json, in which pip keeps where a package came from (PEP 610); empty for an index."""
+    """What to install. `origin` is direct_url.json, in which pip keeps where a package came from (PEP 610); empty for a
+    package from an index."""
     url = origin.get("url", "")
     if url.startswith("file://"):
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
@@ -38,7 +39,8 @@ def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Imports inside need this extra. Raises SettingsError, with the line that installs it, when it is missing."""
+    """A block whose imports need this extra. Raises SettingsError, with the line that installs it, when it is
+    missing."""
     try:
         yield
     except ModuleNotFoundError as e:

@@ -1,7 +1,7 @@
 """A job: one episode to be played, with everything that shapes it.
 
-A worker keeps no state of a run, so the job carries all of it: task, sampling, budget, seed, the size of its group. A
-job names endpoints, never addresses. Pure values, standard library only.
+A worker keeps no state of a run, so the job carries all of it: task, sampling, budget, seed, the size of its group. It
+names endpoints, never addresses. Pure values, standard library only.
 """
 
 import re
@@ -14,44 +14,46 @@ from rollq.errors import ContractError
 from rollq.sampling import number, objection
 
 Json = Any
-"""What JSON can say: None, bool, int, float, str, list, dict with str keys."""
+"""A JSON value: None, bool, int, float, str, list, dict with str keys."""
 
 LARGEST_GROUP = 10_000
-"""Samples of a group: the ledger's scripts walk them, and Redis does nothing else meanwhile."""
+"""Most samples in a group. The ledger's scripts walk them all, and Redis does nothing else meanwhile."""
 NAME_CHARACTERS = "A-Za-z0-9._-"
-"""As in the brackets of a regular expression."""
+"""Characters of a name, as in the brackets of a regular expression."""
 NAME = re.compile(rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,99}}")
-"""Runs and groups: they become parts of Redis keys, where braces, colons, slashes and # have a meaning."""
+"""Pattern of run and group names. Names become parts of Redis keys, where braces, colons, slashes and # have a
+meaning."""
 
 
 class Purpose(StrEnum):
-    """What a group is for; eval groups are never handed to a trainer."""
+    """What a group is for. Eval groups are never handed to a trainer."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class History(StrEnum):
-    """What happens to earlier turns that the chat template would later write differently."""
+    """What to do with earlier turns that the chat template would now write differently."""
 
     KEEP = "keep"
-    """They stay as sampled: one trace, append-only."""
+    """Keep them as sampled: the trajectory is one trace, append-only."""
     TEMPLATE = "template"
-    """The template rewrites them: the conversation is rendered again and opens a new trace of the same trajectory."""
+    """Let the template rewrite them: the conversation is rendered again and opens a new trace of the same
+    trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one attempt may spend. Spending it ends the episode, graded."""
+    """What one attempt may spend. When it is spent, the episode ends and is graded."""
 
     max_turns: int = 30
-    """Turns of the policy."""
+    """Most turns of the policy."""
     max_tokens: int = 32768
-    """Tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`."""
+    """Most tokens of a trace: prompt, sampled and observed. A trajectory is one trace unless history is `template`."""
     max_new_tokens: int = 1024
-    """Tokens sampled in one turn."""
+    """Most tokens sampled in one turn."""
     deadline_s: float = 1800.0
-    """Seconds of leased time per attempt; past it the attempt fails with the class it was waiting on."""
+    """Seconds of leased time per attempt. Past it the attempt fails, with the class of what it was waiting for."""
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_tokens", "max_new_tokens"):
@@ -79,32 +81,34 @@ class Job:
     env: str
     """An environment's name: `shop`, `tau2:retail`, ..."""
     split: str = "train"
-    """Which of the environment's task lists."""
+    """Name of one of the environment's task lists."""
     task: int
-    """Index into that list."""
+    """Index into that task list."""
     env_args: Mapping[str, Json] = field(default_factory=dict)
     """Options of the environment."""
     agent: str = "tool-calling"
     """The agent strategy."""
     agent_args: Mapping[str, Json] = field(default_factory=dict)
-    """Options of the strategy. `single_tool: true` appends tau-bench's single-tool instruction to the system prompt;
-    `calls` says what becomes of several tool calls in one turn: `first` (default), `all` or `refuse`."""
+    """Options of the strategy. `single_tool: true` appends tau-bench's single-tool instruction to the system prompt.
+    `calls` says what to do with several tool calls in one turn: `first` (default), `all` or `refuse`."""
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
     """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
     history: History = History.KEEP
-    """Matters for templates that rewrite history, by dropping earlier reasoning say; evaluate under the same."""
+    """What happens to earlier turns. It matters for templates that rewrite history, for example by dropping earlier
+    reasoning. Evaluate with the value that you train with."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names: `rollq.sampling.PARAMETERS`."""
     budget: Budget = field(default_factory=Budget)
     purpose: Purpose = Purpose.TRAIN
     seed: int = 0
-    """Of everything random in the environment and the user."""
+    """Seed of everything random in the environment and the user."""
     size: int = 1
-    """Samples in the group."""
+    """Number of samples in the group."""
     min_viable: int = 0
-    """Graded samples below which a group with dead members is dropped; 0 stands for `size`."""
+    """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for `size`."""
     seq: int = 0
-    """The group's place in the run: lower ones are handed out first. The ledger gives it; not part of the content."""
+    """The group's place in the run: lower ones are handed out first. The ledger sets it; it is not part of the
+    content."""
 
     def __post_init__(self) -> None:
         where = self.title
@@ -146,14 +150,14 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For messages: the id, or what identifies the job before it has one."""
+        """Name of the job in messages: its id, or what identifies it before it has one."""
         if self.run and self.group:
             return f"job {self.id}"
         return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (f", group {self.group}" if self.group else "")
 
     @property
     def viable(self) -> int:
-        """Graded members below which the group is dropped."""
+        """Fewest graded members with which the group is handed out."""
         return self.min_viable or self.size
 
 

@@ -1,7 +1,7 @@
 """Sampling parameters: SGLang's names, and the values that it takes.
 
-They are checked when a job is made. Routers silently drop unknown names, so a typo would sample with defaults; and a
-value that the engine refuses would cost a claim for every sample. Pure values, standard library only.
+They are checked when a job is made. Routers silently drop unknown names, so a typo would sample with defaults. A value
+that the engine refuses would cost every sample a claim. Pure values, standard library only.
 """
 
 import json
@@ -11,7 +11,7 @@ from sys import float_info
 from typing import Any
 
 GRAMMARS = ("json_schema", "regex", "ebnf")
-"""What can constrain a turn; at most one of them."""
+"""Parameters that constrain a turn to a grammar; a job may have at most one."""
 OURS = {
     "max_new_tokens": "budget.max_new_tokens bounds a turn",
     "n": "the job's size says how many samples there are",
@@ -23,18 +23,18 @@ ANY_JSON = "$$ANY$$"
 """A schema in SGLang's own words."""
 MAX_STOPS = 32
 MAX_STOP_REGEX = 256
-"""Bytes."""
+"""Longest stop_regex, in bytes."""
 
 Check = Callable[[Any], bool]
 
 
 def number(value: object) -> bool:
-    """A finite number, and no bool."""
+    """Whether the value is a finite number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _within(low: float, high: float = float("inf"), *, above: bool = False) -> Check:
-    """`above`: the low end itself is not allowed."""
+    """A check that a number is within bounds. With `above`, the lower bound itself is not allowed."""
     return lambda value: number(value) and low <= value <= high and not (above and value == low)
 
 
@@ -47,7 +47,7 @@ def _text(value: object) -> bool:
 
 
 def _some(check: Check, most: int = MAX_STOPS) -> Check:
-    """A list of at most `most` values."""
+    """A check that a value is a list of at most `most` valid values."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
 
 
@@ -66,7 +66,7 @@ def _pattern(value: object) -> bool:
 
 
 def _schema(value: object) -> bool:
-    """JSON in form. The engine decides which schemas it has a grammar for."""
+    """Whether the value is JSON. The engine decides which schemas it has a grammar for."""
     if not isinstance(value, str) or not value:
         return False
     try:
@@ -106,7 +106,8 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
-"""By SGLang's name (srt/sampling/sampling_params.py): the check of its value, and the same in words."""
+"""By SGLang's name (srt/sampling/sampling_params.py): the check of a parameter's value, and what it must be, in
+words."""
 
 
 def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:

@@ -21,19 +21,19 @@ class Endpoint:
     """An OpenAI-compatible server that plays users; jobs know it by name only."""
 
     url: str
-    """Up to and with `/v1`."""
+    """Address of the server, up to and including `/v1`."""
     key_file: Path | None = None
-    """Holds the API key; read when it is used, and its content shown nowhere."""
+    """File with the API key. It is read when it is used, and its content is shown nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a process on this machine needs to know. Raises SettingsError for impossible values."""
+    """Settings of a process on this machine. Raises SettingsError for impossible values."""
 
     redis_url: str = REDIS_URL
     """ROLLQ_REDIS_URL: the ledger."""
     broker_url: str = REDIS_URL
-    """ROLLQ_BROKER_URL: Celery's broker; the ledger's Redis unless said otherwise."""
+    """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis."""
     engine_url: str = ENGINE_URL
     """ROLLQ_ENGINE_URL: SGLang or a router in front of it."""
     tokenizer: str | None = None
@@ -57,7 +57,8 @@ class Settings:
 
     @classmethod
     def from_env(cls, redis_url: str | None = None) -> "Settings":
-        """The environment's; `redis_url` takes the place of ROLLQ_REDIS_URL. Raises SettingsError."""
+        """Settings from the environment variables; `redis_url` takes the place of ROLLQ_REDIS_URL. Raises
+        SettingsError."""
         env = {name: value for name, value in os.environ.items() if value.strip()}
         redis_url = redis_url or env.get("ROLLQ_REDIS_URL", REDIS_URL)
         return cls(
@@ -90,7 +91,8 @@ def _check_http(name: str, url: str) -> None:
 
 
 def _endpoints(text: str) -> Mapping[str, Endpoint]:
-    """`name=url[,key_file=path];...`. An API key itself has no place here: environments are read by too many."""
+    """Reads `name=url[,key_file=path];...`. An API key itself has no place here, because too many can read an
+    environment."""
     found: dict[str, Endpoint] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         address, *options = entry.split(",")

@@ -1,7 +1,7 @@
 """Counts that show how faithful a trajectory's tokens are to what the engine saw, derived from its events.
 
-None of them is an error. A growing number says that something upstream changed: a template rewrites history, a policy
-writes unreadable calls or text in unusual tokens, or the servers of a fleet disagree about the weights.
+None of them is an error. A growing count says that something upstream changed: a template rewrites history, a policy
+writes unreadable calls or unusual tokens, or the servers of a fleet disagree about the weights.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -18,20 +18,22 @@ class TokenStats:
     """The counts of a run are the sums of its trajectories' counts."""
 
     sent_tokens: int = 0
-    """Tokens of all prompts that were sent, history included, from a trajectory's second request on."""
+    """Tokens of all prompts that were sent, from a trajectory's second request on. History counts each time it is
+    sent."""
     kept_tokens: int = 0
-    """Those of them that the engine had seen or sampled before in the same place: in a trace, all but the bridges."""
+    """Of the sent tokens, those that the engine had seen or sampled before in the same place: in a trace, all but the
+    bridges."""
     traces: int = 0
     malformed_turns: int = 0
-    """Turns with an unreadable call."""
+    """Number of turns with an unreadable call."""
     drifted_turns: int = 0
-    """Turns that would be other tokens if their text were encoded again."""
+    """Number of turns that would be other tokens if their text were encoded again."""
     version_breaks: int = 0
-    """Times that older weights came back in a trajectory after others had been used."""
+    """Number of times that older weights came back in a trajectory after newer ones."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """By name."""
+        """The counts by name."""
         return asdict(self)
 
     @property
@@ -41,7 +43,8 @@ class TokenStats:
 
 
 def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[int]] | None = None) -> TokenStats:
-    """One pass over the events. `reencode` decodes ids and encodes the text; without it no drift is counted."""
+    """Counts in one pass over the events. `reencode` decodes ids and encodes the text; without it no drift is
+    counted."""
     sent = kept = traces = malformed = drifted = breaks = 0
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request

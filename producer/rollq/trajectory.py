@@ -55,11 +55,12 @@ class Finish(StrEnum):
 
 
 class _Texts:
-    """Base of the events that carry texts: fields that were left out on decoding are filled in by `_read`."""
+    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in when one is first asked
+    for."""
 
     __slots__ = ("_read",)
     _read: Callable[[], Mapping[str, Any]]
-    """Gives every left-out field its value; raises ContractError."""
+    """Fills in every field that was left out. Raises ContractError."""
 
     if not TYPE_CHECKING:
 
@@ -72,7 +73,8 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Sampled tokens `[start, end)` of one `Sampled` came from weights `version`; verbatim from the engine."""
+    """The sampled tokens `[start, end)` of one `Sampled` came from weights `version`. The name is the engine's,
+    unchanged."""
 
     version: str
     start: int
@@ -81,7 +83,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(_Texts):
-    """The start of a trace: what was rendered from scratch."""
+    """The start of a trace: a conversation rendered from scratch."""
 
     ids: array[int]
     """array('I'): the rendered prompt, generation prompt included."""
@@ -95,16 +97,17 @@ class Prompt(_Texts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One reply of the engine. A turn holds several when its generation was interrupted (all but the last: abort)."""
+    """One reply of the engine. A turn has several when its generation was interrupted; all but the last then finish by
+    abort."""
 
     turn: int
     """Counts from 0."""
     ids: array[int]
     """array('I'): the sampled tokens, stop token included; never re-tokenised."""
     logprobs: array[float]
-    """array('f'), one a token: of the sampling distribution as the engine reports it."""
+    """array('f'), one per token: logprobs of the sampling distribution, as the engine reports them."""
     versions: Sequence[VersionSpan]
-    """Tile `[0, len(ids))`."""
+    """Spans that tile `[0, len(ids))`."""
     finish: Finish
     text: str = ""
     """The engine's own text, for people; nothing is computed from it."""
@@ -112,28 +115,31 @@ class Sampled:
     at: float = 0.0
     """Unix time in seconds when the request was sent."""
     seconds: float = 0.0
-    """Until the reply was there, waiting included."""
+    """Seconds until the reply was there, waiting included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(_Texts):
-    """What a finished turn led to: every turn ends with exactly one."""
+    """What a finished turn led to. Every turn ends with exactly one."""
 
     turn: int
     message: Message
     """The turn as an assistant message in OpenAI's form."""
     actions: Sequence[Mapping[str, Json]]
-    """What the environment was given, each `{"name": ..., "arguments": {...}}`; empty when the turn could not be acted
-    on. Only a policy of several calls a turn gives more than one. Where what the user said meanwhile is not the reply
-    itself, it is there as well: `"user": [...]`."""
+    """What the environment was given, each as `{"name": ..., "arguments": {...}}`.
+
+    Empty when the turn could not be acted on; more than one only with several calls per turn. `"user": [...]` is added
+    where the user said something during the action that is not the reply itself.
+    """
     replies: Sequence[Message]
-    """The tool results or user messages that answer it, one an action; an episode's last are left out of the tokens."""
+    """The tool results or user messages that answer the turn, one per action. Those of an episode's last turn get no
+    tokens."""
     ids: array[int]
-    """array('I'): the bridge, from behind the sampled stop token to the end of the next assistant header."""
+    """array('I'): the bridge, which runs from after the sampled stop token to the end of the next assistant header."""
     errors: Sequence[str] = ()
-    """Why the turn could not be read, in words the policy was shown."""
+    """Why the turn could not be read, in words that the policy was shown."""
     extra_calls: int = 0
-    """Further tool calls in the turn that were not carried out."""
+    """Number of further tool calls in the turn that were not carried out."""
     done: bool = False
     """The environment closed the episode."""
     at: float = 0.0
@@ -142,14 +148,14 @@ class Observed(_Texts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed(_Texts):
-    """The end: always the last event of a finished trajectory."""
+    """The end of the episode: always the last event of a finished trajectory."""
 
     stop: Stop
     reward: float | None
     """None exactly when the stop is not graded."""
     failure: FailureClass | None = None
     info: Mapping[str, Json] = field(default_factory=dict)
-    """What the grader says; for a failure, its reason."""
+    """What the grader says; for a failure, the reason."""
     at: float = 0.0
 
 
@@ -161,7 +167,7 @@ class Header:
     """What a trajectory was made with; enough to tell whether two may be mixed."""
 
     attempt: int
-    """Which claim of the job played it, from 1."""
+    """Number of the claim that played it, from 1."""
     worker: str = ""
     rollq: str = ""
     """Version of rollq."""
@@ -173,13 +179,13 @@ class Header:
     history: str = "keep"
     """`keep`: append-only. `template`: an edge that rewrites history opens a new trace."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
-    """What the chat template was asked besides, such as to keep earlier reasoning."""
+    """Options given to the chat template, for example to keep earlier reasoning."""
     at: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One episode, finished or not. Derived sequences run over all traces, end to end, and have equal length."""
+    """One episode, finished or not. The derived sequences run over all traces, end to end, and have equal length."""
 
     job: Job
     header: Header
@@ -209,7 +215,7 @@ class Trajectory:
 
     @property
     def graded(self) -> bool:
-        """It has a reward and may be trained on."""
+        """Whether it has a reward and may be trained on."""
         return self.stop in GRADED
 
     @cached_property
@@ -222,12 +228,12 @@ class Trajectory:
 
     @cached_property
     def mask(self) -> bytes:
-        """One byte a token: 1 where the policy sampled it, else 0."""
+        """One byte per token: 1 where the policy sampled it, else 0."""
         return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in self._spans())
 
     @cached_property
     def logprobs(self) -> array[float]:
-        """array('f'), one a token: 0.0 where the mask is 0."""
+        """array('f'), one per token: 0.0 where the mask is 0."""
         logprobs = array("f")
         for event in self._spans():
             if isinstance(event, Sampled):
@@ -238,7 +244,7 @@ class Trajectory:
 
     @cached_property
     def versions(self) -> list[str | None]:
-        """One entry a token: the weight version that sampled it, None where the mask is 0."""
+        """One entry per token: the weight version that sampled it, None where the mask is 0."""
         versions: list[str | None] = []
         for event in self._spans():
             if isinstance(event, Sampled):
@@ -260,7 +266,7 @@ class Trajectory:
 
     @property
     def turns(self) -> int:
-        """Turns that the policy finished."""
+        """Number of turns that the policy finished."""
         return sum(isinstance(event, Observed) for event in self.events)
 
     @property

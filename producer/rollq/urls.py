@@ -9,7 +9,7 @@ SCHEMES = ("redis", "rediss", "unix")
 
 
 def check_url(url: str) -> None:
-    """Raises SettingsError when it cannot be the address of a Redis."""
+    """Raises SettingsError when `url` cannot be the address of a Redis."""
     try:
         parts = urlsplit(url)
         port = parts.port

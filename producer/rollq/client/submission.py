@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
-    """The name of a task's group, without characters that a name may not have."""
+    """The name of a task's group. Characters that a name may not have become `-`."""
     base = re.sub(rf"[^{NAME_CHARACTERS}]", "-", f"{env}.{split}.{task}")
     return f"{base}.e{epoch}" if epoch else base
 

@@ -1,7 +1,7 @@
-"""Trajectories in a JSON Lines file: one a line, and on the disk before `save` returns.
+"""Trajectories in a JSON Lines file: one per line, and on disk before `save` returns.
 
 A crash leaves whole lines and at most one torn line at the end, which the next opening cuts off. A job is written once,
-however often its group comes, and one process at a time writes. What a line holds is decided by `rollq.export.record`.
+however often its group comes. One process at a time writes. `rollq.export.record` decides what a line holds.
 """
 
 import fcntl
@@ -18,9 +18,9 @@ from rollq.job import Json
 from rollq.trajectory import Trajectory
 
 WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
-"""A line as it is written here."""
+"""Matches a line that this module wrote."""
 START = b'{"job":"'
-"""How such a line starts. It tells a torn line from the text of another program."""
+"""How such a line starts. This tells a torn line from the text of another program."""
 
 
 class Unexportable(ContractError):
@@ -74,16 +74,17 @@ class TrajectoryFile:
         return end + 1
 
     def begin(self) -> None:
-        """Empty a file that is not appended to; the first save does so at the latest."""
+        """Empty the file, unless it is appended to. The first save does so at the latest."""
         if self._regular and not self._begun:
             os.truncate(self._fd, 0)
         self._begun = True
 
     def save(self, trajectories: Iterable[Trajectory]) -> None:
-        """All of them are on the disk when it returns, and none when it raises Unexportable or SettingsError.
+        """Write the trajectories. All of them are on disk when it returns, and none when it raises Unexportable or
+        SettingsError.
 
-        Raises Unexportable for one that JSON cannot hold, SettingsError when the file has another episode of one of the
-        jobs, RollqError when it cannot be written.
+        Raises Unexportable for a trajectory that JSON cannot hold, SettingsError when the file has another episode of
+        one of the jobs, RollqError when the file cannot be written.
         """
         lines = {trajectory.job.id: _line(trajectory) for trajectory in trajectories}
         new = [line for job_id, line in lines.items() if not self._has(job_id, line)]
@@ -136,7 +137,7 @@ def read(path: Path, number: int) -> dict[str, Json]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether it is the start of a line that was written here."""
+    """Whether the text is the start of a line that this module wrote."""
     try:
         json.loads(line)
     except ValueError:
@@ -187,7 +188,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _line(trajectory: Trajectory) -> bytes:
-    """Raises Unexportable."""
+    """The trajectory as a line of the file. Raises Unexportable."""
     try:
         # ASCII, because a policy can write half a surrogate pair.
         return json.dumps(record(trajectory), separators=(",", ":"), allow_nan=False).encode() + b"\n"

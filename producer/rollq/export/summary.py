@@ -1,4 +1,4 @@
-"""The sums over many trajectories: reward, pass^k, stops, turns, tokens. Keeps counts, not the trajectories."""
+"""Sums over many trajectories: reward, pass^k, stops, turns, tokens. Keeps counts, not the trajectories."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Tries:
     graded: int = 0
     successes: int = 0
     reward: float = 0.0
-    """Sum."""
+    """Sum of the rewards."""
 
 
 @dataclass(slots=True)
@@ -29,16 +29,16 @@ class Summary:
 
     graded: int = 0
     reward: float = 0.0
-    """Sum over the graded."""
+    """Sum over the graded trajectories."""
     turns: int = 0
     sampled_tokens: int = 0
     total_tokens: int = 0
     trajectories: int = 0
     stops: Counter[str] = field(default_factory=Counter)
     versions: set[str] = field(default_factory=set)
-    """The weight versions that sampled, by the engine's names."""
+    """Weight versions that sampled at least one token, by the engine's names."""
     tasks: dict[tuple[str, str, int], Tries] = field(default_factory=dict)
-    """By env, split and task."""
+    """Tries by environment, split and task."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.trajectories += 1
@@ -89,8 +89,8 @@ class Summary:
     def pass_hat_k(self, most: int) -> Mapping[int, float]:
         """pass^k for k from 1 to `most`: the chance that k tries at a task all succeed.
 
-        The mean over tasks of C(c, k) / C(n, k), for c successes in n tries (tau-bench, arXiv 2406.12045, section 4.1);
-        a task with fewer than k graded tries says nothing about k.
+        It is the mean over tasks of C(c, k) / C(n, k), for c successes in n tries (tau-bench, arXiv 2406.12045, section
+        4.1). Tasks with fewer than k graded tries are left out for that k.
         """
         found = {}
         for k in range(1, most + 1):

@@ -13,13 +13,14 @@ from typing import Any
 COLOURS = {"system": "2", "user": "36", "assistant": "1;32", "tool": "33", "warning": "31", "label": "2"}
 """ANSI codes by role."""
 LONGEST = 1500
-"""Characters that are shown of one message."""
+"""Number of characters that are shown of one message."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys or cannot show, except tab and newline; includes changes of text direction."""
+"""Control characters: those that a terminal obeys or cannot show, except tab and newline. They include changes of text
+direction."""
 
 
 class Transcript:
-    """One trajectory; `colour` for a terminal."""
+    """One trajectory as text, with colours for a terminal if `colour` is set."""
 
     def __init__(self, record: Mapping[str, Any], *, colour: bool) -> None:
         self._record = record
@@ -78,7 +79,8 @@ class Transcript:
 
 
 def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
-    """The logprobs of each turn: its sampled tokens are consecutive, and unsampled ones lie between two turns."""
+    """The logprobs of each turn. A turn's sampled tokens are consecutive, and unsampled tokens lie between two
+    turns."""
     pairs = zip(record["mask"], record["logprobs"], strict=True)
     return [[p for _, p in run] for mask, run in groupby(pairs, key=lambda pair: pair[0]) if mask]
 

@@ -1,9 +1,9 @@
 """Connections to Redis that wait rather than fail, and the one loop that calls Redis again until it takes the call.
 
-A call is sent again after every lost connection, which is safe because all of the ledger's scripts may be repeated. So
-hundreds of threads outlast 20 s without Redis. Redis refuses writes when it is out of memory, when its disk is full or
-when it was just made a replica; a refused write changed nothing, so it is safe to send again, too. Nothing here knows
-what is stored.
+A call is sent again after every lost connection, so hundreds of threads outlast 20 s without Redis. That is safe,
+because all of the ledger's scripts may be repeated. Redis refuses writes when it is out of memory, when its disk is
+full or when it has just become a replica. A refused write changed nothing, so it is safe to send again, too. This
+module does not know what is stored.
 """
 
 import logging
@@ -25,19 +25,19 @@ log = logging.getLogger("rollq")
 T = TypeVar("T")
 
 RETRIES = 30
-"""With waits of up to 2 s each, a call gives up after 26 to 50 s."""
+"""Number of retries of a call. With waits of up to 2 s each, a call gives up after 26 to 50 s."""
 SOCKET_TIMEOUT_S = 5.0
-"""A third of a lease, so that a lost reply does not cost the lease."""
+"""Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """What a call raises when it gives up."""
 REFUSING = re.compile(
     r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
 )
-"""What Redis says, by itself or through a script, when it takes no writes."""
+"""What Redis answers, itself or through a script, when it takes no writes."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
-"""Between two calls that found no Redis: the connection itself waited half a minute in each."""
+"""Seconds between two calls that found no Redis. Each such call has itself waited for half a minute."""
 WARN_EVERY_S = 30.0
 
 
@@ -80,10 +80,10 @@ def check_redis(connection: "redis.Redis") -> list[str]:
 
 
 class RetryLoop:
-    """Calls again until Redis takes the call. All its calls together log one warning in WARN_EVERY_S.
+    """Calls Redis again until it takes the call. All calls of one loop together log one warning in WARN_EVERY_S.
 
-    `wait(seconds)` is called between two tries and may raise to stop earlier. With `reconnect` a Redis that cannot be
-    reached is waited for as well.
+    `wait(seconds)` is called between two tries and may raise to stop earlier. With `reconnect`, the loop also waits for
+    a Redis that cannot be reached.
     """
 
     def __init__(self, *, wait: Callable[[float], object] = time.sleep, reconnect: bool = False) -> None:
@@ -122,14 +122,14 @@ def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Whether Redis takes no writes at all for now, rather than not this one."""
+    """Whether Redis takes no writes at all for now. An error of a single write does not count."""
     if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):  # redis-py dropped their codes from the text
         return True
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
 def translated(error: redis.ResponseError, what: str) -> LedgerError:
-    """The ledger's error for a reply of Redis: it says what was tried and names the damaged key if there is one."""
+    """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one."""
     kind = Unwritable if refuses_writes(error) else LedgerError
     return kind(f"{what}: {_explain(str(error))}")
 

@@ -3,13 +3,13 @@
 from rollq.errors import FailureClass
 
 LEASE_S = 15.0
-"""A worker that does not renew a lease for this long has lost the job."""
+"""Seconds without a renewal after which a worker has lost the job."""
 HOLD_S = 60.0
-"""A consumer that does not renew a hold for this long has lost the batch."""
+"""Seconds without a renewal after which a consumer has lost the batch."""
 PUBLISHING_S = 5.0
-"""A publication that is not confirmed by then is made again."""
+"""Seconds after which a publication that was not confirmed is made again."""
 CONFIRMED_S = 600.0
-"""A published job that no worker has claimed by then is published again."""
+"""Seconds after which a published job that no worker has claimed is published again."""
 BUDGETS = {
     FailureClass.ENGINE: 5,
     FailureClass.USER: 5,
@@ -20,12 +20,15 @@ BUDGETS = {
 }
 """The number of failures of each class that kills a job, unless the run has its own (`Ledger.fix_budgets`)."""
 INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER)
-"""After these the next attempt waits for a backoff and goes on with the journal; after the others it starts afresh."""
+"""Classes after whose failures the next attempt waits for a backoff and goes on with the journal. After the others it
+starts again with an empty one."""
 LONGEST_BACKOFF_S = 30.0
-"""The backoff after failure n is a random time between 1 s and the lesser of 2**n s and this."""
+"""Upper bound of a backoff. The backoff after failure n is a random time between 1 s and 2**n s, or this if it is
+less."""
 LONGEST_REASON = 8000
-"""Characters of a failure's reason that are kept."""
+"""Number of characters of a failure's reason that are kept."""
 OUTAGE_S = 5.0
-"""A shorter silence costs no lease: each had at least twice that left when Redis went away."""
+"""A silence of Redis up to this long costs no lease: each lease had at least twice that left when Redis went away."""
 GRACE_S = 7.5
-"""A heartbeat comes every 5 s; one that waits for Redis finds out within 2 s that it is back (connection.RETRIES)."""
+"""Seconds without expiry after an outage. A heartbeat comes every 5 s, and one that waits for Redis finds out within 2
+s that it is back (connection.RETRIES)."""

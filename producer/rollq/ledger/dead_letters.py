@@ -1,4 +1,4 @@
-"""Dead letters: jobs that ended without a grade. People requeue, discard or cancel them, or delete the whole run.
+"""Dead letters: jobs that ended without a grade. People requeue, discard or cancel jobs, or delete the whole run.
 
 Each act is one script that changes everything or nothing. Counts stay true: a discarded job stays counted as dead, and
 a group that comes back no longer counts as dropped.
@@ -15,7 +15,7 @@ from rollq.ledger.keys import RUNS
 from rollq.ledger.scripts import Scripts, short_reason
 
 PAGE = 500
-"""Jobs that are looked at in one round trip."""
+"""Number of jobs that are looked at in one round trip."""
 
 
 class DeadLetters:
@@ -26,7 +26,7 @@ class DeadLetters:
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def ids(self, failure: FailureClass | None = None) -> list[str]:
-        """Job ids, the longest dead first; those of one class only."""
+        """Ids of the dead jobs, the longest dead first. With a class, only that class."""
         found: list[bytes] = self.scripts.guard(self.keys.dead, lambda: self.redis.zrange(self.keys.dead, 0, -1))
         ids = [job_id.decode("utf-8", "replace") for job_id in found]
         if failure is None:
@@ -38,7 +38,7 @@ class DeadLetters:
         return chosen
 
     def requeue(self, job_id: str) -> None:
-        """Play it again from the start: no failures, an empty journal; the old one is set aside.
+        """Queue a dead job again, with no failures and an empty journal. The old journal is set aside.
 
         Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was discarded, or when
         its group was made ready without it.
@@ -65,14 +65,15 @@ class DeadLetters:
             self._refused(job_id, "dropped", status, rest)
 
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
-        """A job that is queued or being played is dead, of class cancelled. Raises LedgerError when it has ended."""
+        """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError when it has
+        ended."""
         self.scripts.parse(job_id)
         status, *rest = self.scripts.call("cancel", [job_id, short_reason(reason)])
         if status != b"ok":
             self._refused(job_id, "cancelled", status, rest)
 
     def unfinished(self) -> Iterator[str]:
-        """Jobs that are queued or being played right now."""
+        """Ids of the jobs that are queued or being played right now."""
         leased = self.scripts.guard(self.keys.leased, lambda: self.redis.zrange(self.keys.leased, 0, -1))
         queued = self.scripts.guard(self.keys.queued, lambda: self.redis.zrange(self.keys.queued, 0, -1))
         for member in (*leased, *queued):
@@ -84,7 +85,7 @@ class DeadLetters:
         Workers that play it are fenced and consumers lose their hold. May be repeated after an interruption.
         """
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
-        # First what makes the run known, so that its workers write no new keys meanwhile.
+        # What makes the run known goes first, so that its workers write no new keys meanwhile.
         deleted = int(self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
         self.scripts.guard("forgetting it", lambda: self.redis.zrem(RUNS, self.run))
         while found := self.scripts.guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):

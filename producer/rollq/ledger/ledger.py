@@ -1,7 +1,7 @@
 """The ledger's write side: what producers, workers and consumers do to a run's jobs, groups and holds, in Redis.
 
 Every change is one Lua script (lua/*.lua, keys in keys.py), atomic and safe to repeat with the same arguments. It knows
-nothing of Celery, and nothing of what a journal says but the kind of its events.
+nothing of Celery. Of a journal it knows only the kinds of the events.
 """
 
 import random
@@ -35,7 +35,7 @@ from rollq.wire.codec import decode_event, decode_job, encode_job, is_observed, 
 
 
 class Ledger:
-    """One run's ledger, to change it; `LedgerReader` reads it. Safe to call from many threads and processes at once.
+    """The write side of one run's ledger; `LedgerReader` reads it. Many threads and processes may call it at once.
 
     Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
     redis.ConnectionError when Redis cannot be reached.
@@ -55,12 +55,13 @@ class Ledger:
         source: str = "",
         cursor: Cursor = Cursor(),  # noqa: B008 (frozen)
     ) -> Submission:
-        """Enter one whole group, or jobs of a known one again.
+        """Enter one whole group, or jobs of a known group again.
 
-        The caller publishes the new ids within `publish_in_s` seconds and confirms, or leaves it to a reaper (0). The
-        source's cursor moves to `cursor` in the same step.
+        The caller publishes the new ids within `publish_in_s` seconds and confirms them; with 0 it leaves that to a
+        reaper. The source's cursor moves to `cursor` in the same step.
+
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
-        jobs disagree, LedgerError when the run is sealed; nothing has changed then.
+        jobs disagree, LedgerError when the run is sealed. Then nothing has changed.
         """
         if not jobs:
             return Submission()
@@ -105,15 +106,15 @@ class Ledger:
         self.scripts.guard(RUNS, lambda: self.redis.zadd(RUNS, {self.run: self.scripts.now()}, nx=True))
 
     def cursor(self, source: str) -> Cursor:
-        """Where the source's producer was; what lies before counts as submitted again."""
+        """How far the source's producer got. Groups before that count as submitted again."""
         self._list_run()  # a producer may have nothing left to submit
         groups, jobs, mark = self.scripts.call("submission_cursor", [source, uuid.uuid4().hex])
         return Cursor(groups, jobs, mark.decode())
 
     def fix_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
-        """The number of failures of each class that kills a job; the run's first caller decides.
+        """Fix the number of failures of each class that kills a job. The run's first caller decides.
 
-        Raises SettingsError when the run has others, ContractError for an unknown class or a number below 1.
+        Raises SettingsError when the run has other budgets, ContractError for an unknown class or a number below 1.
         """
         for failure, budget in budgets.items():
             if failure not in set(FailureClass) - {FailureClass.CANCELLED}:
@@ -130,7 +131,7 @@ class Ledger:
             )
 
     def seal(self) -> None:
-        """No more groups will come: consumers get the short last batch, then an end."""
+        """Seal the run: no more groups will come. Consumers get the short last batch, then an end."""
         self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "sealed", 1))
 
     # ---------------------------------------------------------------------------------------------------- the outbox
@@ -143,19 +144,22 @@ class Ledger:
         return [job_id.decode() for job_id in self.scripts.call("reap", [limit, int(broker_empty), expire_until])]
 
     def confirm(self, ids: Sequence[str]) -> None:
-        """These jobs were published."""
+        """Note that these jobs were published."""
         if ids:
             self.scripts.call("confirm", ids)
 
     def republish(self, job_id: str) -> None:
-        """A worker took the job's message and does not claim the job: have it published again."""
+        """Have the job published again, because a worker took its message and does not claim it."""
         self.scripts.parse(job_id)
         self.scripts.call("republish", [job_id])
 
     # ---------------------------------------------------------------------------------------------------- the worker
 
     def fix_hashes(self, tokenizer_hash: str, template_hash: str) -> bool:
-        """The run's first caller decides; raises SettingsError for every other whose hashes differ. False: unknown."""
+        """Fix the run's tokenizer and chat template. Returns False for an unknown run.
+
+        The run's first caller decides. Raises SettingsError when this caller's hashes differ.
+        """
         hashes_of_run = self.scripts.call("fix_hashes", [tokenizer_hash, template_hash])
         if not hashes_of_run:
             return False
@@ -187,7 +191,7 @@ class Ledger:
         return Claim(replace(job, seq=int(seq)), attempt, bool(set_aside), length)
 
     def journal(self, job_id: str) -> list[bytes]:
-        """The journal to go on with: header and events, encoded."""
+        """The claimed job's journal to go on with: header and events, encoded."""
         key = self.keys.journal(job_id)
         return list(self.scripts.guard(key, lambda: self.redis.lrange(key, 0, -1)))
 
@@ -197,9 +201,9 @@ class Ledger:
         self._check_written(self.scripts.call("append", [job_id, attempt, index, turn, blob]), job_id, attempt, index)
 
     def renew_leases(self, members: Sequence[tuple[str, int]], left_s: Sequence[float] = ()) -> list[tuple[str, int]]:
-        """Extend the leases of these (job id, attempt). Returns those that are lost: their episodes must stop.
+        """Extend the leases of these (job id, attempt). Returns the lost ones, whose episodes must stop.
 
-        `left_s`, one a member: seconds to the attempt's deadline, past which its lease never lasts.
+        `left_s`: for each member, the seconds to the attempt's deadline. A lease never lasts past it.
         """
         if not members:
             return []
@@ -220,7 +224,7 @@ class Ledger:
         total_tokens: int = 0,
         token_stats: TokenStats = TokenStats(),  # noqa: B008 (frozen)
     ) -> None:
-        """Journal the `Closed` event of a graded episode and end the job as done; the numbers are for the stats.
+        """Journal the `Closed` event of a graded episode and end the job as done. The numbers are for the stats.
 
         Raises Fenced, JournalConflict, or ContractError when the event is not a graded `Closed`.
         """
@@ -240,9 +244,9 @@ class Ledger:
         self._check_written(reply, job_id, attempt, index)
 
     def fail(self, job_id: str, attempt: int, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
-        """End the attempt: the job is queued again, or dead when the class's budget is spent. Raises Fenced.
+        """End the attempt. The job is queued again, or dead when the class's budget is spent. Raises Fenced.
 
-        `final`: it is dead whatever its budget, because playing it again would harm others.
+        `final`: the job is dead whatever its budget, because playing it again would harm other jobs.
         """
         args = [job_id, attempt, failure.value, short_reason(reason), random.random(), int(final)]
         status, *rest = self.scripts.call("fail", args)
@@ -273,9 +277,10 @@ class Ledger:
     def take(
         self, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN
     ) -> list[TakenGroup]:
-        """Hold that many groups, the lowest sequence first, or none; fewer only at the end of a sealed run.
+        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end of a sealed run.
 
-        Holds end unless they are renewed; after a silence of all takers and reapers only once they could have been.
+        Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
+        had time to renew it.
         """
         args = [groups, token, hold_s, purpose.value, constants.OUTAGE_S, constants.GRACE_S]
         return [self._taken(*row) for row in self.scripts.call("take", args)]
@@ -293,7 +298,8 @@ class Ledger:
             raise NotHeld(f"run {self.run}: nothing is held under {token} any more")
 
     def ack(self, token: str, job_ids: Sequence[str]) -> None:
-        """The groups of these jobs are trained on; what they held is dropped. Raises NotHeld, and then acks none."""
+        """Acknowledge the groups of these jobs, and drop what they stored. Raises NotHeld, and then acknowledges
+        none."""
         for job_id in job_ids:
             self.scripts.parse(job_id)
         status, *rest = self.scripts.call("ack", [token, *job_ids])
@@ -302,7 +308,8 @@ class Ledger:
             raise NotHeld(f"group {group} is not held under {token} (any more): another consumer gets it or has it")
 
     def reject(self, token: str, job_id: str, reason: str) -> None:
-        """A job of this hold cannot be read: it is dead, of class job, and the whole hold goes back. Raises NotHeld."""
+        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises
+        NotHeld."""
         self.scripts.parse(job_id)
         if self.scripts.call("reject", [token, job_id, short_reason(reason)])[0] != b"ok":
             raise NotHeld(f"job {job_id} is not held under {token} any more")

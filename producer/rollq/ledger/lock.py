@@ -1,6 +1,6 @@
 """A lock in Redis, shared by all processes that give it the same name.
 
-Its holder renews it, and it is free again LOCK_S after its holder died. It knows nothing of what it protects.
+Its holder renews it. When the holder dies, the lock is free after LOCK_S. It knows nothing of what it protects.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ POLL_S = 0.5
 
 
 class RedisLock:
-    """Call it with a `check`, which may raise while it waits, to get the context that holds the lock."""
+    """A lock. Calling it gives the context that holds it; `check` may raise while the call waits."""
 
     def __init__(self, client: "redis.Redis", name: str) -> None:
         self._client: Any = client
@@ -63,5 +63,5 @@ def _renew(lock: Any, released: threading.Event) -> None:
         try:
             lock.reacquire()
         except Exception as e:
-            # Whatever this try met, the next one may still be in time.
+            # Whatever this try raised, the next one may still be in time.
             log.warning("cannot renew the lock on %s: %s: %s", lock.name, type(e).__name__, e)

@@ -1,8 +1,9 @@
-"""Tells an outage of Redis from dead workers, which decides whether leases may expire.
+"""Tells an outage of Redis from dead workers, because only dead workers' leases may expire.
 
-Every reaper stamps one key once a second, so its last stamp says when any reaper of that Redis last reached it. After a
-silence of OUTAGE_S it is unknown whether Redis was away, so that live workers could not renew, or all workers were. So
-nothing expires for GRACE_S: live workers renew within that time, and the jobs of dead ones come back right after it.
+Every reaper stamps one key once a second, so its last stamp says when any reaper last reached that Redis. After a
+silence of OUTAGE_S there are two explanations: Redis was away and live workers could not renew, or all workers were
+away. So nothing expires for GRACE_S. Live workers renew within that time, and the jobs of dead workers come back right
+after it.
 """
 
 from typing import Any
@@ -22,7 +23,8 @@ class OutageDetector:
         self._script: Any = client.register_script(outage_script())
 
     def stamp(self) -> float:
-        """Stamp, and return until when leases may expire, on Redis's clock: 0.0 after an outage. Raises LedgerError."""
+        """Stamp, and return the time on Redis's clock until which leases may expire; 0.0 after an outage. Raises
+        LedgerError."""
         try:
             return float(self._script(keys=[OUTAGE_STAMP], args=[constants.OUTAGE_S, constants.GRACE_S]))
         except redis.ResponseError as e:

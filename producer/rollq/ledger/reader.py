@@ -60,28 +60,28 @@ class LedgerReader:
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
-        """Where the run's jobs and its groups of that purpose are, all at one instant."""
+        """Where the run's jobs and its groups of that purpose are, all at the same instant."""
         sealed, queued, leased, _, *groups = self.scripts.call("snapshot", [0])
         groups_open, ready, held = groups[:3] if purpose is Purpose.TRAIN else groups[3:]
         return Standing(groups_open, ready, held, bool(sealed), queued, leased)
 
     def group_states(self, names: Sequence[str]) -> list[str]:
-        """Where these groups are: open, ready, held, acked or dropped; empty for an unknown one."""
+        """The state of each group: open, ready, held, acked or dropped; empty for an unknown one."""
         pipe = self.redis.pipeline(transaction=False)
         for name in names:
             pipe.hget(self.keys.group(name), "state")
         return [_text(state) for state in self.scripts.guard("groups", pipe.execute)]
 
     def journal(self, job_id: str, attempt: int) -> list[bytes]:
-        """Header and events, encoded, of the journal that was set aside under `attempt`."""
+        """The journal that was set aside under `attempt`: header and events, encoded."""
         key = self.keys.journal(job_id, attempt)
         return list(self.scripts.guard(key, lambda: self.redis.lrange(key, 0, -1)))
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
-        """What there is of a job's episode, finished or not; a dead one is closed with what killed it.
+        """A job's episode, finished or not. That of a dead job is closed with the failure that killed it.
 
-        With `attempt`, what was set aside under that number. Raises LedgerError for an unknown or acknowledged job or a
-        journal that is not there, ContractError for blobs that cannot be read.
+        With `attempt`: the journal that was set aside under that number. Raises LedgerError for an unknown or
+        acknowledged job or a missing journal, ContractError for blobs that cannot be read.
         """
         state = self.job(job_id)
         if state is None:
@@ -114,7 +114,7 @@ class LedgerReader:
         return _ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
 
     def read(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
-        """The trajectories of done jobs in one round trip, or why one cannot be read."""
+        """The trajectories of done jobs, in one round trip. A job that cannot be read has its error instead."""
         pipe = self.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipe.hmget(self.keys.job(job_id), "body", "attempt")
@@ -210,7 +210,7 @@ class LedgerReader:
         )
 
     def stats(self) -> dict[str, Any]:
-        """How many jobs and groups are where, and the totals since the run began (keys: docs/ledger.md)."""
+        """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
         sealed, queued, leased, dead, *groups, raw = self.scripts.call("snapshot", [1])
         try:
             counts = {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
@@ -249,7 +249,7 @@ def _read(job_id: str, record: Any, journal: Any) -> Trajectory | ContractError:
 
 
 def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
-    """The header is of the attempt that began the journal; what counts is the one that ended it."""
+    """Names the attempt that ended the journal. The header is that of the attempt that began it."""
     return replace(trajectory, header=replace(trajectory.header, attempt=attempt))
 
 

@@ -9,7 +9,7 @@ from rollq.job import Job, Purpose
 
 
 class State(StrEnum):
-    """Where a job is. It leaves `leased` only through its own attempt or through the lease's end."""
+    """Where a job is. It leaves `leased` only through its own attempt or when the lease expires."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -29,12 +29,12 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a source's producer has got. It moves in the same script that enters the group."""
+    """How far a source's producer has got. It moves in the script that enters the group."""
 
     groups: int = 0
     jobs: int = 0
     mark: str = ""
-    """Hexadecimal digest of all those groups."""
+    """Hexadecimal digest of all groups of the source so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Claim:
     attempt: int
     """Counts claims from 1; every write of the attempt carries it."""
     set_aside: bool
-    """An earlier attempt's journal was set aside: this one starts with an empty one."""
+    """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty one."""
     journal: int = 0
-    """Entries of the journal to go on with (header and events); 0: there is nothing to resume."""
+    """Number of entries of the journal to go on with (header and events); 0: there is nothing to resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Refusal:
     reason: str
     """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), or `unreadable` (failed as class job)."""
     not_before: float | None = None
-    """For `early`: Unix time on Redis's clock from which on it may be claimed. It is published again by then."""
+    """For `early`: Unix time on Redis's clock from which it may be claimed. The job is published again by then."""
     detail: str = ""
-    """For `unreadable`: what is wrong with it."""
+    """For `unreadable`: what is wrong with the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Outcome:
     status: State
     """`queued` or `dead`."""
     not_before: float
-    """Unix time on Redis's clock before which it is not claimed; 0.0 for at once."""
+    """Unix time on Redis's clock before which the job is not claimed; 0.0: it may be claimed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run's groups of one purpose are, and its jobs of both."""
+    """Where a run's groups of one purpose are, and its jobs of both purposes."""
 
     open: int
     ready: int
@@ -87,7 +87,7 @@ class Standing:
 
     @property
     def unacknowledged(self) -> int:
-        """Groups."""
+        """Number of groups that are not acknowledged yet."""
         return self.open + self.ready + self.held
 
 
@@ -114,9 +114,9 @@ class DeadLetter:
     worker: str
     """The last worker that played it."""
     turns: int
-    """Turns in its journal: where it ended."""
+    """Number of turns in its journal, which is where it ended."""
     age_s: float
-    """Since it died."""
+    """Seconds since it died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class JobState:
 
     id: str
     job: Job | None
-    """None once it was acknowledged and dropped."""
+    """None once the job was acknowledged and dropped."""
     state: State
     attempt: int
     worker: str = ""

@@ -21,7 +21,7 @@ from rollq.ledger.keys import Keys
 T = TypeVar("T")
 
 SHARED = ("common", "settle")
-"""Put in front of every script of a run, in this order: each uses what is before it."""
+"""Lua files that every script of a run starts with, in this order: each uses what is before it."""
 
 
 class Scripts:
@@ -63,7 +63,7 @@ class Scripts:
         return float(seconds + micros / 1e6)
 
     def parse(self, job_id: str) -> tuple[str, int]:
-        """Group and sample of a job of this run. Raises ContractError for any other id."""
+        """Group and sample of one of this run's jobs. Raises ContractError for any other id."""
         run, group, sample = parse_id(job_id)
         if run != self.run:
             raise ContractError(f"job {job_id} is not of run {self.run}")
@@ -72,18 +72,18 @@ class Scripts:
 
 @cache
 def source(name: str) -> tuple[str, str]:
-    """A run's script with what all share in front, and its SHA-1."""
+    """The text of a run's script, the shared files included, and its SHA-1."""
     text = "".join(map(_text, (*SHARED, name)))
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def outage_script() -> str:
-    """The one script that is of no run."""
+    """The script of the outage detector, the only one that belongs to no run."""
     return _text("outage")
 
 
 def short_reason(reason: str) -> bytes:
-    """A failure's reason as it is stored."""
+    """A failure's reason, cut to the length that is stored."""
     return reason[: constants.LONGEST_REASON].encode("utf-8", "replace")
 
 

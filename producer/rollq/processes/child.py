@@ -42,7 +42,7 @@ class Watchdog:
         )
 
     def toggle(self, pid: int) -> None:
-        """Registers the pid. The second call removes it, so that a process that reuses the number is not killed."""
+        """Registers the pid. A second call removes it, so that a later process with the same number is not killed."""
         if pipe := self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 pipe.write(f"{pid}\n".encode())
@@ -53,7 +53,7 @@ class Child:
     """One running child process."""
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-        """Starts it in a session of its own: Ctrl-C reaches only the parent, which then stops its children in order."""
+        """Starts the child in its own session. So Ctrl-C reaches only the parent, which stops its children in order."""
         self.name = name
         self.log = log
         self._watchdog = None if sys.platform == "linux" else _watchdog()
@@ -76,7 +76,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number when a signal ended it."""
+        """The exit code; minus the signal's number when a signal ended it, None while it runs."""
         return self._process.poll()
 
     def tail(self, lines: int = 15) -> str:
@@ -93,7 +93,7 @@ class Child:
         return f"{self.name} ended early ({how}); its last lines:\n{output}"
 
     def stop(self, grace_s: float = 8.0) -> None:
-        """SIGTERM, then SIGKILL after `grace_s` seconds. Safe to repeat."""
+        """Sends SIGTERM, and SIGKILL after `grace_s` seconds. Safe to repeat."""
         try:
             if self._process.poll() is None:
                 self._process.terminate()

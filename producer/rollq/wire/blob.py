@@ -20,11 +20,11 @@ from rollq.job import Json
 
 SCHEMA = 1
 LARGE = 512
-"""Bytes of packed texts from which on they are compressed."""
+"""Packed texts of at least this many bytes are compressed."""
 MAX_TEXTS = 256 << 20
-"""Bytes that compressed texts may unpack to; more is a bomb, not a conversation."""
+"""Most bytes that compressed texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
-"""Nesting of a job's own mappings."""
+"""Deepest nesting of a job's own mappings."""
 BIG_INT = 1
 """msgpack extension: a whole number beyond 64 bits (a policy may write one), two's complement, little-endian."""
 
@@ -32,7 +32,7 @@ _SWAP = sys.byteorder == "big"
 
 
 def plain(value: Json, where: str, depth: int = 0) -> Json:
-    """A copy in lists and dicts. Raises ContractError for what is not JSON."""
+    """A copy of a JSON value in lists and dicts. Raises ContractError for other values."""
     if depth > MAX_DEPTH:
         raise ContractError(f"{where}: nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, str | bool):
@@ -54,7 +54,7 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
 
 
 def pack(value: Any, where: str) -> bytes:
-    """msgpack's bytes. Raises ContractError for what it cannot hold."""
+    """The value as msgpack. Raises ContractError for what msgpack cannot hold."""
     try:
         return bytes(msgpack.packb(value, default=_pack_other, unicode_errors="surrogatepass"))
     except (TypeError, ValueError, OverflowError) as e:
@@ -62,7 +62,7 @@ def pack(value: Any, where: str) -> bytes:
 
 
 def _pack_other(value: Any) -> Any:
-    """What msgpack does not know: mappings and sequences of other types, and large whole numbers."""
+    """Packs what msgpack does not know: mappings and sequences of other types, and large whole numbers."""
     if isinstance(value, int):
         return msgpack.ExtType(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
     if isinstance(value, Mapping):
@@ -79,7 +79,8 @@ def _unpack_ext(code: int, data: bytes) -> int:
 
 
 def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
-    """The blob's array: of `size` fields behind version and kind, which are stripped; None: an event, not stripped."""
+    """The fields of a blob, checked to be `size` fields after version and kind. With None the blob is an event, whose
+    fields include version and kind."""
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
     except Exception as e:  # msgpack's own errors share no base, and some print empty
@@ -96,7 +97,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
 
 
 def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
-    """u32 or f32, little-endian."""
+    """The buffer as little-endian u32 or f32."""
     if not isinstance(buffer, array) or buffer.typecode != typecode:
         raise ContractError(f"{where}: wants an array({typecode!r}), not {type(buffer).__name__}")
     if _SWAP:
@@ -106,7 +107,7 @@ def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
 
 
 def load(typecode: str, raw: bytes) -> array[Any]:
-    """The buffer of u32 or f32. Raises ValueError unless they are whole."""
+    """The numbers (u32 or f32) in the bytes. Raises ValueError when the last number is cut off."""
     buffer = array(typecode)
     buffer.frombytes(raw)
     if _SWAP:
@@ -115,7 +116,7 @@ def load(typecode: str, raw: bytes) -> array[Any]:
 
 
 def pack_texts(texts: list[Any], where: str) -> bytes:
-    """One byte that says how, then the packed texts: 0 as they are, 1 compressed by zlib."""
+    """The texts as bytes: a byte that says how they are packed (0: as they are, 1: by zlib), then the packed texts."""
     packed = pack(texts, where)
     if len(packed) < LARGE:
         return b"\0" + packed

@@ -2,8 +2,8 @@
 
 The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
 that starts with the schema's version and its kind. Token ids and logprobs are little-endian buffers, so that encoding
-and decoding them is a copy. Texts are a blob of their own, which is read when they are first asked for. It knows
-nothing of Redis, and checks no more of a trajectory than its types and their order.
+and decoding them is a copy. Texts are packed apart and read when they are first asked for. It knows nothing of Redis.
+Of a trajectory it checks only the types and the order of events.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -40,7 +40,7 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(blob: bytes, id: str | None = None) -> Job:
-    """Raises ContractError; with `id`, also when the blob is another job's."""
+    """The job in a blob. Raises ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
     fields = unpack(blob, "job", 18, where)
     try:
@@ -111,7 +111,7 @@ _HEADER: tuple[str, ...] = Header.__slots__  # in the order of the wire, which a
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
-    """The event's blob; it is read back once before it leaves, so nothing unreadable is ever journaled."""
+    """The event's blob. It is read back once before it is returned, so nothing unreadable is ever journaled."""
     where = f"job {job_id}"
     match event:
         case Sampled():
@@ -137,7 +137,7 @@ def encode_event(event: Event, job_id: str) -> bytes:
 
 
 def decode_event(blob: bytes, job_id: str) -> Event:
-    """The event with its texts still packed: they are read, and may raise ContractError, when first asked for."""
+    """The event, with its texts still packed. They are read when first asked for, and may then raise ContractError."""
     where = f"job {job_id}"
     fields = unpack(blob, "event", None, where)
     decode = _EVENTS.get(fields[1]) if len(fields) > 1 and type(fields[1]) is str else None
@@ -152,7 +152,7 @@ def decode_event(blob: bytes, job_id: str) -> Event:
 
 
 def is_observed(blob: bytes) -> bool:
-    """Whether an event's blob is that of an `Observed`, the end of a turn, without decoding it."""
+    """Whether a blob is an `Observed`, which ends a turn. The event is not decoded."""
     return blob[2:11] == b"\xa8observed"
 
 
@@ -172,7 +172,7 @@ def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -
 
 
 def _content(job: Job) -> dict[str, Json]:
-    """Everything that makes the job this job, as plain JSON values in the order of the wire."""
+    """The job's content as plain JSON values, in the order of the wire."""
     where = f"job {job.id}"
     budget = job.budget
     return {
@@ -232,7 +232,7 @@ _FINISH = {finish.value: finish for finish in Finish}  # a look-up costs a fifth
 
 
 def _spans(raw: Any, length: int, where: str) -> tuple[VersionSpan, ...]:
-    """Checked to tile `[0, length)`."""
+    """Version spans, checked to tile `[0, length)`."""
     spans, end = [], 0
     for version, start, stop in raw:
         if type(version) is not str or type(start) is not int or type(stop) is not int:

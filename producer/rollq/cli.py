@@ -165,7 +165,7 @@ def _run(line: Sequence[str]) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # of a standard error that is closed or full
+    with contextlib.suppress(OSError):  # standard error is closed or full
         if os.environ.get("ROLLQ_DEBUG"):
             traceback.print_exc()
         print(f"rollq: {message}", file=sys.stderr)
@@ -179,7 +179,7 @@ def _flush(code: int) -> int:
         try:
             stream.flush()
         except OSError as e:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the rest would fail again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the rest would fail again at exit
             broken = isinstance(e, BrokenPipeError)
             code = code or (1 if broken else _failed(f"cannot write to standard output: {e.strerror}", 1))
     return code

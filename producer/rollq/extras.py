@@ -16,7 +16,7 @@ OPTIONAL = frozenset(
 
 def install_line(extra: str) -> str:
     """The command that installs the extra from the same folder, file or address as rollq itself."""
-    from importlib import metadata  # 25 ms that only a missing package costs
+    from importlib import metadata  # imported here: it takes 25 ms, and only a missing package needs it
 
     try:
         text = metadata.distribution("rollq").read_text("direct_url.json")

@@ -228,7 +228,7 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     )
 
 
-_FINISH = {finish.value: finish for finish in Finish}  # a look-up costs a fifth of calling the enum
+_FINISH = {finish.value: finish for finish in Finish}  # five times as fast as calling the enum
 
 
 def _spans(raw: Any, length: int, where: str) -> tuple[VersionSpan, ...]:

@@ -19,13 +19,13 @@ from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.scorer import Scores, ScoringRefused
 
 LIKELIEST = 128
-"""Tokens from which the normaliser at a temperature other than 1 is computed."""
+"""Number of likeliest tokens from which the normaliser at a temperature other than 1 is computed."""
 VOCABULARY = 1 << 18
-"""More than any model has: bounds what the other tokens can add to the normaliser."""
+"""More ids than any model has. It bounds what the tokens that are not listed can add to the normaliser."""
 MAX_UNCERTAINTY = 0.005
-"""Nats between those bounds at which a token can still be compared."""
+"""Largest distance of those bounds, in nats, at which a token can still be compared."""
 WORST = 10
-"""Tokens that are reported one by one."""
+"""Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
 
 WEIGHTS = "sampled by other weights than the engine has now"
@@ -47,17 +47,17 @@ class ScoringEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ComparedToken:
-    """One sampled token. It keeps its trajectory in memory, so keep few."""
+    """One sampled token. It keeps its whole trajectory in memory, so keep few."""
 
     trajectory: ExportedTrajectory
     trace_start: int
-    """Where its trace begins."""
+    """Where its trace begins, as an index into the trajectory's lists."""
     position: int
-    """Both are indices into the trajectory's lists."""
+    """Where the token is, as an index into the trajectory's lists."""
     scored: float
     """Its logprob by prefill."""
     decoded: float | None = None
-    """Its logprob as the next token behind its prompt, if the engine was asked for that as well."""
+    """Its logprob when the engine decodes it right after its prompt; None if the engine was not asked."""
 
     @property
     def recorded(self) -> float:
@@ -82,17 +82,17 @@ class ComparedToken:
 
 @dataclass(slots=True)
 class ComparisonResult:
-    """Of the sampled tokens of one trajectory."""
+    """The comparison of one trajectory's sampled tokens."""
 
     job: str
     differences: array[float] = field(default_factory=lambda: array("d"))
     """array('d'): |recorded - scored| of each compared token, in nats."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Tokens by the reason they could not be compared."""
+    """Number of tokens that could not be compared, by reason."""
     shifts: dict[int, float] = field(default_factory=lambda: dict.fromkeys(SHIFTS, 0.0))
-    """For each shift the sum of |recorded - scored that many positions later|, over the same tokens."""
+    """For each shift: the sum of |recorded - scored that many positions later|, over the same tokens."""
     shifted: int = 0
-    """Tokens in those sums."""
+    """Number of tokens in those sums."""
     worst: list[ComparedToken] = field(default_factory=list)
     """The WORST tokens with the largest differences, largest first."""
 
@@ -109,7 +109,7 @@ class Auditor:
         self._vocabulary_end = vocabulary_end
 
     def audit(self, trajectory: ExportedTrajectory) -> ComparisonResult:
-        """Raises EngineFailure."""
+        """Scores and compares one trajectory. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
         if parameter := trajectory.incomparable:
             result.skipped[f"sampled with {parameter}"] = trajectory.sampled
@@ -121,7 +121,7 @@ class Auditor:
         return result
 
     def decode(self, token: ComparedToken) -> float | None:
-        """Its logprob as the one token generated behind its prompt; None if the engine refuses.
+        """The token's logprob when it is the one token generated after its prompt; None if the engine refuses.
 
         Raises EngineFailure.
         """
@@ -157,7 +157,7 @@ class Auditor:
         _compare(trajectory, start, scored, result)
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
-        """The sampled tokens of a trace that this engine can score."""
+        """Positions of a trace's sampled tokens that this engine can score."""
         positions = []
         for i in compress(range(start, end), trajectory.mask[start:end]):
             if trajectory.versions[i] not in self._versions:
@@ -170,11 +170,10 @@ class Auditor:
 
 
 def rescale(scores: Scores, temperature: float) -> list[float | None]:
-    """The logprobs at that temperature; None where the likeliest tokens do not determine it.
+    """The logprobs at that temperature; None for a token whose likeliest tokens do not determine it.
 
-    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The tokens that are not among the
-    likeliest have the mass R together and at most the smallest listed p each, so their part of the sum lies between two
-    bounds.
+    log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The unlisted tokens have the mass R
+    together, and each at most the smallest listed p. So their part of the sum lies between two bounds.
     """
     if temperature == 1.0 or scores.likeliest is None:
         return list(scores.logprobs)
@@ -193,7 +192,7 @@ def rescale(scores: Scores, temperature: float) -> list[float | None]:
 def _compare(
     trajectory: ExportedTrajectory, trace_start: int, scored: Mapping[int, float], result: ComparisonResult
 ) -> None:
-    """`scored` has the logprobs by position."""
+    """Compares recorded logprobs with `scored`, which has them by position."""
     for i, logprob in scored.items():
         recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)

@@ -28,7 +28,8 @@ CHANGES_LOGPROBS: Mapping[str, Json] = {
     "ebnf": None,
     "structural_tag": None,
 }
-"""Sampling parameters that change the logprobs of sampled tokens, but not of scored ones; with their neutral values."""
+"""Sampling parameters that change the logprobs of sampled tokens but not of scored ones, with the values that have no
+effect."""
 GZIP = b"\x1f\x8b"
 
 
@@ -37,7 +38,7 @@ class ExportedTrajectory:
     """One line of the file. Position i of every list is the same token."""
 
     size: int
-    """Bytes of the line."""
+    """Length of the line in bytes."""
     job: str
     tokens: array[int]
     mask: bytes
@@ -57,13 +58,14 @@ class ExportedTrajectory:
 
     @property
     def temperature(self) -> float:
-        """As it divides the logits: greedy sampling reports raw logprobs, as temperature 1 does."""
+        """The temperature that divides the logits. For greedy sampling it is 1, because raw logprobs are reported
+        then."""
         temperature = float(self.sampling.get("temperature", 1.0))
         return temperature if temperature > 1e-6 else 1.0
 
     @property
     def incomparable(self) -> str:
-        """The sampling parameter that makes its tokens incomparable; empty if there is none."""
+        """The sampling parameter because of which the tokens cannot be compared; empty when they can."""
         for name, neutral in CHANGES_LOGPROBS.items():
             if (value := self.sampling.get(name)) and value != neutral:
                 return name
@@ -114,7 +116,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
 
 
 def _check(trajectory: ExportedTrajectory) -> None:
-    """Raises ValueError or TypeError."""
+    """Checks what the module's docstring promises. Raises ValueError or TypeError."""
     lengths = {name: len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
     if len(set(lengths.values())) > 1:
         raise ValueError("its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))

@@ -14,18 +14,22 @@ from rollq.job import Json
 from rollq_worker.audit.comparison import SHIFTS, WORST, ComparedToken, ComparisonResult, furthest
 
 MAX_MEAN = 0.01
-"""Of the differences of a good file, in nats. Decoding and prefill differ by kernels and rounding only: in bf16
-SGLang's are equal up to 2e-6 on GPUs with like kernels, 1e-4 (CPU, tiny model) on average; two bf16 engines differ by
-0.005 to 0.006 (dense 32B). A temperature wrong by 0.1, a token off by one or a stale step make tenths."""
+"""Largest mean difference of a good file, in nats.
+
+Decoding and prefill differ only by kernels and rounding. In bf16, SGLang's means are up to 2e-6 on GPUs with like
+kernels and 1e-4 on a CPU with a tiny model. Two bf16 engines differ by 0.005 to 0.006 (dense 32B). A temperature wrong
+by 0.1, an index off by one or weights of another step give tenths.
+"""
 MAX_P99 = 0.1
-"""In nats: the worst single token between two bf16 engines is 0.084, 0.061 on the CPU."""
+"""Largest 99th percentile of a good file, in nats. The worst single token between two bf16 engines is 0.084, and 0.061
+on the CPU."""
 MIN_COMPARED = 0.95
-"""Share of the sampled tokens."""
+"""Share of the sampled tokens that must be compared."""
 ROUNDING = (0.01, 0.125)
 """Nats that one rounding step of a bf16 logit (0.0625 from 8 to 16, 0.125 to 32) explains. Less counts as equal; more
 has another cause."""
 MIN_SHIFT_MEAN = 0.001
-"""Below this mean a shift proves nothing: a confident policy's logprobs are all about 0."""
+"""Mean difference below which a shift proves nothing: a confident policy's logprobs are all about 0."""
 
 
 def spread(differences: Sequence[float]) -> dict[str, Json]:
@@ -38,7 +42,7 @@ def spread(differences: Sequence[float]) -> dict[str, Json]:
 
 
 def _revised(token: ComparedToken) -> float:
-    """Its difference by decoding if that gives what was recorded, else by prefill."""
+    """The difference by decoding if decoding gives what was recorded, else the difference by prefill."""
     decoded = math.inf if token.decoded is None else abs(token.recorded - token.decoded)
     return decoded if decoded <= ROUNDING[0] else token.difference
 
@@ -60,7 +64,8 @@ class Report:
         self.total.worst = furthest([*self.total.worst, *result.worst])
 
     def revise(self, decode: Callable[[ComparedToken], float | None]) -> None:
-        """Have the worst tokens of a good file decoded as well, if rounding can explain them: then they are rare.
+        """Have the engine decode the worst tokens of a good file as well, if rounding can explain them. Then they are
+        rare.
 
         It changes the largest difference and nothing else.
         """
@@ -74,7 +79,7 @@ class Report:
 
     @property
     def shift(self) -> int:
-        """How many positions later the scores fit the recorded logprobs at least twice as well as in place; else 0."""
+        """The shift at which the scores fit the recorded logprobs at least twice as well as in place; else 0."""
         sums, n = self.total.shifts, self.total.shifted
         best = min(SHIFTS, key=lambda shift: (sums[shift], abs(shift)))
         return best if n and sums[0] / n > MIN_SHIFT_MEAN and sums[best] < sums[0] / 2 else 0

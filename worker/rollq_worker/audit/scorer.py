@@ -24,27 +24,27 @@ from rollq_worker.waiting import backoff, wait
 
 TIMEOUT_S = 300.0
 MAX_BYTES = 1 << 30
-"""Of a response: with the likeliest tokens it takes 4 kB a token."""
+"""Longest response in bytes. With the likeliest tokens it takes 4 kB per token."""
 BUSY = frozenset({429, 503})
 BUSY_TRIES = 6
 BUSY_BACKOFF_S = (1.0, 8.0)
-"""First and longest pause between the tries while the engine's queue is full."""
+"""First and longest pause in seconds between tries while the engine's queue is full."""
 HIGHEST_IDS = 256
-"""Ids that the engine is asked about: those above its tokenizer's are padding ids of the model, and few."""
+"""Number of the highest ids that the engine is asked about. Those above its tokenizer's are padding ids, and few."""
 
 
 class ScoringRefused(RollqError):
-    """The engine does not score these tokens, and says why."""
+    """The engine refuses to score these tokens. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One entry for each token behind the start."""
+    """Scores of the tokens after the start, one entry each."""
 
     logprobs: array[float]
     """array('d'): log_softmax(logits), whatever the sampling parameters."""
     likeliest: Sequence[Sequence[float]] | None
-    """The logprobs of the likeliest tokens there, falling; None if the engine does not say."""
+    """The logprobs of the likeliest tokens at each position, falling; None if the engine does not report them."""
 
 
 class Scorer:
@@ -60,7 +60,7 @@ class Scorer:
         """That can be scored at once."""
 
     def vocabulary_end(self, ids: Iterable[int]) -> int | None:
-        """Every one of these ids below this bound is in the vocabulary of the engine's tokenizer.
+        """The bound below which each of these ids is in the vocabulary of the engine's tokenizer.
 
         None if the engine does not say (a router, the replay engine).
         """
@@ -88,7 +88,7 @@ class Scorer:
             return self._read(self._generate(body), ids[start:], bool(likeliest))
 
     def score_next(self, ids: array[int], token: int, *, temperature: float) -> float:
-        """The logprob of `token` right behind `ids`, computed as for sampling, at that temperature.
+        """The logprob of `token` right after `ids`, computed as for sampling at that temperature.
 
         Nothing that the engine has cached is used (routers may ignore that). Raises ScoringRefused, EngineFailure.
         """
@@ -162,7 +162,8 @@ class Scorer:
         return response.json() if response.status == 200 else None
 
     def _send(self, path: str, body: object = None) -> Response:
-        """A POST, or a GET without a body. Sent again only if the engine was busy: what broke it is not sent twice."""
+        """Sends a POST, or a GET without a body. It is repeated only if the engine was busy, because a request that
+        broke the engine must not be sent twice."""
         tries = 0
         while True:
             try:

@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
 
 
 def version_names(text: str) -> frozenset[str]:
-    """Separated by commas."""
+    """An argument type: weight versions with commas between them."""
     names = frozenset(filter(None, (part.strip() for part in text.split(","))))
     if not names:
         raise argparse.ArgumentTypeError(f"expected weight versions with commas between them, not {text!r}")
@@ -61,7 +61,7 @@ def version_names(text: str) -> frozenset[str]:
 
 @dataclass
 class FileContents:
-    """What must be known of a file before any of it is sent."""
+    """Facts about a file that are needed before any of it is sent."""
 
     trajectories: int = 0
     ids: set[int] = field(default_factory=set)
@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path, progress: ProgressDisplay) -> FileContents:
-    """The whole file, before anything is sent. Raises SettingsError, ContractError if it cannot be audited."""
+    """Reads the whole file, before anything is sent. Raises SettingsError, and ContractError if it cannot be
+    audited."""
     from rollq_worker.audit.exported_file import read
 
     if path.exists() and not path.is_file():
@@ -116,10 +117,10 @@ def _read(path: Path, progress: ProgressDisplay) -> FileContents:
 
 
 def _vocabulary_end(args: argparse.Namespace, scorer: "Scorer", contents: FileContents) -> int:
-    """The first id that must not be sent. Raises ContractError if a prompt in the file has a higher one.
+    """The first id that must not be sent. Raises ContractError if a prompt in the file has it or a higher one.
 
-    The named tokenizer decides, else the engine's, else the tokenizer that rollq ships (routers and the replay engine
-    do not say).
+    The tokenizer that was named decides, else the engine's. If the engine does not say (a router, the replay engine),
+    the tokenizer that rollq ships decides.
     """
     named = settings(args).tokenizer
     end, whose = (None if named else scorer.vocabulary_end(contents.ids)), "the engine's tokenizer"
@@ -147,7 +148,7 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
 def _audit(
     auditor: "Auditor", args: argparse.Namespace, contents: FileContents, report: "Report", progress: ProgressDisplay
 ) -> None:
-    """Fill the report and print the rows. Raises EngineFailure."""
+    """Audits the file, fills the report and prints the rows. Raises EngineFailure."""
     width = contents.longest_job
 
     def show(row: str) -> None:
@@ -164,7 +165,7 @@ def _audit(
 
 
 def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[ComparisonResult]":
-    """In the order of the file, a few trajectories at a time. Raises EngineFailure."""
+    """Results in the order of the file, from a few trajectories at a time. Raises EngineFailure."""
     from rollq_worker.audit.exported_file import read
 
     running: deque[Future[ComparisonResult]] = deque()
@@ -191,7 +192,7 @@ def _row(result: "ComparisonResult", width: int) -> str:
 
 
 def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> None:
-    """The worst tokens, the skipped tokens and the verdict."""
+    """Prints the worst tokens, the skipped tokens and the verdict."""
     for token in result["worst"][:3]:
         decoded = "" if token["decoded"] is None else f", decoded {token['decoded']:.4f}"
         print(

@@ -51,7 +51,7 @@ class Check:
     ok: bool
     says: str
     next: str = ""
-    """The next step; "": none."""
+    """The next step; empty when there is nothing to do."""
     lines: Sequence[str] = ()
     """More lines for people."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -180,7 +180,7 @@ def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:
 
 
 def check_redis(found: Settings) -> Check:
-    """Whether Redis answers and is configured to lose no data."""
+    """Check that Redis answers and is configured to lose no data."""
     url = mask_url(found.redis_url)
     try:
         ping_redis(found.redis_url)
@@ -198,7 +198,7 @@ def check_redis(found: Settings) -> Check:
 
 
 def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
-    """Whether the engine answers, and whether its tokenizer gives the same ids as ours."""
+    """Check that the engine answers, and that its tokenizer gives the same ids as ours."""
     masked = mask_url(url)
     try:
         model = _ask(f"{url}/model_info")

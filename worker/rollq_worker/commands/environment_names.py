@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def load_domain(env: str, extra: str = "demo") -> "Domain":
-    """The environment of that name; `extra` is the one that the command needs. Raises SettingsError."""
+    """The environment of that name. `extra` is the extra that the command needs. Raises SettingsError."""
     with needs(extra):
         from rollq_worker.environments import domain
     try:

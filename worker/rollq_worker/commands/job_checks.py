@@ -1,4 +1,5 @@
-"""Checks a job before `rollq submit` or `rollq eval` submits it. They find this by the group `rollq.job_checks`."""
+"""Checks a job before `rollq submit` or `rollq eval` submits it. They find the check by the entry-point group
+`rollq.job_checks`."""
 
 from rollq.errors import RollqError
 from rollq.job import Job
@@ -9,7 +10,7 @@ from rollq_worker.users import user_factory
 
 
 def check(job: Job) -> str:
-    """A warning about a task that this machine does not know, because the workers may; else empty.
+    """A warning when this machine does not know the job's task, because the workers may know it; else empty.
 
     Raises JobFailure for a user simulator that no worker can play.
     """

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     found = settings(args)
     ping_redis(found.redis_url)
     code = celery_app.main(found)
-    # Daemon threads may be logging: an interpreter that exits then finds its streams locked, and aborts.
+    # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -10,11 +10,11 @@ import time
 log = logging.getLogger(__name__)
 
 LOG_AFTER_S = 2.0
-"""Shorter outages are not logged."""
+"""Seconds; shorter outages are not logged."""
 
 
 class OutageClock:
-    """Seconds in which nothing could be sampled, whatever the reason; overlapping outages count once."""
+    """Counts the seconds in which nothing could be sampled, whatever the reason. Overlapping outages count once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class OutageClock:
 
     @property
     def seconds(self) -> float:
-        """So far, the present outage included."""
+        """Seconds so far, the present outage included."""
         with self._lock:
             return self._total + (time.monotonic() - self._since if self._running else 0.0)
 
@@ -42,7 +42,7 @@ class OutageClock:
 
 
 class Availability:
-    """Up until a request is refused; up again once one is answered."""
+    """Whether the engine is up: until a request is refused, and again once a request is answered."""
 
     def __init__(self, name: str, clock: OutageClock) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class Availability:
         log.warning("the engine at %s takes no requests (%s): waiting for it", self._name, reason)
 
     def mark_up(self) -> bool:
-        """A request was answered. True when the engine had been unreachable, so that what is known of it is stale."""
+        """A request was answered. True when the engine had been unreachable, so that facts known about it are stale."""
         if self.up:
             return False
         with self._lock:

@@ -10,7 +10,7 @@ from rollq_worker.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 25.0
-"""/health generates a token and gives up after 20 s."""
+"""Seconds to wait for /health, which generates a token and gives up after 20 s."""
 ABORT_TIMEOUT_S = 1.0
 
 
@@ -19,10 +19,10 @@ class EngineControl:
         self._http = http
 
     def why_not_ready(self, *, generating: bool) -> tuple[str, bool]:
-        """Why it takes no requests and whether it is unreachable; ("", False) when it takes them.
+        """Why the engine takes no requests, and whether it is unreachable; ("", False) when it takes them.
 
-        With `generating` it must generate a token to be believed. A router has neither path, and answers 503 when it
-        has no engine.
+        With `generating`, the engine must also generate a token. A router has neither path, and answers 503 when it has
+        no engine.
         """
         path, timeout_s = ("/health", HEALTH_TIMEOUT_S) if generating else ("/ready", QUESTION_TIMEOUT_S)
         try:
@@ -32,7 +32,7 @@ class EngineControl:
         return (f"{path} answers {status}", False) if status >= 500 else ("", False)
 
     def hangs(self) -> bool:
-        """Whether it cannot even generate one token. An engine that is paused or starting does not hang."""
+        """Whether the engine cannot even generate one token. An engine that is paused or starting does not hang."""
         try:
             if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
                 return False
@@ -54,7 +54,7 @@ class EngineControl:
         return _json("/tokenize", self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S))
 
     def get_json(self, path: str) -> object:
-        """The JSON at the path; None if there is none. Raises NoResponse while the engine is away."""
+        """The JSON at the path; None if the server does not have it. Raises NoResponse while the engine is away."""
         return _json(path, self._http.get(path, timeout_s=QUESTION_TIMEOUT_S))
 
 

@@ -1,7 +1,7 @@
 """Finds an engine that hangs: it accepts requests and never answers.
 
-A long wait alone proves nothing (long turns, a long queue, a pause for new weights), so the engine is asked to generate
-one token. Only when it twice does not are all waits ended; their requests are sent again once it generates.
+A long wait alone proves nothing: turns may be long, the queue full, the engine paused for new weights. So the engine is
+asked to generate one token. When it fails twice, all waits are ended. Their requests are sent again once it generates.
 """
 
 import logging
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 SLOW_S = 60.0
-"""A request that takes longer makes the watch ask the engine."""
+"""Seconds after which the watch asks the engine about a request."""
 FAILURES = 2
-"""Questions in a row without an answer after which the engine hangs."""
+"""Number of unanswered questions in a row after which the engine counts as hung."""
 
 
 class HangWatch:
@@ -43,7 +43,7 @@ class HangWatch:
                 log.exception("looking at the engine failed; trying again in %g s", INTERVAL_S)
 
     def check(self) -> None:
-        """Ask the engine if a request is slow, and give it up if it did not answer several times."""
+        """Ask the engine if a request is slow. Give the engine up when it has failed to answer several times."""
         if not self._engine.available or self._engine.longest_wait_s() < SLOW_S or not self._engine.hangs():
             self._failures = 0
             return

@@ -20,11 +20,13 @@ from rollq_worker.http_client import HttpClient, Response
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_BYTES = 64 << 20
-"""Of a response; 100,000 sampled tokens take about 5 MB."""
+"""Longest response in bytes; 100,000 sampled tokens take about 5 MB."""
 MAX_IDLE_S = 3.0
-"""SGLang closes connections that lay idle for 5 s, and what is sent at that moment is lost."""
+"""Longest time in seconds that a connection may lie idle. SGLang closes it after 5 s, and loses what is sent at that
+moment."""
 KEEPALIVE = [
-    # A machine that vanished never resets its connections: notice within half a minute, not after the read timeout.
+    # A machine that vanished never resets its connections. Keepalive notices within half a minute, long before the read
+    # timeout.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
         (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -35,7 +37,7 @@ KEEPALIVE = [
 
 
 class WaitCut(Exception):
-    """This process ended the wait for a response. `hung`: because the engine answers no request."""
+    """This process ended the wait for a response. `hung` says that it did so because the engine hangs."""
 
     def __init__(self, hung: bool) -> None:
         super().__init__("the engine does not answer" if hung else "the wait was ended")
@@ -62,7 +64,7 @@ class EngineHttp:
         return self._client.request("POST", self._url + path, body, timeout_s=timeout_s, headers=headers)
 
     def close_idle(self) -> None:
-        """Close the connections that lay idle: the server has closed its ends, and a quiet worker would keep ours."""
+        """Close idle connections. The server has closed its ends, and a quiet worker would keep ours open."""
         self._adapter.close_idle()
 
     def close(self) -> None:
@@ -78,13 +80,13 @@ class RequestInFlight:
     """The job it is for."""
     since: float = field(default_factory=time.monotonic)
     sock: socket.socket | None = None
-    """Set while the thread waits on it for the response."""
+    """The socket, while the thread waits on it for the response."""
     cut: WaitCut | None = None
     """Set when the wait was ended."""
 
 
 class RequestsInFlight:
-    """The requests of this process that can be cut, at most one a thread."""
+    """The requests of this process that can be cut, at most one per thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +105,7 @@ class RequestsInFlight:
                 del self._by_thread[threading.get_ident()]
 
     def wait_on(self, sock: socket.socket | None) -> None:
-        """This thread is about to wait on that socket; None: it waits no longer."""
+        """This thread is about to wait on that socket, or with None has stopped waiting."""
         if (request := self._by_thread.get(threading.get_ident())) is not None:
             with self._lock:
                 request.sock = sock
@@ -113,8 +115,8 @@ class RequestsInFlight:
             return [request.rid for request in self._by_thread.values()]
 
     def cut(self, key: str | None, *, hung: bool) -> int:
-        """End the wait for that job's response (None: for all). Returns how many have been ended."""
-        with self._lock:  # so that no socket becomes another thread's meanwhile
+        """End the wait for that job's response; with None, all waits. Returns how many were ended."""
+        with self._lock:  # held, so that no socket passes to another thread meanwhile
             requests = [request for request in self._by_thread.values() if key in (None, request.key)]
             for request in requests:
                 if request.sock is not None:

@@ -1,7 +1,7 @@
-"""What is known of an engine: how long its prompts may be, which token ids it takes, whether its tokenizer is ours.
+"""Facts about an engine: how long its prompts may be, which token ids it takes, whether its tokenizer is ours.
 
-The invariant: what the engine does not say is no limit, because a server refuses too long a prompt by itself and names
-the limit. It knows nothing of jobs.
+The invariant: what the engine does not report is no limit, because a server refuses too long a prompt by itself and
+names the limit. It knows nothing of jobs.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -18,24 +18,24 @@ from rollq_worker.http_client import NoResponse
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2**30
-"""Tokens."""
+"""Tokens; the limit of an engine that reports none."""
 ANY_ID = 1 << 32
 PADDING = 2048
-"""More ids than any model adds to its tokenizer's. Ids beyond are garbage."""
+"""More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
 RETRY_S = 5.0
-"""Between two questions to an engine that was away or has another tokenizer."""
+"""Seconds between two questions to an engine that was away or has another tokenizer."""
 TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
 """Its ids differ between most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """In tokens. SGLang refuses prompt + max_new_tokens > `context` and prompts of `prompt` or more tokens."""
+    """Limits in tokens. SGLang refuses prompt + max_new_tokens > `context`, and prompts of `prompt` or more tokens."""
 
     context: int = UNLIMITED
     prompt: int = UNLIMITED
     reported: bool = False
-    """By the engine itself, and not learnt from a refusal."""
+    """Whether the engine itself reported them. Else they were learnt from a refusal."""
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens."""
@@ -46,7 +46,8 @@ class ContextLimits:
 
 
 def read_limits(get: Callable[[str], object]) -> ContextLimits:
-    """Ask the engine. `get` returns the JSON at a path, or None if there is none (behind a router)."""
+    """The limits that the engine reports. `get` returns the JSON at a path, or None if the server does not have it (a
+    router)."""
     info = get("/server_info")
     info = info if isinstance(info, dict) else {}
     prompt, context = _length(info.get("max_req_input_len")), _length(info.get("context_length"))
@@ -59,12 +60,13 @@ def read_limits(get: Callable[[str], object]) -> ContextLimits:
 
 
 def _length(value: object) -> int | None:
-    """None unless it is a positive number: with a context of 0 every episode would end by length, and be graded."""
+    """The number, or None unless it is positive: with a context of 0 every episode would end by length, and be
+    graded."""
     return value if type(value) is int and value > 0 else None
 
 
 class EngineLimits:
-    """The context limits of one engine, for all threads. Asked for when first needed."""
+    """The context limits of one engine, for all threads. The engine is asked when they are first needed."""
 
     def __init__(self, get: Callable[[str], object]) -> None:
         """`get` is as in `read_limits`, and may raise NoResponse."""
@@ -90,9 +92,10 @@ class EngineLimits:
             self._known, self._ask_at = None, 0.0
 
     def learn(self, limit: int, asked: int) -> bool:
-        """Take over the limit that a refusal of `asked` tokens named. False when sending it again would not help.
+        """Take over the limit that a refusal of `asked` tokens named. Returns False when sending the request again
+        would not help.
 
-        Limits that the engine reported stay: one odd refusal must not shorten every episode.
+        Limits that the engine reported stay, because one odd refusal must not shorten every episode.
         """
         with self._lock:
             known = self._known or ContextLimits()
@@ -107,10 +110,10 @@ class EngineLimits:
 
 
 class Vocabulary:
-    """The token ids that an engine may be sent, for all threads: one unknown id kills a real server.
+    """The token ids that an engine may be sent, for all threads. One unknown id kills a real server.
 
     `size` is the tokenizer's (None: unknown). A model has some more ids, because its matrices are padded to a round
-    size (Qwen2.5: 271 or 399 more), and a policy now and then samples one. Ids that it sampled may be sent.
+    size (Qwen2.5: 271 or 399 more). A policy now and then samples one; ids that it sampled may be sent.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -120,7 +123,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def admit(self, ids: Sequence[int]) -> None:
-        """The model sampled these, so it has them and all below them."""
+        """Note that the model sampled these ids, so it has them and all below them."""
         highest = max((id for id in ids if id < self.end), default=0)
         if highest >= self._known:
             with self._lock:
@@ -133,7 +136,7 @@ class Vocabulary:
 
 
 def same_ids(reply: object, ours: Sequence[int]) -> bool | None:
-    """Whether the reply of /tokenize to TEST_TEXT has our ids; None when it has no ids."""
+    """Whether the reply of /tokenize to TEST_TEXT has our ids; None when the reply has no ids."""
     theirs = reply.get("tokens") if isinstance(reply, dict) else None
     if not isinstance(theirs, list) or not theirs or not all(type(id) is int for id in theirs):
         return None
@@ -142,7 +145,7 @@ def same_ids(reply: object, ours: Sequence[int]) -> bool | None:
 
 
 class TokenizerCheck:
-    """Whether one engine's tokenizer is ours, for all threads. Asked when first needed.
+    """Whether one engine's tokenizer is ours, for all threads. The engine is asked when the answer is first needed.
 
     With another vocabulary the policy would seem to write nonsense. An engine that shows no ids (a router) is trusted.
     """
@@ -156,7 +159,7 @@ class TokenizerCheck:
         self._ask_at = 0.0 if ours else float("inf")  # monotonic time before which the engine is not asked again
 
     def differs(self) -> bool:
-        """True when every id means something else there."""
+        """Whether the engine's tokenizer gives other ids than ours."""
         if time.monotonic() >= self._ask_at:
             with self._lock:
                 if time.monotonic() >= self._ask_at:

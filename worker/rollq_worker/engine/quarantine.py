@@ -1,8 +1,9 @@
-"""Finds the requests that kill engines: one that was in flight at two deaths of the engine is a suspect and sent alone.
+"""Finds the requests that kill engines.
 
-When an engine dies, everything in flight dies with it, and nothing says which request did it. So one death blames no
-request. A suspect that is alone in flight at two further deaths is poison. While there are suspects all other requests
-wait, so this costs no time as long as engines live. It knows nothing of HTTP.
+When an engine dies, everything in flight dies with it, and nothing tells which request was the cause. So one death
+blames no request. A request that was in flight at two deaths is a suspect and is sent alone. A suspect that was alone
+in flight at two further deaths is poison. While there are suspects all other requests wait, so engines that live lose
+no time. It knows nothing of HTTP.
 """
 
 import logging
@@ -19,14 +20,14 @@ from rollq_worker.engine.availability import OutageClock
 log = logging.getLogger(__name__)
 
 DEATHS = 2
-"""Deaths of the engine after which a request in flight is a suspect, and a suspect alone in flight is poison."""
+"""Number of deaths after which a request in flight is a suspect, and a suspect alone in flight is poison."""
 
 Check = Callable[[], None]
 SharedLock = Callable[[Check], AbstractContextManager[None]]
 
 
 class PoisonJob(JobFailure):
-    """This job kills engines: it is dead at once, whatever its budget."""
+    """This job kills engines. It is dead at once, whatever its budget."""
 
 
 @dataclass(eq=False)
@@ -34,9 +35,9 @@ class Suspect:
     """One request that must be sent alone."""
 
     deaths: int = 0
-    """Of the engine while nothing else was in flight."""
+    """Number of the engine's deaths while only this request was in flight."""
     answered: int = 0
-    """Answers that other requests had got by the first of them."""
+    """Number of answers that other requests had got by the first of those deaths."""
 
 
 class Quarantine:
@@ -73,7 +74,10 @@ class Quarantine:
 
     @contextmanager
     def gate(self, suspect: Suspect | None, check: Check) -> Iterator[None]:
-        """In flight: beside others, or alone for a suspect. `check` is called while waiting and may raise."""
+        """The block in which a request is in flight: beside others, or alone for a suspect.
+
+        `check` is called while waiting and may raise.
+        """
         if suspect is None:
             with self._enter(lambda: not self._suspects, check):
                 yield
@@ -97,18 +101,18 @@ class Quarantine:
                     self._changed.notify_all()
 
     def answered(self) -> None:
-        """A request got its answer, so the engine lives for others."""
-        self._answered += 1  # read only to see it move, so that it needs no lock
+        """Note that a request got its answer, so the engine works for others."""
+        self._answered += 1  # needs no lock: readers only look whether it changed
 
     def engine_died(self, suspect: Suspect, key: str) -> None:
-        """With this suspect alone in flight. Raises PoisonJob when that proves it."""
+        """Note a death with this suspect alone in flight. Raises PoisonJob when that proves it."""
         if not suspect.deaths:
             suspect.answered = self._answered
         suspect.deaths += 1
         log.warning("%s: alone in flight when the engine died, time %d", key, suspect.deaths)
         with self._changed:
             others = len(self._suspects) > 1
-            # Behind the other suspects: if the engine dies of them as well, it is the engine that is broken.
+            # It goes behind the other suspects. If the engine dies of them as well, the engine is broken.
             self._suspects.remove(suspect)
             self._suspects.append(suspect)
             self._changed.notify_all()

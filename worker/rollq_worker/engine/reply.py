@@ -20,7 +20,7 @@ from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated
 
 MAX_MESSAGE = 300
-"""Characters that are kept of an engine's error message."""
+"""Number of characters that are kept of an engine's error message."""
 MAX_LOGPROB = 1e-6
 """Rounding may put a logprob this far above 0."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
@@ -30,7 +30,7 @@ NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
 
 
 class EngineUnavailable(Exception):
-    """The engine takes no requests now: wait for it. `unreachable`: no server answers at its address."""
+    """The engine takes no requests now: wait for it. `unreachable` says that no server answers at its address."""
 
     def __init__(self, message: str, unreachable: bool = False) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class RequestFailed(Exception):
 
 
 class ContextExceeded(Exception):
-    """The engine's context is shorter than was known: send it again for fewer tokens."""
+    """The engine's context is shorter than we knew: send the request again for fewer tokens."""
 
     def __init__(self, message: str, limit: int) -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: 
 
 
 def _parse(body: bytes) -> Any:
-    """Raises ValueError, RecursionError. orjson is seven times as fast, but rejects lone surrogates."""
+    """Parses JSON. Raises ValueError, RecursionError. orjson is seven times as fast, but rejects lone surrogates."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -113,7 +113,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _ids(value: object) -> array[int]:
-    """Raises TypeError, OverflowError."""
+    """The ids as an array. Raises TypeError, OverflowError."""
     if not isinstance(value, list) or not all(type(id) is int for id in value):
         raise TypeError("the output ids are not a list of integers")
     return array("I", value)
@@ -149,7 +149,7 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
 
 
 def _versions(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
-    """The reported spans without empty ones; older servers only report the last version."""
+    """The reported version spans, without empty ones. Older servers only report the last version."""
     try:
         spans = [(span["version"], span["start"], span["end"]) for span in meta.get("weight_versions") or ()]
         if not all(type(name) is str and type(start) is type(end) is int for name, start, end in spans):

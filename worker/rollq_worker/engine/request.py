@@ -13,7 +13,7 @@ from typing import Any
 from rollq.job import Json
 
 CHUNK = 4096
-"""Ids that are written at a time. More would hold the interpreter for milliseconds."""
+"""Number of ids that are written at a time. More would hold the interpreter for milliseconds."""
 
 
 class _Digits(dict[int, bytes]):
@@ -76,7 +76,7 @@ def write_request(
         **sampling,
         "max_new_tokens": max_new_tokens,
         "stop_token_ids": stops,
-        "skip_special_tokens": False,  # the text is only shown to people, and so shown whole
+        "skip_special_tokens": False,  # the text is only for people, who get all of it
     }
     if sampling.get("min_new_tokens"):  # a server refuses more than max_new_tokens; an interrupted turn's rest is short
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)

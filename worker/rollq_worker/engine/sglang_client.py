@@ -1,8 +1,8 @@
 """The SGLang client: token ids in, token ids out, over one pool of HTTP connections.
 
-The invariant: an engine that is away, full, paused or hung is waited for at no cost to the job; a request that fails is
-sent again a bounded number of times; one that the engine refuses is never sent twice, and one under which engines die
-is sent alone. Only ids are sent, never text. It knows nothing of episodes, templates or Redis.
+The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A request that fails is
+sent again a bounded number of times. A request that the engine refuses is never sent twice. A request under which
+engines die is sent alone. Only ids are sent, never text. It knows nothing of episodes, templates or Redis.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -35,13 +35,13 @@ from rollq_worker.waiting import backoff, wait
 log = logging.getLogger(__name__)
 
 RETRIES = 3
-"""How often a request that failed is sent again."""
+"""Number of times that a failed request is sent again."""
 READ_TIMEOUT_S = 900.0
-"""Longest generation, a pause for new weights included; `HangWatch` finds a hung engine long before."""
+"""Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine long before."""
 BACKOFF_S = (0.1, 2.0)
-"""First and longest pause between two tries, before jitter."""
+"""First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
-"""The same after a lost connection: a dying SGLang resets connections some 5 s before its port closes."""
+"""The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
 PARALLEL_ABORTS = 8
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 
@@ -59,13 +59,13 @@ class _Call:
     quarantined: ExitStack
     """What to leave at its end."""
     unavailable: int = 0
-    """Times that the engine took no requests."""
+    """Number of times that the engine took no requests."""
     failed: int = 0
-    """Times in a row that the request failed, with the engine still there afterwards."""
+    """Number of times in a row that the request failed while the engine lived on."""
     connection_lost: bool = False
-    """The last time it failed without an answer."""
+    """Whether the last failure was a lost connection."""
     deaths: int = 0
-    """Of the engine with this request in flight."""
+    """Number of the engine's deaths with this request in flight."""
     suspect: Suspect | None = None
 
 
@@ -111,7 +111,8 @@ class SGLangEngine:
 
     @property
     def available(self) -> bool:
-        """Whether the engine takes requests, as far as is known. While it does not, claiming jobs is pointless."""
+        """Whether the engine takes requests, as far as this process knows. While it does not, claiming jobs is
+        pointless."""
         return self._availability.up
 
     @property
@@ -123,11 +124,12 @@ class SGLangEngine:
         return self._outages.seconds
 
     def admit(self, ids: Sequence[int]) -> None:
-        """This model sampled these ids before (a resumed journal), so they are valid even above the tokenizer's."""
+        """Note that this model sampled these ids before (a resumed journal). They are valid even above the
+        tokenizer's."""
         self._vocabulary.admit(ids)
 
     def room(self, prompt: int) -> int:
-        """How many tokens may follow a prompt of that many tokens; very many while the engine does not say."""
+        """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""
         return self._limits.current().room(prompt)
 
     def generate(
@@ -189,7 +191,7 @@ class SGLangEngine:
         return self._tokenizer.differs()
 
     def abort_running(self) -> int:
-        """Abort every request of this process; returns how many the engine was asked for.
+        """Abort every request of this process. Returns how many the engine was asked to abort.
 
         Asynchronous: the replies come back to their threads as finish ABORT. A request that was just being sent may be
         missed, so call it again until it returns 0. Routers do not pass aborts on.
@@ -208,7 +210,7 @@ class SGLangEngine:
         return self._in_flight.cut(key, hung=hung)
 
     def longest_wait_s(self) -> float:
-        """Seconds that the oldest request in flight has waited for its response."""
+        """Seconds that the oldest request in flight has been waiting for its response."""
         return self._in_flight.longest_wait_s()
 
     def hangs(self) -> bool:
@@ -216,7 +218,7 @@ class SGLangEngine:
         return self._control.hangs()
 
     def give_up(self) -> None:
-        """The engine hangs: end all waits, and trust it again once it has generated something."""
+        """Give up an engine that hangs: end all waits, and trust it again once it has generated a token."""
         self._hung = True
         self._availability.mark_down("it does not answer", unreachable=True)
         self.cut(hung=True)
@@ -229,7 +231,8 @@ class SGLangEngine:
         self._http.close()
 
     def _validate(self, ids: array[int], max_new_tokens: int, key: str) -> None:
-        """An empty prompt or an id outside the vocabulary kills a real server and everything in flight there."""
+        """Raises JobFailure for a prompt that would kill a real server, with everything in flight: empty, or with an id
+        outside the vocabulary."""
         if not ids:
             raise JobFailure(f"{key}: the prompt is empty")
         if (unknown := self._vocabulary.unknown_id(ids)) is not None:
@@ -239,7 +242,7 @@ class SGLangEngine:
 
     @contextmanager
     def _slot(self, check: Check) -> Iterator[None]:
-        """One of the process's inference slots: an episode in its environment holds none."""
+        """Hold one of the process's inference slots. An episode in its environment holds none."""
         while not self._slots.acquire(timeout=waiting.CHECK_S):
             check()
         try:
@@ -283,7 +286,8 @@ class SGLangEngine:
         wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
     def _failed(self, error: RequestFailed, call: _Call) -> None:
-        """Wait until the engine is ready, and see whether it had died. Raises EngineFailure after too many failures."""
+        """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after too many
+        failures."""
         lost = isinstance(error, ConnectionLost)
         pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
         if self._wait_until_ready(pause_s, call.check) and lost:
@@ -295,7 +299,7 @@ class SGLangEngine:
         log.info("%s: %s; sending it again", call.key, error)
 
     def _engine_died(self, call: _Call) -> None:
-        """The engine died, or had to be given up, with this request in flight. Raises PoisonJob."""
+        """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
         call.failed, call.connection_lost, call.deaths = 0, False, call.deaths + 1
         if call.suspect is not None:
             self._quarantine.engine_died(call.suspect, call.key)
@@ -303,8 +307,8 @@ class SGLangEngine:
             call.suspect = call.quarantined.enter_context(self._quarantine.suspect())
 
     def _wait_until_ready(self, pause_s: float, check: Check) -> bool:
-        """Pause after a failure, and longer until the engine is ready. True if it had not been ready."""
-        was_away = not self.ready()  # asked at once, because a supervisor may restart it quickly
+        """Pause after a failure, and go on waiting until the engine is ready. True if it was not ready at first."""
+        was_away = not self.ready()  # before the pause, because a supervisor may restart the engine quickly
         wait(pause_s, check)
         tries = 0
         while not self.ready():

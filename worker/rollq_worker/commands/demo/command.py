@@ -123,7 +123,7 @@ def _raise_on_signals() -> None:
 
 
 def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
-    """Sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
+    """The demo's jobs: sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
     chosen = args.tasks or range(min(args.groups or 8, count))
     if chosen[-1] >= count:
         raise SettingsError(f"{args.env}/{args.split} has tasks 0-{count - 1}; --tasks asks for {chosen[-1]}")

@@ -1,6 +1,7 @@
 """The processes of a demo: Redis, the replay engine and one worker, each a real child process.
 
-One that ends early ends the demo, with its last lines of output. Knows how they are started, not what they do.
+A process that ends early ends the demo, with its last lines of output. It knows how the processes are started, not what
+they do.
 """
 
 import os
@@ -20,7 +21,7 @@ from rollq.urls import mask_url
 
 READY = re.compile(r"rollq engine: ready at (\S+)")
 ENGINE_START_S = 120.0
-"""Longer than a cold disk takes to read a tokenizer library and an environment's data."""
+"""Seconds to wait for the engine. A cold disk takes less to read a tokenizer library and an environment's data."""
 
 
 class DemoProcesses:

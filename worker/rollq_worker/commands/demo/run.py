@@ -1,6 +1,6 @@
 """The run of a demo: producer and trainer loop in this process, and a count of every job at the end.
 
-Never hangs: a process that ended and a run that makes no progress both end it with an error.
+It never hangs: an ended process and a run without progress both end it with an error.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class DemoRun:
         return Client(url, run=self.run, broker_url=url)
 
     def play(self) -> None:
-        """Until the sealed run has no more groups. Raises RollqError when it cannot continue."""
+        """Plays until the sealed run has no more groups. Raises RollqError when it cannot continue."""
         producer = threading.Thread(target=self._produce, name="producer", daemon=True)
         try:
             with self._client() as client, client.consumer() as consumer:
@@ -113,7 +113,7 @@ class DemoRun:
         return 1
 
     def _journaled(self) -> int:
-        """Events in the journals of running episodes: they show progress while no episode ends."""
+        """Number of events in the journals of running episodes. They show progress while no episode ends."""
         view, total = self._view, 0
         for member in view.redis.zrange(view.keys.leased, 0, -1):
             total += view.redis.llen(view.keys.journal(member.decode().rpartition("#")[0]))
@@ -151,7 +151,7 @@ class DemoRun:
         }
 
     def _count_dropped(self) -> int:
-        """How many undelivered jobs were graded in a group that was dropped. Collects the deaths and stops too."""
+        """Number of undelivered jobs that were graded in a dropped group. Also collects the deaths and stops."""
         dropped = 0
         for job_id in (f"{self.run}/{job.group}/{i}" for job in self.jobs for i in range(self.size)):
             if job_id in self.delivered or (state := self._view.job(job_id)) is None:

@@ -34,8 +34,6 @@ from tests.rollq.samples import job, trajectory
         {"purpose": "training"},
         {"history": 1},
         {"sampling": {"temprature": 1.0}},
-        {"sampling": {"temperature": float("nan")}},
-        {"sampling": {"temperature": True}},
     ],
 )
 def test_a_job_that_cannot_be_is_refused_by_name(wrong: dict[str, object]) -> None:
@@ -67,7 +65,7 @@ def test_a_budget_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
 
 def test_ids_come_apart_again() -> None:
     assert parse_id(job(1).id) == ("r", "g", 1)
-    for wrong in ("", "r/g", "r/g/x", "r/g/-1", "r//0", "r/g/0/1", "a b/g/0", "r/g/²"):
+    for wrong in ("", "r/g", "r/g/x", "r/g/-1", "r//0", "r/g/0/1", "a b/g/0", "r/g/²", "r/g/00", f"r/g/{'9' * 5000}"):
         with pytest.raises(errors.ContractError):
             parse_id(wrong)
 
@@ -109,7 +107,14 @@ def test_the_package_names_what_it_exports() -> None:
     assert rollq.Job is Job
 
 
-@pytest.mark.parametrize("statement", ["import rollq.trajectory, rollq.batch", "from rollq import Job, Trajectory"])
-def test_values_load_without_redis_and_msgpack(statement: str) -> None:
-    code = f"import sys; {statement}; print([m for m in ('redis', 'msgpack', 'celery') if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("statement", "unneeded"),
+    [
+        ("import rollq.trajectory, rollq.batch", "redis msgpack"),
+        ("from rollq import Job, Trajectory", "redis msgpack"),
+        ("from rollq import Client", "kombu rollq_worker requests numpy transformers tokenizers rich"),
+    ],
+)
+def test_a_trainer_loads_nothing_heavy(statement: str, unneeded: str) -> None:
+    code = f"import sys; {statement}; print([m for m in {[*unneeded.split(), 'celery']} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

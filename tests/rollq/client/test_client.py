@@ -1,8 +1,7 @@
 """The light client against a real Redis; a thread or the test itself plays the worker."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from rollq.ledger.replies import State
 from rollq.trajectory import Stop
 from tests.rollq.groups import end_holds, play_groups
 from tests.rollq.samples import closed, group, job, play, prompt
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -22,13 +22,6 @@ def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         monkeypatch.delenv(name, raising=False)
     with Client(redis_url, run="r") as connected:
         yield connected
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def submit(client: Client, *names: str, **changes: object) -> None:
@@ -85,7 +78,7 @@ class TestSubmit:
 
         thread = threading.Thread(target=produce)
         thread.start()
-        wait_until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
+        until(lambda: client.stats()["groups_open"] == 3)  # eval groups do not wait for a trainer
         assert not done.wait(0.3)
         assert client.stats()["groups_open"] == 3
         play_groups(client.ledger, "a")
@@ -134,23 +127,6 @@ class TestBatches:
         timer.start()
         assert [g.id for g in next(client.batches(1, timeout=20)).groups] == ["a"]
         timer.join()
-
-    def test_unacknowledged_groups_are_handed_out_again(self, client: Client, redis_url: str) -> None:
-        submit(client, "a")
-        play_groups(client.ledger, "a")
-        for batch in client.batches(1):
-            lost = batch
-            break
-        end_holds(client.ledger, "a")
-        with Client(redis_url, run="r") as other:
-            again = next(other.batches(1, timeout=5))
-            assert [g.id for g in again.groups] == ["a"]
-            with pytest.raises(NotHeld, match="r/a"):
-                lost.ack()
-            again.ack()
-            assert (other.delivered, other.duplicates) == (2, 0)
-        stats = client.stats()
-        assert (stats["delivered"], stats["redelivered"], stats["duplicates"]) == (2, 1, 0)
 
     def test_a_client_counts_what_it_received_twice(self, client: Client) -> None:
         submit(client, "a")
@@ -207,12 +183,6 @@ class TestBatches:
             assert consumer.held == 0
             end_holds(client.ledger, "a")
             assert consumer.next(1, 5)
-
-    def test_a_trainer_gets_no_eval_groups(self, client: Client) -> None:
-        submit(client, "e", purpose=Purpose.EVAL)
-        play_groups(client.ledger, "e")
-        client.seal()
-        assert list(client.batches(1)) == []
 
 
 class TestJobs:

@@ -57,7 +57,6 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     (("demo", "--tasks", "5-2"), "--tasks: expected A-B with A not above B"),
     (("demo", "--engine", "localhost:30000"), "--engine: expected an address like http://"),
     (("engine", "--port", "70000"), "expected a port of at most 65535, not 70000"),
-    (("redis", "--port", "70000"), "expected a port of at most 65535, not 70000"),
     (("submit", "--run", "r", "--tasks", "0"), "required: --env"),
     ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
     ((*SUBMIT, "--top-p", "0"), "--top-p: expected a number above 0 and at most 1"),
@@ -212,11 +211,12 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
             while "groups" not in process.stderr.readline():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=30)
         finally:
             process.kill()
     assert process.returncode == 130, err
     assert err.endswith(f"rollq: interrupted: {said}\n")
+    assert out.startswith("0 groups, 0 trajectories, reward -") is (line[0] == "pull")
     assert "Traceback" not in err
 
 

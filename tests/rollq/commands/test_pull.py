@@ -1,13 +1,11 @@
 """`rollq pull`: into a file, past damaged trajectories, beside other pulls, and stopped at any moment."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,48 +157,6 @@ def test_a_pull_that_times_out_says_why(
     said = capsys.readouterr().err
     assert "run r: no more within 0.1 s: " in said and "of 4 groups are missing" in said
     assert hint in said
-
-
-@pytest.fixture
-def waiting(redis_url: str, ledger: Ledger, out: Path) -> Iterator[subprocess.Popen[str]]:
-    """A pull into the file, which has one group and waits for another."""
-    finish_groups(ledger, "a")
-    line = [sys.executable, "-m", "rollq", "pull", "--run", "r", "--groups", "1", "--out", str(out)]
-    done = subprocess.run([*line, "--redis", redis_url], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    with subprocess.Popen(
-        [*line, "--redis", redis_url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr
-            while "0/1  groups of run r" not in process.stderr.readline():
-                assert process.poll() is None
-            yield process
-        finally:
-            process.kill()
-
-
-def test_two_pulls_into_one_file(
-    waiting: subprocess.Popen[str], redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert pull(redis_url, 1, "--out", str(out)) == 2
-    said = capsys.readouterr().err
-    assert said == f"rollq: {out} is being written by another process: wait for its end, or name another file\n"
-    os.kill(waiting.pid, signal.SIGKILL)
-    waiting.wait(60)
-    finish_groups(ledger, "b")
-    assert pull(redis_url, 1, "--out", str(out)) == 0
-    assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
-
-
-def test_ctrl_c_reports_what_was_received(waiting: subprocess.Popen[str], out: Path) -> None:
-    waiting.send_signal(signal.SIGINT)
-    said, err = waiting.communicate(timeout=60)
-    assert waiting.returncode == 130
-    assert said.startswith("0 groups, 0 trajectories, reward -")
-    assert err.endswith("rollq: interrupted: unacknowledged groups are handed out again within a minute\n")
-    assert "Traceback" not in err
-    assert jobs(out) == ["r/a/0", "r/a/1"]
 
 
 def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(redis_url: str, ledger: Ledger, out: Path) -> None:

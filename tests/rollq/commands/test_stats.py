@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollq import Client, cli
+from rollq import Client, Job, cli
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
 
@@ -30,3 +30,19 @@ def test_a_redis_without_runs(redis_url: str, capsys: pytest.CaptureFixture[str]
     assert "no runs yet" in capsys.readouterr().out
     assert cli.main(["stats", "--redis", redis_url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {}
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("broken", "good"):
+        with Client(redis_url, run=name) as client:
+            client.submit([Job(env="shop", task=0)])
+    with Client(redis_url, run="broken") as client:
+        client.ledger.redis.delete(client.ledger.keys.queued)
+        client.ledger.redis.set(client.ledger.keys.queued, "garbage")
+    capsys.readouterr()
+    for more in ((), ("--json",)):
+        assert cli.main(["stats", "--redis", redis_url, *more]) == 1
+        said = capsys.readouterr()
+        assert "good" in said.out and "broken" not in said.out
+        assert said.err.startswith("rollq: run broken: snapshot: rollq:{broken}:queued is a string")
+        assert "rollq drop --run RUN --whole-run --yes" in said.err

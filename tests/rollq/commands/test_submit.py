@@ -1,11 +1,6 @@
 """`rollq submit`: nothing twice, nothing lost, and what it says."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -74,31 +69,6 @@ def test_a_broker_that_takes_no_messages_is_a_warning(redis_url: str, capsys: py
 
 
 LONG_LINE = ["submit", "--run", "r", "--env", "shop", "--tasks", "0-399", "--size", "2", "--ahead", "1000"]
-
-
-def test_a_producer_that_is_killed_again_and_again(redis_url: str, ledger: Ledger) -> None:
-    line = [sys.executable, "-m", "rollq", *LONG_LINE, "--redis", redis_url, "--broker", "redis://127.0.0.1:1/0"]
-    for round_ in range(1, 4):
-        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as producer:
-            while reader(ledger).stats()["submitted"] < 200 * round_ and producer.poll() is None:
-                time.sleep(random.uniform(0, 0.01))
-            if producer.poll() is None:
-                os.kill(producer.pid, signal.SIGKILL)
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    stats = reader(ledger).stats()
-    assert (stats["submitted"], stats["queued"], stats["groups_open"]) == (800, 800, 400)
-    play_groups(ledger, "shop.train.399")
-
-
-def test_another_line_for_the_same_tasks_is_a_conflict(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["submit", "--run", "r", "--env", "shop", "--size", "2", "--redis", redis_url]
-    assert cli.main([*base, "--tasks", "0-3"]) == 0
-    assert cli.main([*base, "--tasks", "0-5"]) == 0  # more tasks are no conflict
-    assert "4 jobs submitted, 8 known" in capsys.readouterr().out
-    assert cli.main([*base, "--tasks", "0-5", "--max-turns", "3"]) == 1
-    conflict = "job r/shop.train.0/0 was submitted before with other content: submit it as before, or use another run"
-    assert capsys.readouterr().err.endswith(f"rollq: {conflict}\n")
 
 
 def test_budgets_on_the_line(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:

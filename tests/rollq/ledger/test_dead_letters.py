@@ -14,7 +14,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
-from tests.rollq.samples import claim, closed, events, group, is_over, journal, play, reader
+from tests.rollq.samples import claim, closed, events, group, journal, play, reader
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
 
@@ -67,32 +67,6 @@ class TestRequeue:
         ledger.ack("t", taken.members)
         balanced(ledger)
 
-    @pytest.mark.parametrize("end", ["delivered", "dropped again"])
-    def test_a_dropped_group_comes_back(self, ledger: Ledger, letters: DeadLetters, end: str) -> None:
-        for name in ("g", "h"):
-            ledger.submit(group(name))
-        play(ledger, "r/g/0")
-        kill(ledger, "r/g/1")
-        play(ledger, "r/h/0")
-        play(ledger, "r/h/1")
-        balanced_before = reader(ledger).stats()
-        assert (balanced_before["groups_dropped"], balanced_before["dropped"]) == (1, 1)
-        ledger.seal()
-        letters.requeue("r/g/1")
-        stats = reader(ledger).stats()
-        assert (stats["groups_dropped"], stats["dropped"], stats["groups_open"], stats["dead"]) == (0, 0, 1, 0)
-        if end == "delivered":
-            play(ledger, "r/g/1")
-            taken = ledger.take(2, "t")
-            assert [found.id for found in taken] == ["g", "h"]  # at its old place
-        else:
-            kill(ledger, "r/g/1")
-            taken = ledger.take(1, "t")
-            assert [found.id for found in taken] == ["h"]
-        ledger.ack("t", [member for found in taken for member in found.members])
-        assert is_over(ledger)
-        balanced(ledger)
-
     @pytest.mark.parametrize("where", ["ready", "held", "acked"])
     def test_a_group_that_goes_without_it_is_not_touched(
         self, ledger: Ledger, letters: DeadLetters, where: str
@@ -120,19 +94,6 @@ class TestRequeue:
                 act("r/x/0")
             with pytest.raises(ContractError):
                 act("other/x/0")
-
-    def test_a_job_that_a_consumer_could_not_read(self, ledger: Ledger, letters: DeadLetters) -> None:
-        ledger.submit(group())
-        play(ledger, "r/g/0")
-        play(ledger, "r/g/1")
-        ledger.take(1, "t")
-        ledger.reject("t", "r/g/0", "torn")
-        letters.requeue("r/g/0")
-        play(ledger, "r/g/0", 0.5)
-        (taken,) = ledger.take(1, "u")
-        ledger.ack("u", taken.members)
-        balanced(ledger)
-        assert reader(ledger).stats()["delivered"] == 2
 
     def test_a_damaged_group_cannot_come_back(self, ledger: Ledger, letters: DeadLetters) -> None:
         ledger.submit(group())
@@ -163,19 +124,6 @@ class TestDiscard:
         (taken,) = ledger.take(1, "t")
         assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
         ledger.ack("t", taken.members)
-        balanced(ledger)
-
-    def test_the_last_dead_member_of_a_dropped_group_takes_all_along(
-        self, ledger: Ledger, letters: DeadLetters
-    ) -> None:
-        ledger.submit(group(size=3))
-        play(ledger, "r/g/0")
-        kill(ledger, "r/g/1")
-        kill(ledger, "r/g/2")
-        letters.discard("r/g/1")
-        assert reader(ledger).trajectory("r/g/0").reward == 1.0
-        letters.discard("r/g/2")
-        assert not list(ledger.redis.scan_iter("*journal*"))
         balanced(ledger)
 
     def test_a_group_that_is_dropped_later_takes_the_rest_along(self, ledger: Ledger, letters: DeadLetters) -> None:
@@ -211,13 +159,6 @@ class TestCancel:
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["leased"], stats["groups_dropped"]) == (0, 0, 1)
         balanced(ledger)
-
-    def test_a_cancelled_job_can_be_requeued(self, ledger: Ledger, letters: DeadLetters) -> None:
-        ledger.submit(group())
-        letters.cancel("r/g/0")
-        letters.requeue("r/g/0")
-        letters.cancel("r/g/0")
-        assert reader(ledger).stats()["dead"] == 1
 
 
 class TestBudgets:

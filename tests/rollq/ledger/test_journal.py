@@ -6,9 +6,9 @@ import pytest
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
 from rollq.ledger.ledger import Ledger
-from rollq.trajectory import Header, Stop
+from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
-from tests.rollq.samples import claim, closed, events, group, journal, play, prompt, reader
+from tests.rollq.samples import claim, closed, events, group, journal, prompt, reader
 
 
 class TestJournal:
@@ -80,27 +80,6 @@ class TestJournal:
         ledger.complete("r/g/0", 3, 6, encode_event(closed(), "r/g/0"))
         assert (reader(ledger).stats()["resumed"], reader(ledger).stats()["turns_saved"]) == (0, 0)
 
-    def test_after_a_fault_of_the_environment_it_starts_afresh_and_keeps_the_old_journal(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        assert not claim(ledger, "r/g/0", "a").set_aside
-        journal(ledger, "r/g/0", 1, [prompt()])
-        first = ledger.journal("r/g/0")
-        ledger.fail("r/g/0", 1, FailureClass.ENV, "broke")
-        again = claim(ledger, "r/g/0", "b")
-        assert (again.attempt, again.set_aside) == (2, True)
-        assert claim(ledger, "r/g/0", "b") == again
-        assert ledger.journal("r/g/0") == []
-        assert reader(ledger).journal("r/g/0", 1) == first
-        state = reader(ledger).job("r/g/0")
-        assert state is not None
-        assert state.set_aside == [1]
-
-    def test_the_header_is_the_first_entry(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        claim(ledger, "r/g/0")
-        journal(ledger, "r/g/0", 1, [])
-        assert reader(ledger).trajectory("r/g/0").header == Header(attempt=1, worker="w")
-
     def test_renewal_tells_what_is_lost(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
@@ -110,16 +89,6 @@ class TestJournal:
 
 
 class TestComplete:
-    def test_twice_counts_once(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        play(ledger, "r/g/0", 0.5)
-        end = encode_event(closed(0.5), "r/g/0")
-        ledger.complete("r/g/0", 1, 6, end)
-        stats = reader(ledger).stats()
-        assert (stats["done"], stats["leased"], stats["turns"], stats["stops"]) == (1, 0, 2, {"done": 1})
-        assert stats["reward_mean"] == 0.5
-        assert reader(ledger).trajectory("r/g/0").reward == 0.5
-
     def test_only_a_graded_end_completes(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")

@@ -75,29 +75,8 @@ class TestSubmit:
             ledger.submit([job(0), job(1, min_viable=1)])
         assert reader(ledger).stats()["submitted"] == 0
 
-    def test_a_sealed_run_takes_only_what_it_knows(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        ledger.seal()
-        assert ledger.submit(group()).known
-        with pytest.raises(LedgerError, match="sealed"):
-            ledger.submit(group("h"))
-
-    def test_sequences_count_groups(self, ledger: Ledger) -> None:
-        for name in ("b", "a"):
-            ledger.submit(group(name))
-        assert claim(ledger, "r/b/0").job.seq == 1
-        assert claim(ledger, "r/a/0").job.seq == 2
-
 
 class TestClaim:
-    def test_the_token_tells_a_repeat_from_a_rival(self, ledger: Ledger) -> None:
-        ledger.submit(group())
-        first = claim(ledger, "r/g/0", "mine")
-        assert first.attempt == 1
-        assert first.job == job(0, seq=1)
-        assert claim(ledger, "r/g/0", "mine") == first
-        assert ledger.claim("r/g/0", worker="v", token="yours") == Refusal("leased")
-
     def test_refusals(self, ledger: Ledger) -> None:
         ledger.submit(group())
         assert ledger.claim("r/x/0", worker="w", token="t") == Refusal("unknown")

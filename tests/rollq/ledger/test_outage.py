@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq.errors import FailureClass, Unwritable
+from rollq.errors import Unwritable
 from rollq.ledger import constants
 from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
-from rollq.ledger.replies import Claim
 from tests.rollq.samples import claim, group, journal, reader
 
 SCALE = 100.0
@@ -121,13 +120,10 @@ class TestClock:
     def move(self, ledger: Ledger, by: float) -> None:
         silence(ledger, by)
         by *= SCALE
-        for key in (ledger.keys.leased, ledger.keys.queued):
-            for member, at in ledger.redis.zrange(key, 0, -1, withscores=True):
-                ledger.redis.zadd(key, {member: at - by})
-        for job_id in ("r/g/0", "r/g/1"):
-            for name in ("deadline", "not_before"):
-                if at := float(ledger.redis.hget(ledger.keys.job(job_id), name) or 0):
-                    ledger.redis.hset(ledger.keys.job(job_id), name, at - by)
+        for member, at in ledger.redis.zrange(ledger.keys.leased, 0, -1, withscores=True):
+            ledger.redis.zadd(ledger.keys.leased, {member: at - by})
+        for job in map(ledger.keys.job, ("r/g/0", "r/g/1")):
+            ledger.redis.hset(job, "deadline", float(ledger.redis.hget(job, "deadline")) - by)
 
     @pytest.fixture
     def moved(self, ledger: Ledger, detector: OutageDetector) -> Callable[[float], None]:
@@ -157,18 +153,6 @@ class TestClock:
             assert left <= 15
         ledger.redis.zadd(ledger.keys.leased, {"r/g/1#1": ledger.scripts.now() - 1})
         assert ledger.reap(expire_until=until) == ["r/g/1"]
-
-    @pytest.mark.parametrize("by", [7200.0, -7200.0])
-    def test_nothing_waits_for_hours(
-        self, ledger: Ledger, detector: OutageDetector, moved: Callable[[float], None], by: float
-    ) -> None:
-        ledger.fail("r/g/0", 1, FailureClass.ENGINE, "down")
-        ledger.release("r/g/1", 1)
-        ledger.confirm(ledger.reap())
-        moved(by)
-        assert sorted(ledger.reap(expire_until=detector.stamp())) == ["r/g/0", "r/g/1"]
-        for job_id in ("r/g/0", "r/g/1"):
-            assert isinstance(ledger.claim(job_id, worker="w", token="u"), Claim)
 
 
 @pytest.mark.parametrize("damage", ["string", "list", "fields"])

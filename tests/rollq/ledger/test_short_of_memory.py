@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -18,35 +18,29 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
+from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
 NOBODY = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
-def full(ledger: Ledger) -> Iterator[threading.Event]:
-    """Out of memory once it is set."""
+def full(ledger: Ledger) -> Iterator[Callable[[bool], object]]:
+    """Says whether Redis is out of memory."""
 
-    class Full(threading.Event):
-        def set(self) -> None:
-            ledger.redis.config_set("maxmemory", "1")
-            super().set()
+    def full(now: bool) -> None:
+        ledger.redis.config_set("maxmemory", int(now))
 
-        def clear(self) -> None:
-            ledger.redis.config_set("maxmemory", "0")
-            super().clear()
-
-    found = Full()
-    yield found
-    found.clear()
+    yield full
+    full(False)
 
 
-def test_admission_and_appends_are_refused_and_change_nothing(ledger: Ledger, full: threading.Event) -> None:
+def test_admission_and_appends_are_refused_and_change_nothing(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
     journal(ledger, "r/g/0", 1, events()[:3])
     before = ledger.journal("r/g/0")
-    full.set()
+    full(True)
     for refused in (
         lambda: ledger.submit(group("h")),
         lambda: ledger.claim("r/g/1", worker="w", token="t"),
@@ -56,27 +50,27 @@ def test_admission_and_appends_are_refused_and_change_nothing(ledger: Ledger, fu
     ):
         with pytest.raises(Unwritable, match=r"run r: .*maxmemory"):
             refused()
-    full.clear()
+    full(False)
     assert ledger.journal("r/g/0") == before
     stats = reader(ledger).stats()
     assert (stats["submitted"], stats["queued"], stats["leased"]) == (2, 1, 1)
     ledger.append("r/g/0", 1, 4, encode_event(events()[3], "r/g/0"))
 
 
-def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: threading.Event) -> None:
+def test_a_claim_that_sets_a_journal_aside_waits_too(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0", "a")
     journal(ledger, "r/g/0", 1, events()[:3])
     ledger.fail("r/g/0", 1, FailureClass.ENV, "x")
-    full.set()
+    full(True)
     with pytest.raises(Unwritable):
         ledger.claim("r/g/0", worker="w", token="b")
     assert len(ledger.journal("r/g/0")) == 4
-    full.clear()
+    full(False)
     assert claim(ledger, "r/g/0", "b").set_aside
 
 
-def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threading.Event) -> None:
+def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group("a"))
     ledger.submit(group("b"), publish_in_s=0)
     play(ledger, "r/a/0")
@@ -85,7 +79,7 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threadi
     claim(ledger, "r/b/0", "b")
     claim(ledger, "r/b/1", "b")
     ledger.redis.zadd(ledger.keys.leased, {"r/a/1#1": ledger.scripts.now() + 1})
-    full.set()
+    full(True)
     assert ledger.renew_leases([("r/a/1", 1), ("r/b/0", 1)]) == []
     assert ledger.redis.zscore(ledger.keys.leased, "r/a/1#1") - ledger.scripts.now() > 10
     ledger.complete("r/a/1", 1, index, encode_event(closed(), "r/a/1"))
@@ -99,25 +93,25 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: threadi
     ledger.ack("t", taken.members)  # which makes room
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").discard("r/b/0")
-    full.clear()
+    full(False)
     stats = reader(ledger).stats()
     assert (stats["done"], stats["delivered"], stats["queued"], stats["dead"]) == (2, 2, 1, 1)
     assert ledger.redis.zscore(ledger.keys.queued, "r/b/0") is None
 
 
-def test_an_expired_lease_is_brought_back(ledger: Ledger, full: threading.Event) -> None:
+def test_an_expired_lease_is_brought_back(ledger: Ledger, full: Callable[[bool], object]) -> None:
     ledger.submit(group())
     claim(ledger, "r/g/0")
     ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
-    full.set()
+    full(True)
     assert reap(ledger) == ["r/g/0"]
     assert reader(ledger).job("r/g/0").failures == {FailureClass.WORKER: 1}  # type: ignore[union-attr]
 
 
 def test_submit_waits_and_says_so(
-    redis_url: str, ledger: Ledger, full: threading.Event, caplog: pytest.LogCaptureFixture
+    redis_url: str, ledger: Ledger, full: Callable[[bool], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    full.set()
+    full(True)
 
     def produce() -> None:
         with Client(redis_url, run="r", broker_url=NOBODY) as producer:
@@ -131,7 +125,7 @@ def test_submit_waits_and_says_so(
             assert thread.is_alive()
             time.sleep(0.01)
         assert reader(ledger).stats()["submitted"] == 0
-        full.clear()
+        full(False)
         thread.join(30)
     assert not thread.is_alive()
     assert reader(ledger).stats()["submitted"] == 4
@@ -196,10 +190,8 @@ def test_which_errors_mean_that_redis_takes_no_writes(error: Exception, refuses:
 
 
 def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
-    for name in ("a", "b"):
-        ledger.submit(group(name))
-    play(ledger, "r/a/0")
-    play(ledger, "r/a/1")
+    finish_groups(ledger, "a")
+    ledger.submit(group("b"))
     ledger.redis.replicaof("127.0.0.1", "1")
     try:
         with pytest.raises(Unwritable, match=r"(?i)read.only"):

@@ -3,30 +3,20 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollq.processes.child import Child, Watchdog
 from tests.processes import alive
+from tests.waiting import until
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
-def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_child_is_stopped_and_its_output_is_kept(tmp_path: Path) -> None:
     child = Child("sleeper", SLEEPER, log=tmp_path / "log")
-    assert eventually(lambda: child.tail() == "up")
+    until(lambda: child.tail() == "up")
     assert child.exit_code is None
     child.stop()
     child.stop()
@@ -38,7 +28,7 @@ def test_a_child_is_stopped_and_its_output_is_kept(tmp_path: Path) -> None:
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     child = Child("deaf", [sys.executable, "-S", "-c", ignores], log=tmp_path / "log")
-    assert eventually(lambda: child.tail() == "up")
+    until(lambda: child.tail() == "up")
     child.stop(grace_s=0.2)
     assert child.exit_code == -signal.SIGKILL
 
@@ -66,7 +56,7 @@ def test_children_die_with_a_killed_parent(tmp_path: Path, way: str) -> None:
         assert alive(pid)
         parent.kill()
         parent.wait(10)
-    assert eventually(lambda: not alive(pid))
+    until(lambda: not alive(pid))
 
 
 def test_the_watchdog_spares_a_pid_that_was_removed(tmp_path: Path) -> None:
@@ -79,6 +69,6 @@ def test_the_watchdog_spares_a_pid_that_was_removed(tmp_path: Path) -> None:
     assert process.stdin
     process.stdin.close()  # what the kernel does when the parent dies
     assert process.wait(60) == 0
-    assert eventually(lambda: doomed.exit_code == -signal.SIGKILL)
+    until(lambda: doomed.exit_code == -signal.SIGKILL)
     assert spared.exit_code is None
     spared.stop()

@@ -28,14 +28,6 @@ def test_serves_durably_and_leaves_nothing_behind() -> None:
     assert not folder.exists()
 
 
-def test_two_at_once_are_two_servers() -> None:
-    with EmbeddedRedis() as one, EmbeddedRedis() as other:
-        assert one.url != other.url
-        with redis.Redis.from_url(one.url) as first, redis.Redis.from_url(other.url) as second:
-            first.set("a", "1")
-            assert second.get("a") is None
-
-
 def test_a_folder_keeps_the_data(tmp_path: Path) -> None:
     for expected in (None, b"1"):
         with EmbeddedRedis(tmp_path) as server, redis.Redis.from_url(server.url) as client:

@@ -106,7 +106,9 @@ class TestBody:
     def test_a_wrong_type(self, server: Server, body: object) -> None:
         assert_body_refused(server.post("/generate", body))
 
-    @pytest.mark.parametrize("path", ["/generate", "/abort_request", "/pause_generation", "/continue_generation"])
+    @pytest.mark.parametrize(
+        "path", ["/generate", "/tokenize", "/abort_request", "/pause_generation", "/continue_generation"]
+    )
     def test_no_json(self, server: Server, path: str) -> None:
         assert_body_refused(requests.post(server.url + path, data="{", headers=JSON, timeout=10))
         assert_body_refused(requests.post(server.url + path, timeout=10))

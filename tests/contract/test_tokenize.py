@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import requests
 
 from tests.contract.conftest import Server
 from tests.contract.refusal_shapes import assert_body_refused
@@ -74,10 +73,3 @@ def test_an_empty_conversation(server: Server) -> None:
     answer = server.post("/tokenize", {"messages": []})
     body = {"object": "error", "message": "Messages cannot be empty.", "type": "BadRequestError"}
     assert (answer.status_code, answer.json()) == (400, {**body, "param": None, "code": 400})
-
-
-def test_no_json(server: Server) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert_body_refused(requests.post(f"{server.url}/tokenize", data="{", headers=headers, timeout=10))
-    assert_body_refused(requests.post(f"{server.url}/tokenize", timeout=10))
-    assert server.get("/tokenize").status_code == 405

@@ -36,11 +36,6 @@ FILES = {
             data["users"][key]["name"] = name
             return json.dumps(data["users"][key])
 
-        def keep(data, key, tags):
-            data["users"][key]["tags"] = tags
-            tags.append("kept")
-            return json.dumps(tags)
-
         def calculate(data, expression):
             try:
                 return str(round(float(eval(expression, {"__builtins__": None}, {})), 2))
@@ -49,7 +44,6 @@ FILES = {
 
         TOOLS = {
             "rename": rename,
-            "keep": keep,
             "calculate": calculate,
             "think": lambda data, thought: "",
             "send_certificate": lambda data, key: None,

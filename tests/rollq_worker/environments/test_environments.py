@@ -66,12 +66,6 @@ def test_names_are_all_there_is(package: Package) -> None:
     assert environments.names() == ["another", *builtin]
 
 
-def test_the_shop_is_there() -> None:
-    shop = environments.domain("shop")
-    assert shop.name == "shop" and shop.splits()["train"] == 500
-    assert environments.domain("shop") is shop
-
-
 @pytest.mark.parametrize("name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:telecom", "Shop", "shop:retail:x"])
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
     with pytest.raises(JobFailure, match=r"shop") as caught:

@@ -37,14 +37,6 @@ def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     assert guarded(lambda arguments: "é \ud800", {}) == "é ?"
 
 
-def test_an_own_copy_shares_nothing_that_can_change() -> None:
-    given = {"a": [1, {"b": ("x", None)}]}
-    copied = own_copy(given)
-    assert copied == {"a": [1, {"b": ["x", None]}]}
-    copied["a"][1]["b"].append("y")
-    assert given == {"a": [1, {"b": ("x", None)}]}
-
-
 def test_the_depth_and_the_integers_of_an_own_copy_are_bounded() -> None:
     deep: object = 1
     for _ in range(MAX_DEPTH):

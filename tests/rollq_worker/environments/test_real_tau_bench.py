@@ -10,12 +10,11 @@ import os
 import pickle
 import random
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from rollq_worker.environments import domain, tau_bench
+from rollq_worker.environments import domain
 from rollq_worker.environments.copy_on_write import Table
 from rollq_worker.fakes import FakeUser
 from rollq_worker.protocols import STOP_MARKER, Action
@@ -152,18 +151,3 @@ def test_real_tools_do_the_same_and_leave_the_pristine_database_alone(real_tau_b
     assert {name: dict(table.items()) for name, table in environment._view.items()} == env.data
     assert json.dumps(env.data) != before == fingerprint(real_tau_bench)
     assert all(isinstance(table, Table) for table in environment._view.values())
-
-
-def test_real_ground_truths_for_all_threads(real_tau_bench):
-    fresh = tau_bench.load(real_tau_bench.name.partition(":")[2])
-    grades = []
-
-    def run(index):
-        grades.append(play(fresh, "test", index % 4, fresh.task("test", index % 4).moves)[0].reward)
-
-    threads = [threading.Thread(target=run, args=[i]) for i in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert grades == [1.0] * 64

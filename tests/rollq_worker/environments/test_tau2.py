@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from rollq.errors import JobFailure
-from rollq_worker.environments import domain, tau2
+from rollq_worker.environments import tau2
 from rollq_worker.protocols import STOP_MARKER
 from tests.rollq_worker.environments.episodes import calls_of
 
@@ -55,15 +55,6 @@ def test_the_tools_are_the_package_s(tau2_domain, original, variant):
         assert tool["description"] == theirs[name].description
         assert json.loads(json.dumps(tool["parameters"])) == theirs[name].parameters.model_dump(exclude_none=True)
         assert all(p.get("description") for p in tool["parameters"]["properties"].values())
-
-
-def test_nested_arguments_are_described(original):
-    tools = {
-        t["function"]["name"]: t["function"]["parameters"] for t in domain("tau2:airline").open("test", 0, {}).tools
-    }
-    booking = tools["book_reservation"]["properties"]
-    assert booking["cabin"]["enum"] == ["business", "economy", "basic_economy"]
-    assert booking["payment_methods"]["items"]["anyOf"][0]["properties"]["amount"]["type"] == "integer"
 
 
 def test_the_policy_is_the_package_s(tau2_domain, original):

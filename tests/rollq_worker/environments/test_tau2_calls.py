@@ -1,7 +1,5 @@
 """Calls that a policy gets wrong in tau2, and how an episode ends."""
 
-import json
-
 import pytest
 
 from rollq_worker.environments import domain, tau2
@@ -36,20 +34,14 @@ BOOKING = {
     [
         ("fly", {}, "Tool fly not found"),
         ("initialize", {}, "Tool initialize not found"),
-        ("_get_user", {"user_id": "mia_li_3668"}, "Tool _get_user not found"),
         ("get_user_details", {}, "'user_id' is a required property"),
-        ("get_user_details", {"user_id": "mia_li_3668", "x": 1}, "'x' was unexpected"),
         ("get_user_details", {"user_id": ["mia_li_3668"]}, "is not of type 'string'"),
         ("get_user_details", {"user_id": "nobody"}, "User nobody not found"),
-        ("book_reservation", {**BOOKING, "cabin": "first"}, "'first' is not one of"),
-        ("book_reservation", {**BOOKING, "flights": "HAT083"}, "is not of type 'array'"),
-        ("book_reservation", {**BOOKING, "passengers": [{"name": "Mia"}]}, "first_name"),
         ("book_reservation", {**BOOKING, "total_baggages": True}, "is not of type 'integer'"),
         ("book_reservation", {**BOOKING, "total_baggages": 10**30}, "too large"),
         ("book_reservation", {**BOOKING, "flights": [[[[[]]]] for _ in range(3)]}, "Error: "),
         ("calculate", {"expression": "9**9**9"}, "too large"),
         ("calculate", {"expression": "__import__('os')"}, "Invalid characters"),
-        ("calculate", {"expression": "1/0"}, "Cannot evaluate"),
         ("calculate", {"expression": "(" * 400 + "1" + ")" * 400}, "Error: "),
     ],
 )
@@ -65,20 +57,6 @@ def test_errors_without_end_are_cut(airline):
     text = airline.step(Action("book_reservation", {**BOOKING, "flights": ["x"] * 10_000})).text
     assert text.startswith("Error: 20 of the arguments of book_reservation are wrong: 'x' is not valid")
     assert len(text) < 1500
-
-
-def test_a_call_keeps_nothing_of_its_arguments(airline):
-    action = Action(
-        "book_reservation", {**BOOKING, "payment_methods": [{"payment_id": "credit_card_4421486", "amount": 0}]}
-    )
-    before = json.dumps(action.arguments)
-    price = airline.step(action).text.split("total price is ")[1].split(",")[0]
-    action.arguments["payment_methods"][0]["amount"] = int(price)
-    assert airline.step(action).text.startswith('{"reservation_id":"HATHAT"')
-    action.arguments["payment_methods"][0]["amount"] = 0
-    action.arguments["passengers"][0]["first_name"] = "Mia"
-    assert json.dumps(action.arguments) == before
-    assert f'"amount":{price}' in airline.step(Action("get_reservation_details", {"reservation_id": "HATHAT"})).text
 
 
 def test_whole_floats_are_integers(airline):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import redis
 
-from rollq.errors import Fenced, Unwritable
+from rollq.errors import FailureClass, Fenced, Unwritable
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Header
@@ -108,3 +108,12 @@ def test_a_journal_that_lost_its_tail_is_written_again(ledger: Ledger) -> None:
         ledger.redis.delete(ledger.keys.journal("r/g0/0"))
         attempt._append(b"next")
         assert ledger.journal("r/g0/0") == [*whole, b"next"]
+
+
+def test_an_attempt_is_abandoned_although_its_record_cannot_be_read(ledger: Ledger) -> None:
+    with Leases(threading.Event()).hold(ledger, claim(ledger)) as attempt:
+        ledger.redis.set(ledger.keys.job("r/g0/0"), "garbage")
+        attempt.abandon(FailureClass.ENV, "nothing in 60 s")
+        assert attempt.abandoned_at is not None
+        with pytest.raises(Fenced):
+            attempt.check()

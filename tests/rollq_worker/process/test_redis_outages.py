@@ -17,7 +17,7 @@ from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
 from rollq.job import Job
-from rollq.ledger import constants, outage
+from rollq.ledger import constants
 from rollq.ledger.connection import RETRIES, connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
@@ -25,7 +25,7 @@ from rollq_worker.process import attempt, leases, reaper
 from rollq_worker.process.attempt import Attempt
 from rollq_worker.process.leases import Leases
 from rollq_worker.process.reaper import Reaper
-from tests.conftest import free_port, redis_binary, started_redis
+from tests.e2e.own_redis import OwnRedis
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import FakePublisher
 from tests.stalls import Stalls
@@ -33,8 +33,7 @@ from tests.waiting import until
 
 SCALE = 3.0
 TIMES = {
-    constants: ["LEASE_S"],
-    outage: ["OUTAGE_S", "GRACE_S"],
+    constants: ["LEASE_S", "OUTAGE_S", "GRACE_S"],
     attempt: ["SHORT_WAIT_S"],
     leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
     reaper: ["TICK_S", "LOOK_EVERY_S"],
@@ -52,34 +51,24 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
 
 
-class Store:
+class Store(OwnRedis):
     """A Redis server that keeps its data when it is restarted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.folder = folder
-        self.start()
-
-    def start(self) -> None:
-        command = [redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = started_redis([*command, "--appendonly", "yes", "--appendfsync", "always"], self.port)
 
     def client(self) -> Any:
         """With production's retries and timeouts, scaled."""
-        client: Any = connect(f"redis://127.0.0.1:{self.port}/0")
+        client: Any = connect(self.url)
         keywords = client.connection_pool.connection_kwargs
         keywords["retry"] = Retry(EqualJitterBackoff(cap=2.0 / SCALE, base=0.1 / SCALE), RETRIES)
         keywords["socket_timeout"] = 5.0 / SCALE
         return client
 
     def restart(self, after_s: float) -> None:
-        self.process.kill()
-        self.process.wait(60)
+        self.stop(signal.SIGKILL)
         time.sleep(after_s)
         self.start()
 
     def freeze(self, for_s: float) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        self.stop(signal.SIGSTOP)
         time.sleep(for_s)
         self.process.send_signal(signal.SIGCONT)
 
@@ -88,9 +77,7 @@ class Store:
 def store(tmp_path: Path) -> Iterator[Store]:
     found = Store(tmp_path)
     yield found
-    found.process.send_signal(signal.SIGCONT)
-    found.process.kill()
-    found.process.wait(60)
+    found.stop(signal.SIGKILL)
 
 
 class Worker:

@@ -1,7 +1,6 @@
 """A worker's renderers are checked once for the needs of a job, and hold up no job with other needs."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +16,7 @@ from rollq_worker.process.renderer_cache import MAX_RENDERERS, RendererCache, ne
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.samples import reader
+from tests.rollq_worker.process.ledgers import FailsFirst
 from tests.rollq_worker.tokens.template_habits import HABITS
 
 
@@ -75,14 +75,7 @@ def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(monkeypatch: 
 
 
 def test_a_check_that_fails_runs_again_for_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: Iterator[Any] = iter([JobFailure("no"), object()])
-
-    def check(*args: Any, **options: Any) -> Any:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
+    check = FailsFirst(lambda *args, **options: object(), JobFailure("no"))
     monkeypatch.setattr(renderer_cache, "checked_renderer", check)
     made = RendererCache(load_tokenizer(None))
     with pytest.raises(JobFailure):

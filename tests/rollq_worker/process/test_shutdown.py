@@ -13,32 +13,29 @@ shutdown.RELEASE_AFTER_S, shutdown.EXIT_AFTER_S = {release_s}, {exit_s}
 watched = shutdown.Shutdown(threading.Event())
 watched.install()
 say = lambda word: os.write(1, f"{{word}}\\n".encode())  # a print in a daemon thread may abort the interpreter's exit
-{ready}
+watched.ready(
+    stop_consuming=lambda: say("stopped"), end_engine_waits=lambda: {end_engine_waits}, release=lambda: {release}
+)
 say("begun")
 {after}
 watched.draining.wait()
 {last}
 """
-READY = """
-watched.ready(
-    stop_consuming=lambda: say("stopped"), end_engine_waits=lambda: {end_engine_waits}, release=lambda: {release}
-)
-"""
 
 
-def program(
-    *,
-    ready: bool = True,
-    release_s: float = 0.3,
-    exit_s: float = 120.0,
-    end_engine_waits: str = "None",
-    release: str = "say('released')",
-    after: str = "",
-    last: str = "",
-) -> "subprocess.Popen[str]":
-    """Runs a process up to "begun". No time limit is near, except those that a test sets."""
-    calls = READY.format(end_engine_waits=end_engine_waits, release=release) if ready else ""
-    code = PROGRAM.format(ready=calls, release_s=release_s, exit_s=exit_s, after=after, last=last or "time.sleep(120)")
+NO_LIMIT_NEAR = {
+    "release_s": 0.3,
+    "exit_s": 120.0,
+    "end_engine_waits": "None",
+    "release": "say('released')",
+    "after": "",
+    "last": "time.sleep(120)",
+}
+
+
+def program(**changes: object) -> "subprocess.Popen[str]":
+    """Runs a process up to "begun"."""
+    code = PROGRAM.format(**NO_LIMIT_NEAR | changes)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -77,16 +74,6 @@ def test_a_release_that_hangs_holds_nothing_up() -> None:
     assert ended(process)[:2] == (0, "stopped\n")
 
 
-def test_a_second_signal_leaves_at_once() -> None:
-    process = program(release_s=120)
-    process.terminate()
-    assert process.stdout is not None and process.stdout.readline() == "stopped\n"
-    process.terminate()
-    code, out, err = ended(process)
-    assert (code, out) == (1, "")
-    assert "second signal, leaving at once" in err
-
-
 STUCK = (
     "import ctypes; lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in 'ab']"
 )
@@ -99,14 +86,8 @@ def test_signals_are_seen_while_the_main_thread_is_stuck() -> None:
     process.terminate()
     assert process.stdout is not None and process.stdout.readline() == "stopped\n"
     process.terminate()
-    code, _, err = ended(process)
-    assert code == 1 and "second signal, leaving at once" in err
-
-
-def test_a_signal_before_it_is_ready_ends_it_at_once() -> None:
-    process = program(ready=False)
-    process.terminate()
-    assert ended(process)[:2] == (0, "")
+    code, out, err = ended(process)
+    assert (code, out) == (1, "") and "second signal, leaving at once" in err
 
 
 def test_it_can_ask_to_stop_without_a_signal() -> None:

@@ -3,9 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 
-import pytest
-
-from rollq.errors import JobFailure
 from rollq_worker.environments import shop
 from rollq_worker.environments.shop import tools
 from rollq_worker.environments.shop.records import Status, all_records
@@ -110,19 +107,6 @@ def test_outputs_are_found_whatever_case_and_commas() -> None:
     backend, messages = DOMAIN.backend, ["It is $1,299.50.", "See t123 ABC."]
     assert backend.untold(["1299.50", "1,299.50", "T123 abc"], messages) == []
     assert backend.untold(["1299.51", "1299.50. See"], messages) == ["1299.51", "1299.50. See"]
-
-
-def test_there_is_one_shop() -> None:
-    with pytest.raises(JobFailure, match="no variant 'retail'"):
-        shop.load("retail")
-
-
-def test_episodes_do_not_see_each_other() -> None:
-    first, second = begin(DOMAIN), begin(DOMAIN)
-    look = Action("get_order", {"order_id": ORDER_ID})
-    before = second.step(look)
-    first.step(Action("cancel_order", {"order_id": ORDER_ID, "reason": "no longer needed"}))
-    assert second.step(look) == before != first.step(look)
 
 
 def test_an_episode_cut_short_is_graded_as_it_stands() -> None:

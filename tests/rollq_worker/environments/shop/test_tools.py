@@ -30,25 +30,20 @@ def returning(**changes: object) -> dict[str, object]:
     ("name", "arguments", "words"),
     [
         ("delete_everything", {}, "there is no tool 'delete_everything'"),
-        ("x" * 5000, {}, "there is no tool"),
         (RESPOND + "s", {"content": "hi"}, "there is no tool"),
         ("get_order", {}, "missing argument order_id"),
         ("get_order", [], "must be an object"),
         ("get_order", {"order_id": ORDER.order_id, "verbose": True}, "unknown argument 'verbose'"),
-        ("get_order", {"order_id": 7}, "order_id must be a string"),
         ("get_order", {"order_id": None}, "order_id must be a string"),
-        ("get_order", {"order_id": ["S-1"]}, "order_id must be a string"),
         ("get_order", {"order_id": "S-1"}, "there is no order 'S-1'"),
         ("get_order", {"order_id": "\ud800" * 100}, "there is no order"),
         ("get_customer", {"customer_id": "C-0"}, "there is no customer 'C-0'"),
         ("find_customer_by_email", {"email": "nobody@example.com"}, "there is no customer with the e-mail"),
         ("find_customer_by_name", {"first_name": "Ida", "last_name": "Ueda", "zip": "1"}, "this name and zip code"),
-        ("find_customer_by_name", {"first_name": "No", "last_name": "One", "zip": "1"}, "this name and zip code"),
         ("search_products", {"query": "  "}, "the query is empty"),
         ("get_product", {"product_id": "P-0"}, "there is no product 'P-0'"),
         ("cancel_order", {"order_id": ORDER.order_id, "reason": "dear"}, "reason must be one of 'no longer needed'"),
         ("cancel_order", {"order_id": PAID.order_id, "reason": "no longer needed"}, "is delivered, not pending"),
-        ("set_gift_wrap", {"order_id": ORDER.order_id, "wrapped": "yes"}, "wrapped must be true or false"),
         ("set_gift_wrap", {"order_id": ORDER.order_id, "wrapped": 1}, "wrapped must be true or false"),
         ("return_items", returning(item_ids=[]), "item_ids must be a list of strings, not empty"),
         ("return_items", returning(item_ids=[1]), "item_ids must be a list of strings"),
@@ -109,13 +104,6 @@ def test_the_sequence_of_returned_items_does_not_matter() -> None:
     tools.call(ShopData(one), "return_items", returning(item_ids=items))
     tools.call(ShopData(other), "return_items", returning(item_ids=items[::-1]))
     assert DATABASE.changes(one) == DATABASE.changes(other) != {}
-
-
-def test_a_change_taken_back_is_none() -> None:
-    view = DATABASE.view()
-    for wrapped in (True, False):
-        tools.call(ShopData(view), "set_gift_wrap", {"order_id": ORDER.order_id, "wrapped": wrapped})
-    assert DATABASE.changes(view) == {}
 
 
 def test_schemas_are_what_openai_takes() -> None:

@@ -25,6 +25,10 @@ NAME = re.compile(rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,99}}")
 meaning."""
 
 
+SAMPLE = re.compile(r"0|[1-9][0-9]{0,15}")
+"""A sample in a job id: one way to write each number, because the id is part of Redis keys."""
+
+
 class Purpose(StrEnum):
     """What a group is for. Eval groups are never handed to a trainer."""
 
@@ -165,6 +169,6 @@ def parse_id(job_id: str) -> tuple[str, str, int]:
     """`run/group/sample` taken apart. Raises ContractError."""
     run, _, rest = job_id.partition("/")
     group, _, sample = rest.partition("/")
-    if not (NAME.fullmatch(run) and NAME.fullmatch(group) and sample.isascii() and sample.isdigit()):
+    if not (NAME.fullmatch(run) and NAME.fullmatch(group) and SAMPLE.fullmatch(sample)):
         raise ContractError(f"{job_id!r} is not a job id (run/group/sample)")
     return run, group, int(sample)

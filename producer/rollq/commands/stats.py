@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.commands.connect import open_redis, settings
 from rollq.commands.flags import Commands, add_json, add_redis, add_run
-from rollq.errors import RollqError
+from rollq.errors import LedgerError, RollqError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.urls import mask_url
 
@@ -37,7 +38,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     with open_redis(args) as connection:
         if args.run_name is None:
-            return _list({run: LedgerReader(connection, run).stats() for run in runs(connection)}, args.json)
+            return _list(connection, args.json)
         counts = LedgerReader(connection, args.run_name).stats()
         if not (counts["submitted"] or counts["sealed"] or args.run_name in (there := runs(connection))):
             raise RollqError(f"no run {args.run_name!r} at {mask_url(settings(args).redis_url)}; {_listed(there)}")
@@ -53,17 +54,24 @@ def _listed(there: Sequence[str]) -> str:
     return f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
 
 
-def _list(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> int:
-    """Prints all runs, one per line."""
+def _list(connection: Any, as_json: bool) -> int:
+    """Prints all runs, one per line. A run that cannot be read is an error, and the others are still printed."""
+    found, unreadable = {}, 0
+    for run in runs(connection):
+        try:
+            found[run] = LedgerReader(connection, run).stats()
+        except LedgerError as e:
+            unreadable = 1
+            print(f"rollq: {e}", file=sys.stderr)
     if as_json:
         print(json.dumps(found))
-    elif not found:
+    elif not found and not unreadable:
         print("no runs yet: see rollq submit")
     else:
-        width = max(map(len, found))
+        width = max(map(len, found), default=0)
         for run, counts in found.items():
             print(f"{run:<{width}}  " + "  ".join(f"{counts[key]} {key}" for key in ROWS["jobs"]))
-    return 0
+    return unreadable
 
 
 def table(counts: Mapping[str, Any]) -> list[str]:

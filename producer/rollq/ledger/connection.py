@@ -34,6 +34,10 @@ REFUSING = re.compile(
     r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
 )
 """What Redis answers, itself or through a script, when it takes no writes."""
+KEY_REMEDY = (
+    "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
+    " says which keys may be deleted alone."
+)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
@@ -140,7 +144,6 @@ def _explain(error: str) -> str:
         return "Redis is out of memory (used memory > 'maxmemory')"
     if "DAMAGED" not in error and (why := REFUSING.search(error)):
         return error[why.start() :].lstrip(" -")
-    found = re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error)
-    if not found:
-        return error
-    return f"{found[1]} {found[2]}. Restore that key from a backup, or delete its run with `rollq drop --whole-run`."
+    if found := re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error):
+        return f"{found[1]} {found[2]}. {KEY_REMEDY}"
+    return f"{error}. {KEY_REMEDY}" if "WRONGTYPE" in error else error

@@ -45,8 +45,6 @@ class Ledger:
         self.scripts = Scripts(client, run)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
 
-    # -------------------------------------------------------------------------------------------------- the producer
-
     def submit(
         self,
         jobs: Sequence[Job],
@@ -134,8 +132,6 @@ class Ledger:
         """Seal the run: no more groups will come. Consumers get the short last batch, then an end."""
         self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "sealed", 1))
 
-    # ---------------------------------------------------------------------------------------------------- the outbox
-
     def reap(self, limit: int = 100, broker_empty: bool = False, expire_until: float = 0.0) -> list[str]:
         """Expire leases, and return the ids of jobs to publish now; `confirm` those that were.
 
@@ -152,8 +148,6 @@ class Ledger:
         """Have the job published again, because a worker took its message and does not claim it."""
         self.scripts.parse(job_id)
         self.scripts.call("republish", [job_id])
-
-    # ---------------------------------------------------------------------------------------------------- the worker
 
     def fix_hashes(self, tokenizer_hash: str, template_hash: str) -> bool:
         """Fix the run's tokenizer and chat template. Returns False for an unknown run.
@@ -271,8 +265,6 @@ class Ledger:
 
     def _fenced(self, job_id: str, attempt: int) -> NoReturn:
         raise Fenced(f"job {job_id}: attempt {attempt} no longer holds the lease")
-
-    # -------------------------------------------------------------------------------------------------- the consumer
 
     def take(
         self, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN

@@ -5,6 +5,7 @@ It only reads, so an answer may be stale; every decision is a script of `Ledger`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import redis
@@ -141,7 +142,8 @@ class LedgerReader:
         except (KeyError, ValueError) as e:
             raise LedgerError(
                 f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be read: {type(e).__name__}: {e}."
-                " The job is dead once a worker meets it; `rollq drop --whole-run` deletes the run."
+                f" The job is dead once a worker meets it. `rollq drop --run {self.run} --whole-run --yes` deletes its"
+                " run."
             ) from e
 
     def _read_job(self, job_id: str, *, transaction: bool) -> Any:
@@ -214,6 +216,8 @@ class LedgerReader:
         sealed, queued, leased, dead, *groups, raw = self.scripts.call("snapshot", [1])
         try:
             counts = {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
+            if odd := [name for name, value in counts.items() if not isfinite(value)]:
+                raise ValueError(f"not a finite number: {odd[0]}")
         except ValueError as e:
             why = "Delete the key: its totals begin again from 0"
             raise LedgerError(f"run {self.run}: stats: {self.keys.count} cannot be read: {e}. {why}.") from e

@@ -1,5 +1,6 @@
 """Records that cannot be read: a typed error that names the key, a cost to their own job or group, and nothing else."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -212,6 +213,9 @@ class TestJob:
         ledger.redis.hset(ledger.keys.job("r/g/1"), "state", "bored")
         with pytest.raises(LedgerError, match=r"r/g/1.*bored.*--whole-run"):
             reader(ledger).job("r/g/1")
+        ledger.redis.set(key := ledger.keys.job("r/g/0"), "garbage")
+        with pytest.raises(LedgerError, match=rf"{re.escape(key)}.*WRONGTYPE.*--whole-run --yes"):
+            reader(ledger).job("r/g/0")
         ledger.redis.zadd(ledger.keys.dead, {"junk": 1.0, b"\xff": 1.0})
         assert {letter.failure for letter in reader(ledger).dead()} == {FailureClass.JOB}
 

@@ -8,11 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
+from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
 from rollq.ledger.connection import RetryLoop
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
@@ -109,9 +108,16 @@ class Attempt:
         return self._call(lambda: self.ledger.fail(self.job.id, self.number, failure, reason, final=final)).status
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
-        """Fail the attempt while its thread is in foreign code; what the thread writes later is fenced."""
-        with suppress(Fenced):  # the lease may be gone already
+        """Fail the attempt while its thread is in foreign code; what the thread writes later is fenced.
+
+        Raises Unwritable, and then may be repeated.
+        """
+        try:
             self.ledger.fail(self.job.id, self.number, failure, reason)
+        except Unwritable:
+            raise
+        except LedgerError as e:  # the lease is gone already, or a key cannot be read and the lease will expire
+            log.info("%s: its failure was not taken: %s", self.job.id, e)
         self.lost.set()
         self.abandoned_at = time.monotonic()
         log.warning("%s: attempt %d: %s: %s; its thread is abandoned", self.job.id, self.number, failure, reason)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
-from rollq.ledger.connection import CONNECTION_ERRORS
+from rollq.ledger.connection import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.outage import OutageDetector
 from rollq.ledger.reader import LedgerReader, runs
@@ -42,6 +42,8 @@ class Reaper:
         self._expire_until = 0.0
         self._stamped = float("-inf")
         self._runs: dict[str, _Run] = {}
+        self._warned: dict[str, float] = {}
+        """When it last warned of what."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-reaper", daemon=True)
 
@@ -80,7 +82,7 @@ class Reaper:
                 run.look()
                 published += 0 if run.resting else self._reap(run.ledger, backlog == 0, room)
             except RollqError as e:
-                log.warning("reaper: run %s: %s: %s", name, type(e).__name__, e)
+                self._warn(f"run {name}", e)
                 run.resting = not isinstance(e, Unwritable)
         return published
 
@@ -88,9 +90,16 @@ class Reaper:
         try:
             names = runs(self.connection)
         except LedgerError as e:
-            log.warning("reaper: %s The runs of this worker go on.", e)
+            self._warn("the list of runs (the runs of this worker go on)", e)
             return
         self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
+
+    def _warn(self, what: str, error: RollqError) -> None:
+        """What is wrong stays so until somebody mends it, so it is not said at every tick."""
+        now = time.monotonic()
+        if now - self._warned.get(what, float("-inf")) >= WARN_EVERY_S:
+            self._warned[what] = now
+            log.warning("reaper: %s: %s: %s", what, type(error).__name__, error)
 
     def _reap(self, ledger: Ledger, empty: bool, room: bool) -> int:
         published = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.errors import ContractError, SettingsError
+from rollq.errors import ContractError
 from rollq_worker.audit.exported_file import read
 from tests.rollq_worker.audit.exported import record, write_file
 
@@ -21,20 +21,15 @@ def test_a_compressed_file_says_so(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[" * 100_000, "x.jsonl:2 is not a line of JSON"),
-        ("hello", "x.jsonl:2 is not a line of JSON"),
         ("[]", "not an exported trajectory but a list"),
         ({"job": "r/g/0"}, "it has no 'tokens'"),
         (record(mask=[0] * 15), "its lengths differ: 16 tokens, 15 mask"),
         (record(mask=16), "'int' object is not iterable"),
         (record(traces=[8, 9]), "its traces [8, 9] do not make up its 16 tokens"),
-        (record(traces=[16, 0]), "its traces"),
         (record(mask=[0] * 15 + [2]), "more than 0 and 1"),
         (record(mask=[1] * 16), "token 0 opens a trace and was sampled"),
         (record(tokens=[-1] * 16), "not an exported trajectory"),
-        (record(tokens=["a"] * 16), "not an exported trajectory"),
-        (record(logprobs=[None] * 16), "not an exported trajectory"),
         (record(logprobs=[float("nan")] * 16), "token 5 was sampled, with logprob nan"),
-        (record(versions=[None] * 16), "token 5 was sampled, with logprob"),
         (record(sampling={"temperature": "hot"}), "not an exported trajectory"),
         (record(sampling={"temperature": float("inf")}), "temperature is inf"),
     ],
@@ -44,10 +39,3 @@ def test_a_file_that_is_none(tmp_path: Path, text: object, said: str) -> None:
     with pytest.raises(ContractError, match=r"x\.jsonl:2") as caught:
         list(read(path))
     assert said in str(caught.value)
-
-
-def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot read"):
-        list(read(tmp_path / "none"))
-    with pytest.raises(ContractError, match="holds no trajectory"):
-        list(read(write_file(tmp_path)))

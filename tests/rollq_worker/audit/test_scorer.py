@@ -10,7 +10,6 @@ import pytest
 from rollq.errors import EngineFailure
 from rollq_worker.audit import scorer as scorer_module
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
-from tests.conftest import free_port
 from tests.rollq_worker.audit.scoring_engine import next_reply, scores, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply
 
@@ -55,10 +54,7 @@ def test_the_likeliest_tokens(engine: ScriptedEngine) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((401, {"error": "no key"}), "answered 401: no key"),
         ((500, {"error": {"message": "broken"}}), "answered 500: broken"),
-        ((200, []), "not a scoring reply"),
-        ((200, b"[" * 100_000), "not a scoring reply"),
         (lambda body: scores(body, input_token_logprobs=[[None, 6], [math.nan, 7], [-1, 8]]), "is not finite"),
         ((200, {"meta_info": {}}), "not a scoring reply"),
         (lambda body: scores({**body, "input_ids": [5, 6, 7, 9]}), "are not those of the 3 ids sent"),
@@ -95,11 +91,9 @@ def test_a_token_as_the_next_one(engine: ScriptedEngine) -> None:
     [
         next_reply(),
         next_reply([-0.25, 8, None]),
-        next_reply([None, 9, None]),
         next_reply([-1, 9], [-1, 9]),
         next_reply([-1, 9], version="v2"),
         (200, {"meta_info": {"weight_version": "v1", "output_token_ids_logprobs": 5}}),
-        (500, b"oh"),
         "reset",
     ],
 )
@@ -128,11 +122,6 @@ def test_a_full_queue_is_waited_for_and_not_for_ever(engine: ScriptedEngine) -> 
     engine.answers = [full] * 3
     with pytest.raises(EngineFailure, match="queue is full"):
         connect(engine).score(IDS, 1)
-
-
-def test_an_engine_that_is_away() -> None:
-    with pytest.raises(EngineFailure, match="no engine at http"):
-        Scorer(f"http://127.0.0.1:{free_port()}", 1)
 
 
 def test_a_router_says_what_one_of_its_servers_has(engine: ScriptedEngine) -> None:

@@ -42,11 +42,8 @@ def test_an_engine_that_does_not_answer_destroys_nothing(tmp_path: Path) -> None
     ("line", "tasks"),
     [
         ("", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("--groups 2", [0, 1]),
-        ("--tasks 5-7", [5, 6, 7]),
         ("--tasks 5-7 --groups 5", [5, 6, 7, 5, 6]),
         ("--tasks 8 --groups 2", [8, 8]),
-        ("--groups 12", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]),
     ],
 )
 def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tasks: list[int]) -> None:

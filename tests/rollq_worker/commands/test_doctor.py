@@ -1,10 +1,7 @@
 """`rollq doctor`: the table, the verdict, the next step, and the exit code, for people and for programs."""
 
-import http.server
 import json
 import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 from rollq import cli
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
+from tests.rollq_worker.engine.engine_servers import scripted_engine
 
 
 @pytest.fixture(autouse=True)
@@ -108,53 +106,21 @@ def test_redis(redis_url: str, capsys: pytest.CaptureFixture[str]):
     assert code == 1 and "no Redis at" in found["checks"]["redis"]["says"]
 
 
-class Engine(http.server.BaseHTTPRequestHandler):
-    """Two of SGLang's endpoints; `shift` is added to every id."""
-
+def test_an_engine(capsys: pytest.CaptureFixture[str]):
     shift = 0
-    shows = True
 
-    def do_GET(self) -> None:
-        self.answer({"model_path": "some/model"})
+    def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": [7] + [id + shift for id in load_tokenizer().encode(body["prompt"])]}
 
-    def do_POST(self) -> None:
-        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
-        if not self.shows:
-            self.send_error(404)
-            return
-        self.answer({"tokens": [7] + [id + self.shift for id in load_tokenizer().encode(prompt)]})
-
-    def answer(self, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def engine() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_an_engine(engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    code, found = report(capsys, "--engine", engine)
-    assert code == 0 and found["checks"]["engine"]["ids"] == "same"
-    monkeypatch.setattr(Engine, "shift", 1)
-    code, found = report(capsys, "--engine", engine)
-    assert code == 1 and found["checks"]["engine"]["ids"] == "different"
-    assert "the directory that the engine serves" in found["next"]
-    monkeypatch.setattr(Engine, "shows", False)
-    code, found = report(capsys, "--engine", engine)
-    assert code == 0 and found["checks"]["engine"]["ids"] == "unknown"
+    with scripted_engine(model_info=(200, {"model_path": "some/model"}), tokenize=tokenize) as engine:
+        code, found = report(capsys, "--engine", engine.url)
+        assert code == 0 and found["checks"]["engine"]["ids"] == "same"
+        shift = 1
+        code, found = report(capsys, "--engine", engine.url)
+        assert code == 1 and found["checks"]["engine"]["ids"] == "different"
+        assert "the directory that the engine serves" in found["next"]
+        del engine.paths["/tokenize"]
+        code, found = report(capsys, "--engine", engine.url)
+        assert code == 0 and found["checks"]["engine"]["ids"] == "unknown"
     code, found = report(capsys, "--engine", "http://127.0.0.1:1")
     assert code == 1 and "no engine at" in found["checks"]["engine"]["says"]

@@ -21,10 +21,6 @@ def test_each_kind_differs_from_the_move(task: Task) -> None:
     assert said[Mistake.FINISH] == task.moves[-1]
 
 
-def test_the_same_kind_is_always_the_same(task: Task) -> None:
-    assert [spoiled_move(kind, task, 1) for kind in Mistake] == [spoiled_move(kind, task, 1) for kind in Mistake]
-
-
 def test_nothing_goes_wrong_after_the_last_call(task: Task) -> None:
     for made in range(last_call(task) + 1, len(task.moves)):
         assert draw_mistake(random.Random(0), task, made) is None

@@ -26,8 +26,10 @@ on the CPU."""
 MIN_COMPARED = 0.95
 """Share of the sampled tokens that must be compared."""
 ROUNDING = (0.01, 0.125)
-"""Nats that one rounding step of a bf16 logit (0.0625 from 8 to 16, 0.125 to 32) explains. Less counts as equal; more
-has another cause."""
+"""Differences in nats that one rounding step of a bf16 logit explains: 0.0625 for logits from 8 to 16, 0.125 up to 32.
+
+Smaller differences count as equal. Larger ones have another cause.
+"""
 MIN_SHIFT_MEAN = 0.001
 """Mean difference below which a shift proves nothing: a confident policy's logprobs are all about 0."""
 

@@ -18,7 +18,7 @@ from rollq_worker.http_client import NoResponse
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2**30
-"""Tokens; the limit of an engine that reports none."""
+"""The limit, in tokens, of an engine that reports none."""
 ANY_ID = 1 << 32
 PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""

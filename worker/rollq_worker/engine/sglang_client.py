@@ -70,7 +70,7 @@ class _Call:
 
 
 class SGLangEngine:
-    """`protocols.Engine` over SGLang's native API, also behind a router. One object a process, used by all threads.
+    """`protocols.Engine` over SGLang's native API, also behind a router. One object per process, used by all threads.
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an

@@ -1,6 +1,6 @@
 """Environments by name: `shop`, `tau2:retail`, and whatever installed packages add.
 
-A name is an entry point of the group `rollq.environments`: a callable that takes the part after the colon (None
+A name is an entry point of the group `rollq.environments`. It is a callable that takes the part after the colon (None
 without one) and returns a Domain. The built-in names are entry points too, declared here. A domain is loaded at its
 first use, once in each process. This module knows no environment's package.
 """
@@ -29,14 +29,14 @@ _locks: dict[str, Lock] = {}
 
 
 def names() -> list[str]:
-    """All environments, also those whose package is not installed."""
+    """The names of all environments, also of those whose package is not installed."""
     return sorted(_entries())
 
 
 def domain(name: str) -> Domain:
     """The environment of that name, the same object for all threads. After a failure the next call tries again.
 
-    Raises JobFailure when there is none, when two packages claim the name, or when loading fails. An adapter's own
+    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load. An adapter's own
     RollqError passes through, such as the one for a missing package.
     """
     if (known := _domains.get(name)) is not None:
@@ -50,7 +50,7 @@ def domain(name: str) -> Domain:
 
 
 def _entries() -> dict[str, list[EntryPoint]]:
-    """Entry points by name; several under one name only if they load different objects."""
+    """Entry points by name. A name has several only if they load different objects."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in (*BUILTIN, *entry_points(group=GROUP)):
         same = found.setdefault(entry.name, [])
@@ -60,7 +60,8 @@ def _entries() -> dict[str, list[EntryPoint]]:
 
 
 def _find(name: str) -> tuple[EntryPoint, str | None]:
-    """The entry point and the variant: `tau2:retail`, else `tau2`, and `retail` in both cases."""
+    """The entry point and the variant. `tau2:retail` is looked up first, then `tau2`; the variant is `retail` in both
+    cases."""
     entries = _entries()
     base, colon, variant = name.partition(":")
     claims = entries.get(name) or (entries.get(base) if variant or not colon else None)

@@ -2,8 +2,8 @@
 
 A view copies a record when it is fetched by its key. Scans over `values()` and `items()` give untouched records without
 a copy, so code that scans must only read. The invariant: shared records are never written to. Two views hold the same
-data exactly when their changes are equal, and only touched records are compared. What a record is, and when two are
-equal, is up to the caller.
+data exactly when their changes are equal. Only touched records are compared. The caller says what a record is and when
+two are equal.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
@@ -12,7 +12,7 @@ from typing import Any
 
 Record = Any
 Changes = Mapping[str, bytes | None]
-"""The digest of every record that differs from the shared database, by the record's name; None: it was deleted."""
+"""By a record's name: the digest of a record that differs from the shared database, or None when it was deleted."""
 
 
 class Table(MutableMapping[str, Record]):
@@ -65,11 +65,11 @@ class Table(MutableMapping[str, Record]):
         return _Items(self)
 
     def peek(self, key: str) -> Record:
-        """The record without a copy, to be read only. `key` is in the table."""
+        """The record itself, not a copy, so it must only be read. `key` is in the table."""
         return self._own[key] if key in self._own else self._shared[key]
 
     def touched(self) -> set[str]:
-        """Keys that were fetched, set or deleted."""
+        """Keys of records that were fetched, set or deleted."""
         return self._gone | self._own.keys()
 
 
@@ -94,9 +94,9 @@ View = Mapping[str, Table]
 class SharedDatabase:
     """The records that all episodes start from, by table and key.
 
-    `copy` makes an independent record. `canon` writes a record as a text, the same for two records exactly when the
-    benchmark takes them for equal (so it tells 1 from 1.0 if the benchmark does). `name` is how a change is reported:
-    unique in the database.
+    `copy` makes an independent record. `canon` writes a record as a text; two texts are equal exactly when the
+    benchmark takes the records for equal (so it tells 1 from 1.0 if the benchmark does). `name` is the record's name in
+    reports, unique in the database.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class SharedDatabase:
         self._copy = copy
         self._canon = canon
         self._name = name
-        self._digests: dict[tuple[str, str], bytes] = {}  # of shared records, as they are needed
+        self._digests: dict[tuple[str, str], bytes] = {}  # digests of shared records, made when they are needed
 
     def view(self) -> View:
-        """A fresh view: some hundred bytes, whatever the size of the database."""
+        """A fresh view. It takes some hundred bytes, whatever the size of the database."""
         return {table: Table(records, self._copy) for table, records in self.tables.items()}
 
     def changes(self, view: View) -> Changes:

@@ -1,7 +1,7 @@
 """A customer-service conversation: an agent with tools, a user, and a database that the agent changes.
 
 The shop and both tau benchmarks are such conversations. The invariants: an episode works on its own view of a shared
-database; it is graded once, by comparing its changes with those of the ground truth; after its end it takes no further
+database. It is graded once, by comparing its changes with those of the ground truth. After its end it takes no further
 step, so nothing later can earn the reward. Tools, policy and tasks come from a Backend and are not known here.
 """
 
@@ -18,17 +18,17 @@ from rollq_worker.protocols import RESPOND, Action, Environment, Grade, Observat
 
 
 class Backend(Protocol):
-    """Tools, policy and data of one domain; one object a process, shared by its episodes."""
+    """Tools, policy and data of one domain. One object per process, shared by all episodes."""
 
     tools: Sequence[Json]
     policy: str
     """The system prompt."""
     stop_markers: Sequence[str]
-    """A user's message that contains one of them ends the episode."""
+    """An episode ends when the user's message contains one of them."""
     database: SharedDatabase
 
     def call(self, view: View, action: Action) -> Observation:
-        """Carry out a tool call on a view. What is wrong with the call is an observation, never an exception."""
+        """Carry out a tool call on a view. A wrong call gives an observation, never an exception."""
         ...
 
     def replay(self, view: View, calls: Sequence[Action]) -> None:
@@ -36,7 +36,7 @@ class Backend(Protocol):
         ...
 
     def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
-        """The outputs that the agent's messages to the user lack."""
+        """The required outputs that the agent's messages to the user do not contain."""
         ...
 
 
@@ -46,7 +46,7 @@ class Case:
 
     task: Task
     calls: Sequence[Action]
-    """They make the database that the episode's database is compared with."""
+    """The ground truth's calls. They make the database with which the episode's database is compared."""
 
 
 class ConversationDomain:
@@ -73,7 +73,7 @@ class ConversationDomain:
         return Conversation(self, case)
 
     def expected_changes(self, case: Case) -> Changes:
-        """What the ground truth changes; worked out once for each task."""
+        """What the ground truth changes. It is computed once per task."""
         with self._lock:
             if case.task.hash not in self._expected:
                 view = self.backend.database.view()
@@ -107,7 +107,7 @@ class Conversation:
         self._backend = domain.backend
         self._case = case
         self._view = self._backend.database.view()
-        self._messages: list[str] = []  # from the agent to the user
+        self._messages: list[str] = []  # what the agent said to the user
         self._user: User | None = None
         self._phase = _Phase.NEW
 

@@ -1,7 +1,7 @@
 """Tools of a benchmark's package, called with what a model made up.
 
-The invariants: a wrong call becomes an observation; a tool gets arguments of its own, so nothing that it keeps or
-changes reaches the caller's; what is copied has bounded depth. It knows no benchmark and no database.
+The invariants: a wrong call becomes an observation. A tool gets its own copy of the arguments, so it may keep or change
+them. Only arguments of bounded depth are copied. It knows no benchmark and no database.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from typing import Any
 from rollq.job import Json
 
 MAX_DEPTH = 50
-"""Nesting of a call's arguments; copying, hashing and printing them recurses."""
+"""Deepest nesting of a call's arguments, because copying, hashing and printing them recurses."""
 MAX_INTEGER = 2**63
-"""Largest absolute value of an integer in a call's arguments: arithmetic on Python's integers has no bound."""
+"""Largest absolute value of an integer in a call's arguments, because Python's integers are unbounded."""
 TOOL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -23,7 +23,7 @@ TOOL_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a tool raises when it is called wrongly. Anything else gets through, above all the time limits that some task
+"""Exceptions that a tool raises when it is called wrongly. All others pass, such as the time limits that some task
 queues raise into running code."""
 
 

@@ -1,7 +1,7 @@
-"""Scripted users and perfect agents for benchmarks whose tasks only have instructions for a simulated user.
+"""Scripted users and perfect agents, for benchmarks whose tasks have only instructions for a simulated user.
 
-The instructions speak to the user ("You want to return your kettle"); the scripted user says the same of itself, in one
-message. The wording is changed by rule and never shortened, so different instructions stay different.
+The instructions address the user ("You want to return your kettle"). The scripted user says the same in the first
+person, in one message. Fixed rules change the wording and never shorten it, so different instructions stay different.
 """
 
 import json
@@ -50,8 +50,8 @@ def scripted_case(
 ) -> Case:
     """The task whose ground truth is `calls` and `outputs`.
 
-    `content` is all that the benchmark says of it; `wishes` is the part of the instruction that the user tells the
-    agent; `closing_tools` end the episode.
+    `content` is everything the benchmark has about the task. `wishes` is the part of the instruction that the user
+    tells the agent. `closing_tools` end the episode.
     """
     return Case(
         task=Task(
@@ -81,7 +81,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def _moves(calls: Sequence[Action], outputs: Sequence[str], closing_tools: frozenset[str]) -> Sequence[Action]:
-    """Ask, make the calls, tell the outputs, and end with a goodbye or with a closing call."""
+    """The moves of a perfect agent: ask, make the calls, tell the outputs, and end with a goodbye or a closing call."""
     last = [call for call in calls if call.name in closing_tools]
     done = f"It is all done. For your notes: {'; '.join(outputs)}." if outputs else "It is all done."
     return (

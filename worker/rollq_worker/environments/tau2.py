@@ -28,10 +28,12 @@ from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.protocols import Action, Observation
 
 SERIES = "0.26"
-"""Of inspect_evals: the grading differs between versions, and rewards are only comparable within one."""
+"""The series of inspect_evals that is accepted. The grading differs between versions, and rewards are comparable only
+within one."""
 STOP_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 MAX_ERRORS = 20
-"""Errors of one call that the policy is told: ten thousand strings where objects belong are as many errors."""
+"""Number of errors of one call that the policy is told. A list of ten thousand strings where objects belong has as many
+errors."""
 NOT_REPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
 """Tools that the package's scorer leaves out when it replays the ground truth; neither touches the data."""
 
@@ -139,7 +141,7 @@ class Tau2Backend:
         return getattr(toolkit, name)(**arguments)
 
     def _is_integer(self, name: str, key: str) -> bool:
-        """JSON's integers include 2.0, a tool's do not."""
+        """Whether a tool takes the value for an integer. In JSON 2.0 is one too; for tools it is not."""
         return bool(self._validators[name].schema["properties"][key].get("type") == "integer")
 
 

@@ -1,8 +1,9 @@
 """Sierra's original tau-bench, retail and airline, with the tools, tasks and data of the package `tau_bench`.
 
-The tools run unchanged, on views of one shared database, and an episode earns what the package's `Env` gives it. The
-`Env` itself is not used: it loads and hashes the whole database for every episode, scores by writing to its own state,
-and lets a tool's expression or a strange argument stop the process. The package is imported when a domain is loaded.
+The tools run unchanged, on views of one shared database. An episode earns what the package's `Env` gives it. The `Env`
+itself is not used: it loads and hashes the whole database for every episode, and writes to its own state when it
+scores. A tool's expression or a strange argument could also stop the process. The package is imported when a domain is
+loaded.
 """
 
 import ast
@@ -28,7 +29,7 @@ from rollq_worker.protocols import STOP_MARKER, Action, Observation
 
 SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
 MAX_BITS = 10_000
-"""Longest number that `calculate` may work on, far past what a float holds."""
+"""Longest number, in bits, that `calculate` may work on; far more than a float holds."""
 
 
 def load(variant: str | None) -> ConversationDomain:
@@ -50,7 +51,7 @@ def load(variant: str | None) -> ConversationDomain:
 
 
 def _imported() -> tuple[Any, Any]:
-    """`get_env` and `to_hashable`. Raises JobFailure."""
+    """The package's `get_env` and `to_hashable`. Raises JobFailure."""
     if importlib.util.find_spec("tau_bench") is None:
         raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
     # Only its user simulators, which are not used here, need litellm; litellm fetches a price list when it is imported.
@@ -77,7 +78,8 @@ def _litellm() -> ModuleType:
 
 
 def _version() -> str:
-    """The package, with the commit it was installed from if that is known: the version alone has never changed."""
+    """The package's version, with the commit it was installed from if that is known. The version alone has never
+    changed."""
     try:
         installed = metadata.distribution("tau_bench")
     except metadata.PackageNotFoundError:
@@ -111,7 +113,7 @@ class TauBenchBackend:
                     self._invoke(view, call.name, own_copy(call.arguments))
 
     def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
-        # Each output within one message; commas are dropped from the messages only.
+        # Each output must be within one message. Commas are dropped from the messages only.
         plain = [message.lower().replace(",", "") for message in messages]
         return [output for output in outputs if not any(output.lower() in message for message in plain)]
 
@@ -120,7 +122,7 @@ class TauBenchBackend:
             return f"Unknown action {name}"
         if name == "calculate" and _explodes(arguments.get("expression")):
             raise ValueError("the result is too large")
-        # `data` may be among the arguments: an error of the caller like any other.
+        # The policy may pass `data` as an argument, which is an error like any other.
         text = self._tools[name].invoke(data=view, **arguments)
         if not isinstance(text, str):
             raise ValueError(f"{name} did nothing")  # send_certificate, the fourth time
@@ -141,7 +143,8 @@ def _explodes(expression: object) -> bool:
 
 
 def _bits(node: ast.AST) -> int | None:
-    """An upper bound of an integer's length, None for anything else. Raises OverflowError past MAX_BITS on the way."""
+    """An upper bound of an integer's length in bits; None for other values. Raises OverflowError when it passes
+    MAX_BITS on the way."""
     match node:
         case ast.Constant(value=int(value)):
             return value.bit_length()

@@ -1,8 +1,8 @@
 """The agent loop: one job played from its first prompt to its grade.
 
-The invariant: what is sent to the engine is what was sent before, plus what was sampled, plus a bridge; sampled ids are
-never rendered, decoded or encoded again. The loop knows protocols and values, and nothing of Redis, Celery, HTTP or
-chat templates, so it runs the same in a test, a notebook, a trainer's process or a worker.
+The invariant: each request sends what was sent before, plus what was sampled, plus a bridge. Sampled ids are never
+rendered, decoded or encoded again. The loop knows protocols and values, and nothing of Redis, Celery, HTTP or chat
+templates, so it runs the same in a test, a notebook, a trainer's process or a worker.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -26,9 +26,9 @@ from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
 
 MAX_MALFORMED = 3
-"""Unreadable turns in a row that end an episode."""
+"""Number of unreadable turns in a row that ends an episode."""
 MAX_ERRORS_SHOWN = 5
-"""Different errors of one turn that the policy is told; a turn may hold hundreds of broken calls."""
+"""Number of different errors of one turn that the policy is told. A turn may hold hundreds of broken calls."""
 
 
 def play(
@@ -44,10 +44,10 @@ def play(
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
-    `journal` has every event but that last one by then; the caller closes the job in one atomic step. `recorded` are
-    the journal's events of an earlier attempt: they are replayed without asking engine or user, and the episode goes on
-    from there. Raises RolloutFailure when the episode cannot be finished for a reason that is not the policy's
-    (Diverged when a replay differs from its journal), and whatever `journal.check` raises.
+    By then `journal` has every event but that last one, with which the caller ends the job in one atomic step.
+    `recorded` are the events of an earlier attempt's journal. They are replayed without asking engine or user, and the
+    episode goes on from there. Raises RolloutFailure when the episode cannot be finished for a reason that is not the
+    policy's (Diverged when a replay differs from its journal), and whatever `journal.check` raises.
     """
     recording = Recording(recorded)
     episode = _Episode(job, engine, renderer, environment, journal, recording)
@@ -117,7 +117,7 @@ class _Episode:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
         sampled, complete = self.sample(turn)
         if not (sampled or turn or self.recording):
-            # A reward would grade what the policy never did.
+            # Nothing was sampled, so there is nothing that a reward could grade.
             raise JobFailure(f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the context")
         if not sampled:
             return Stop.LENGTH
@@ -139,7 +139,8 @@ class _Episode:
         return self.act(turn, read, decision, at)
 
     def sample(self, turn: int) -> tuple[array[int], bool]:
-        """The turn's sampled ids, and whether the turn is complete. Goes on with an interrupted generation."""
+        """Sample the turn, and go on when its generation is interrupted. Returns the ids, and whether the turn is
+        complete."""
         sampled = array("I")
         while True:
             replayed = bool(self.recording)
@@ -161,7 +162,7 @@ class _Episode:
         return self.sampler.generate(self.ids, turn, sampled)
 
     def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
-        """Carry the actions out, one after the other, until the environment ends the episode."""
+        """Carry out the actions, one after the other, until the environment ends the episode."""
         results: list[ActionResult] = []
         stop: Stop | None = None
         for action, id in zip(decision.actions, self.log.call_ids(read, decision.actions), strict=True):
@@ -234,7 +235,7 @@ class _Episode:
         return self.sampler.room(len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
-        """The tokens between the turn and the next one; they close a turn that has no end token."""
+        """The tokens between this turn and the next one. They also close a turn that has no end token."""
         ids = array("I")
         stop = self.ids[-1]
         with errors_become(JobFailure, "rendering the bridge"):
@@ -245,9 +246,10 @@ class _Episode:
         return ids
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
-        """The prompt of a new trace, if the job wants history as the template writes it and the template changes it.
+        """The prompt of a new trace; None unless the job wants history as the template writes it and the template
+        changes it.
 
-        What was sampled stays trainable in its own trace; in the new one it is context.
+        What was sampled stays trainable in its own trace. In the new trace it is context.
         """
         if self.job.history is not History.TEMPLATE:
             return None
@@ -259,7 +261,7 @@ class _Episode:
         return Prompt(ids=ids, messages=[*history, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:
-        """Grade the episode if the environment ended it; any other gets 0, as in tau-bench."""
+        """Grade the episode if the environment ended it. Any other episode gets 0, as in tau-bench."""
         self.recording.check_finished()
         grade = Grade(0.0, {"unfinished": stop.value})
         if stop is Stop.DONE:

@@ -1,6 +1,6 @@
 """The messages and tool schemas of an episode in OpenAI's form, and the ids of its tool calls.
 
-The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor templates; the renderer
+The invariant: rollq never gives two calls of a turn the same id. It knows neither tokens nor templates. The renderer
 says which of the model's own ids a template takes.
 """
 
@@ -19,7 +19,7 @@ class ActionResult:
 
     action: Action
     id: str
-    """Of the call; "" for RESPOND."""
+    """The call's id; "" for RESPOND."""
     text: str
     """What the policy is shown."""
     user_messages: Sequence[str] = ()
@@ -54,7 +54,7 @@ class MessageLog:
         self._calls = 0
 
     def call_ids(self, read: ReadTurn, actions: Sequence[Action]) -> list[str]:
-        """One for each action: the model's own id, or one that counts over the whole episode."""
+        """An id for each action: the model's own, or one that counts over the whole episode."""
         ids: list[str] = []
         for n, action in enumerate(actions):
             own = read.call_ids[n] if n < len(read.call_ids) else ""
@@ -93,9 +93,9 @@ def replying_role(action: Action) -> str:
 
 
 def schemas_of(environment: Environment) -> list[Json]:
-    """Plain copies of the schemas, checked for what templates, tool parsers and the wire rely on.
+    """Plain copies of the schemas, checked for everything that templates, tool parsers and the wire need.
 
-    Raises TypeError or ValueError for what is not a schema, and whatever reading them raises.
+    Raises TypeError or ValueError for what is not a schema, and whatever reading the schemas raises.
     """
     schemas: Json = json.loads(json.dumps(list(environment.tools), allow_nan=False))
     names = [_tool_name(schema) for schema in schemas]

@@ -1,8 +1,8 @@
 """Resume: what an earlier attempt recorded stands in for the engine and the user.
 
 The agent loop runs as always. Sampled ids and the user's messages come from the journal, and every event that the loop
-makes is compared with the recorded one. The invariant: a resumed episode is in the state that the journal describes, or
-raises Diverged; neither engine nor user is asked for what the journal has.
+makes is compared with the recorded one. The invariants: a resumed episode reaches the state that the journal describes,
+or raises Diverged. Neither engine nor user is asked for what the journal has.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class Recording:
         return bool(self._events)
 
     def sampled(self, turn: int) -> Sampled | None:
-        """The next event, if it was sampled in this turn; None where the turn ended for lack of room."""
+        """The next event if it was sampled in this turn; None when the turn ended because it had no room left."""
         event = self._events[0] if self._events else None
         if not isinstance(event, Sampled):
             return None
@@ -44,7 +44,7 @@ class Recording:
     def another_turn_followed(self, new_trace: bool) -> bool | None:
         """Whether another turn followed the one being answered, in a new trace or not; None: the journal ends here.
 
-        It cannot be worked out again: the context of another engine may have room for more or less.
+        It is read from the journal, because the context of another engine may have room for more or less.
         """
         if not self._events:
             return None
@@ -67,16 +67,17 @@ class Recording:
         return recorded
 
     def check_finished(self) -> None:
-        """Raises Diverged when the episode ends here and its journal goes on."""
+        """Raises Diverged when the journal goes on although the episode ends here."""
         if self._events:
             raise Diverged(f"the replay ends where the journal has a {type(self._events[0]).__name__}")
 
     def user(self, user: User) -> User:
-        """A user that says what was recorded; `user` goes on where the recording ends."""
+        """A user that says what was recorded. `user` goes on where the recording ends."""
         return _RecordedUser(user, self)
 
     def next_user_message(self) -> str | None:
-        """The user's next message; None: it is not recorded. Raises Diverged when the user was not asked so often."""
+        """The user's next message; None when it is not recorded. Raises Diverged when the user is asked more often than
+        before."""
         if not self._events:
             return None
         recorded = _user_messages(self._events[0])
@@ -112,7 +113,7 @@ class _RecordedUser:
 
 
 def _user_messages(event: Event) -> list[str]:
-    """What the user said before this event and after the one before it."""
+    """What the user said between the event before this one and this one."""
     if isinstance(event, Prompt):
         return [event.messages[-1]["content"]]
     if not isinstance(event, Observed):
@@ -124,7 +125,8 @@ def _user_messages(event: Event) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for all sequences and dicts for all mappings, which the wire does not tell apart."""
+    """The value with lists for all sequences and dicts for all mappings, because the wire does not tell these types
+    apart."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

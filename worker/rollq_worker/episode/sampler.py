@@ -18,7 +18,7 @@ from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Journal
 
 ABORT_PAUSE_S = 0.05
-"""Wait before an interrupted turn goes on: an engine that aborts everything is about to pause."""
+"""Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause."""
 
 
 class Sampler:
@@ -36,7 +36,7 @@ class Sampler:
         return min(self._job.budget.max_tokens - length, self._engine.room(length))
 
     def generate(self, ids: array[int], turn: int, sampled: int) -> Sampled | None:
-        """Sample the turn that has `sampled` tokens so far; None when it has no room left."""
+        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room left."""
         self._journal.check()
         room = min(self._job.budget.max_new_tokens - sampled, self.room(len(ids)))
         if room <= 0:
@@ -73,8 +73,8 @@ class Sampler:
     def is_kept(self, piece: Sampled) -> bool:
         """Whether the piece becomes part of the turn.
 
-        The start of an interrupted turn does, except under a grammar: the engine would start the grammar again in the
-        middle of the turn.
+        The start of an interrupted turn does. Under a grammar it does not, because the engine would begin the grammar
+        again in the middle of the turn.
         """
         interrupted = piece.finish is Finish.ABORT and not self.is_complete(piece)
         return len(piece.ids) > 0 and not (interrupted and self._has_grammar)
@@ -84,13 +84,14 @@ class Sampler:
         parameters = dict(self._job.sampling)
         if parameters.get("min_new_tokens"):
             parameters["min_new_tokens"] = max(0, parameters["min_new_tokens"] - sampled)
-        if "sampling_seed" in parameters:  # one seed for all samples of a group would make them equal
+        if "sampling_seed" in parameters:  # with one seed all samples of a group would be equal
             parameters["sampling_seed"] = (parameters["sampling_seed"] + self._job.sample) % 2**63
         return parameters
 
 
 def end_ids(job: Job, stop_ids: Sequence[int]) -> frozenset[int]:
-    """The tokens at which the engine ends a turn: the model's `stop_ids` and the job's own; none under ignore_eos."""
+    """The tokens at which the engine ends a turn: the model's `stop_ids` and the job's own. Under ignore_eos there are
+    none."""
     if job.sampling.get("ignore_eos"):
         return frozenset()
     return frozenset(stop_ids) | frozenset(job.sampling.get("stop_token_ids") or ())

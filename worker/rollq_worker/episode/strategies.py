@@ -23,7 +23,7 @@ class Decision:
     """What a turn leads to."""
 
     actions: Sequence[Action] = ()
-    """In order; calls are the first ones of the turn. Empty when the turn cannot be acted on."""
+    """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be acted on."""
     errors: Sequence[str] = ()
     """What was wrong with the turn, for the policy."""
 
@@ -93,11 +93,11 @@ def _tool_calling(args: Mapping[str, Json]) -> Agent:
 
 
 AGENTS: dict[str, Callable[[Mapping[str, Json]], Agent]] = {"tool-calling": _tool_calling}
-"""Strategy by name; takes the job's agent_args."""
+"""Strategies by name. Each takes the job's agent_args."""
 
 
 def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> Agent:
     """The strategy of that name. Raises JobFailure for an unknown name or wrong arguments."""
     if name not in AGENTS:
-        raise JobFailure(f"no agent strategy is called {name!r}; there is {', '.join(sorted(AGENTS))}")
+        raise JobFailure(f"agent strategy {name!r} is unknown; there is {', '.join(sorted(AGENTS))}")
     return AGENTS[name](args or {})

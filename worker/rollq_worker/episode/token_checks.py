@@ -2,9 +2,9 @@
 
 The invariant: a trajectory that passes may be trained on. A check takes time in proportion to the event, never to the
 history. A breach is a typed failure: EngineBreach for what was sampled, JobBreach for what rollq made. The checks know
-events and which tokens end a turn, and nothing of engines or the wire.
+events, and which tokens end a turn. They know nothing of engines or the wire.
 
-    I1   what is sent is what was sent before, plus what was sampled, plus a bridge
+    I1   each request sends what was sent before, plus what was sampled, plus a bridge
     I2   one logprob for each sampled token: checked where the engine's reply is read
     I3   a trace is a prompt, then sampled tokens and bridges in turn, without gap or overlap
     I4   `stop` by a token ends in a stop token, and nothing is sampled after one; a stop token may also come with
@@ -47,7 +47,7 @@ class TokenChecks:
         self.last_id = -1
 
     def check_request(self, ids: array[int]) -> None:
-        """I1: the ids to be sent are those of the events so far. Raises JobBreach."""
+        """I1: the ids about to be sent are those of the events so far. Raises JobBreach."""
         if len(ids) != self.length or not ids or ids[-1] != self.last_id:
             raise JobBreach(f"{self._at()}: {len(ids)} ids are about to be sent, the events hold {self.length}")
         if not self._may_sample():
@@ -102,13 +102,14 @@ class TokenChecks:
         self.turn_tokens = 0
 
     def _may_sample(self) -> bool:
-        """After a prompt, a bridge, or a generation that was interrupted before its end."""
+        """Whether the policy may sample now: after a prompt, a bridge, or a generation that was interrupted before its
+        end."""
         if isinstance(self.last, Sampled):
             return self.last.finish is Finish.ABORT and self.last_id not in self.end_ids
         return isinstance(self.last, Prompt) or (isinstance(self.last, Observed) and len(self.last.ids) > 0)
 
     def _inside(self, ids: array[int], what: str) -> None:
-        """I8. Arrays of type I hold nothing below 0."""
+        """I8: the ids are inside the vocabulary. Arrays of type I hold nothing below 0."""
         if max(ids) >= self.vocabulary:
             raise JobBreach(f"{self._at()}: {what} holds id {max(ids)}, beyond the vocabulary of {self.vocabulary}")
 

@@ -1,6 +1,6 @@
 """A calculator that cannot be made to hang.
 
-It gets sampled text, so it evaluates no Python: only numbers, + - * / and parentheses. Powers are left out on purpose:
+Its input is sampled text, so it evaluates no Python: only numbers, + - * / and parentheses. It has no powers, because
 one sampled `9**9**9` would stop every episode of the process.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 LONGEST = 100
-"""Characters; this also bounds the size of the numbers and the depth of the tree."""
+"""Longest expression in characters. This also bounds the size of the numbers and the depth of the tree."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

@@ -1,7 +1,7 @@
 """What the shop sells.
 
-A product comes in variants; a customer buys a variant, which has an item id. Amounts of money are whole cents, and text
-with two decimals (`129.45`) where policy or customer read them.
+A product comes in variants. A customer buys a variant, which has an item id. Amounts of money are whole cents; where
+policy or customer read them they are text with two decimals (`129.45`).
 """
 
 from dataclasses import dataclass
@@ -12,36 +12,36 @@ from random import Random
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a customer buys."""
+    """One variant of a product, which a customer can buy."""
 
     item_id: str
     product_id: str
     name: str
     options: tuple[tuple[str, str], ...]
     price: int
-    """Cents."""
+    """Price in cents."""
     in_stock: bool
 
     @property
     def described(self) -> str:
-        """`Desk Lamp (colour black, base clamp)`."""
+        """Text such as `Desk Lamp (colour black, base clamp)`."""
         return f"{self.name} ({', '.join(f'{option} {value}' for option, value in self.options)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """At least four variants, of which at least three are in stock."""
+    """A product. It has at least four variants, of which at least three are in stock."""
 
     product_id: str
     name: str
     category: str
     final_sale: bool
-    """The policy forbids to return or exchange it."""
+    """Whether the policy forbids to return or exchange it."""
     variants: tuple[Variant, ...]
 
 
 def money(cents: int) -> str:
-    """`129.45`."""
+    """Cents as text with two decimals, such as `129.45`."""
     sign = "-" if cents < 0 else ""
     return f"{sign}{abs(cents) // 100}.{abs(cents) % 100:02d}"
 

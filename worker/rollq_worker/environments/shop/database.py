@@ -1,7 +1,7 @@
 """The shop's data as one episode sees it.
 
-Customers and products never change; orders do, in a copy-on-write view. Records are frozen: a change replaces them. It
-knows nothing of tools or tasks.
+Orders change in a copy-on-write view; customers and products never change. Records are frozen, so a change replaces a
+record. It knows nothing of tools or tasks.
 """
 
 from dataclasses import replace
@@ -21,7 +21,8 @@ class CallError(Exception):
 
 @cache
 def shared_database() -> SharedDatabase:
-    """What every episode starts from. That a human agent has taken over is part of what is graded."""
+    """The data that every episode starts from. It includes whether a human agent has taken over, because that is
+    graded."""
     tables = {"orders": all_records().orders, "conversation": {HANDED_OVER: False}}
     return SharedDatabase(tables, copy=lambda record: record, canon=repr, name=lambda _, key: key)
 
@@ -87,6 +88,6 @@ class ShopData:
 
 
 def shorten(text: str) -> str:
-    """Quoted, plain ASCII, and short: the policy may have sampled a novel."""
+    """The value as quoted, plain ASCII text of limited length, because the policy may have sampled a very long one."""
     shown = ascii(text[:80])
     return shown if len(text) <= 80 and len(shown) <= 80 else f"{shown[:80]}..."

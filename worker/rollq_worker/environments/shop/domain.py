@@ -1,6 +1,6 @@
 """The shop as a Domain: a backend for customer-service conversations, and its tasks.
 
-Graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves it and every output was told to the user,
+It is graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves it and the user was told every output,
 else 0.0. Tasks are made when they are first asked for.
 """
 
@@ -19,7 +19,8 @@ from rollq_worker.environments.shop.tasks import make_task
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Observation
 
 VERSION = "1"
-"""Of rules, data and tasks: rewards are only comparable within one version. A test pins what it stands for."""
+"""Version of rules, data and tasks. Rewards are comparable only within one version. A test pins their digest under
+it."""
 
 
 def load(variant: str | None) -> ConversationDomain:

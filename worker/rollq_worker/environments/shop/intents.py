@@ -1,6 +1,7 @@
-"""What a customer may want: one function for each kind, giving both sides of the talk and the calls to make.
+"""What a customer may want: one function for each kind. Each gives both sides of the conversation and the calls to
+make.
 
-An intent concerns at most one order, as it is before the episode, so intents about different orders combine freely.
+An intent concerns at most one order, as it is before the episode. So intents about different orders combine freely.
 """
 
 from collections.abc import Callable
@@ -15,16 +16,17 @@ from rollq_worker.protocols import Action
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """One request. It is carried out (`writes`), answered (no writes), refused (`plea`) or handed over (TRANSFER)."""
+    """One request of a customer. It is carried out (`writes`), answered (no writes), refused (`plea`) or handed over
+    (TRANSFER)."""
 
     want: str
-    """Follows "I would like to"."""
+    """What the customer wants; the text follows "I would like to"."""
     question: str
-    """What the agent asks next."""
+    """The agent's next question."""
     details: str
-    """What the customer answers."""
+    """The customer's answer to it."""
     instruction: str
-    """For a simulated customer."""
+    """The request as an instruction for a simulated customer."""
     reads: tuple[Action, ...] = ()
     proposal: str = ""
     """What the agent is about to do; "Shall I go ahead?" follows."""

@@ -72,14 +72,14 @@ class Order:
     delivered: date | None
     address: Address
     items: tuple[Variant, ...]
-    """Each of another product."""
+    """The items of the order, each of another product."""
     payment_id: str
     tracking: str
     wrapped: bool = False
     wrap_fee: int = 0
     """Cents."""
     reason: str = ""
-    """Why it was cancelled."""
+    """Why the order was cancelled."""
     sent_back: tuple[str, ...] = ()
     """Item ids that the customer returns or exchanges, sorted."""
     settled: tuple[tuple[str, int], ...] = ()
@@ -109,7 +109,7 @@ class Records:
 
 @cache
 def all_records() -> Records:
-    """The same in every process; about 40 ms to build, then kept."""
+    """All records, the same in every process. They take about 40 ms to build, and are then kept."""
     products = {product.product_id: product for product in catalogue()}
     customers: dict[str, Customer] = {}
     orders: dict[str, Order] = {}

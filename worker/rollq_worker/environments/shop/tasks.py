@@ -1,7 +1,7 @@
 """A task: one customer with one to three intents, as an instruction, a script and the moves of a perfect agent.
 
-Task i of a split is a pure function of (split, i). Reply k of the script answers the k-th message among the moves, and
-every script has at least three replies.
+Task i of a split is a pure function of (split, i). Reply k of the script answers the k-th message among the moves.
+Every script has at least three replies.
 """
 
 import json
@@ -18,7 +18,7 @@ from rollq_worker.environments.shop.tools import TRANSFER
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
 
 SHORTEST = 3
-"""Replies in a script, so an agent that only chats plays several turns too."""
+"""Fewest replies in a script, so that an agent that only chats also plays several turns."""
 
 CLOSING = f"Thank you, that is all. {STOP_MARKER}"
 
@@ -41,7 +41,7 @@ _LONG_AGO: tuple[tuple[IntentMaker, int], ...] = (
 
 
 def make_task(split: str, index: int) -> Task:
-    """The caller has checked split and index."""
+    """Task `index` of a split. The caller has checked both."""
     random = Random(f"shop task {split} {index}")
     records = all_records()
     customer = records.customers[records.task_customers[split, index]]

@@ -1,7 +1,7 @@
 """What the agent can do in the shop: schemas in OpenAI's form and the functions behind them.
 
 `call` never raises for what the policy did: unknown tools, wrong arguments and impossible changes come back as "Error:
-...". The tools keep the data sound. They do not enforce most rules of the policy, such as who may ask for what.
+...". The tools keep the data consistent. They do not enforce most rules of the policy, such as who may ask for what.
 """
 
 import json
@@ -17,9 +17,9 @@ from rollq_worker.environments.shop.results import show_address, show_customer, 
 
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 WRAP_FEE = 450
-"""Cents; nothing for gold members."""
+"""Price of gift wrap in cents. Gold members pay nothing."""
 TRANSFER = "transfer_to_human"
-"""Ends the episode."""
+"""The tool that hands over to a human, which ends the episode."""
 
 Run = Callable[..., Json]
 
@@ -87,7 +87,7 @@ _TOOLS: dict[str, tuple[dict[str, Json], Run]] = {}
 
 
 def _tool(description: str, **properties: dict[str, Json]) -> Callable[[Run], Run]:
-    """Makes a function the tool of its name. All parameters are required."""
+    """Makes a function the tool with the function's name. All parameters are required."""
     parameters = {
         "type": "object",
         "properties": properties,
@@ -272,4 +272,4 @@ def _transfer_to_human(data: ShopData, summary: str) -> Json:
 
 
 SCHEMAS = tuple(schema for schema, _ in _TOOLS.values())
-"""Shared by all episodes; never changed."""
+"""The schemas of all tools, shared by all episodes and never changed."""

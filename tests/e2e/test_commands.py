@@ -75,12 +75,6 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     assert "first  6 submitted  0 queued  0 leased  6 done" in rollq(parts, "stats")
 
 
-def test_a_sealed_run_ends_short(parts: Stack) -> None:
-    rollq(parts, "submit", "--run", "short", "--env", "shop", "--tasks", "0", "--seal")
-    said = json.loads(rollq(parts, "pull", "--run", "short", "--groups", "5", "--json", code=1))
-    assert (said["groups"], said["missing"], said["delivered"], said["duplicates"]) == (1, 4, 1, 0)
-
-
 def test_a_job_that_cannot_be_played_is_dead_and_says_why(parts: Stack) -> None:
     rollq(parts, "submit", "--run", "bad", "--env", "no-such", "--tasks", "0", "--seal")
     assert json.loads(rollq(parts, "pull", "--run", "bad", "--groups", "1", "--json", code=1))["missing"] == 1

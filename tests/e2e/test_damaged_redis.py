@@ -98,19 +98,6 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
             assert re.search(r"refused by the ledger: run bad-(\w+): [^:]+: rollq:\{bad-\1\}:\S+ is", line), line
 
 
-def test_garbage_in_every_key_is_named(stack: Stack) -> None:
-    """The error names a key of another type and leaves the key as it is."""
-    for name in ("run", "queued", "leased", "dead", "open", "ready", "held"):
-        with Client(stack.redis_url, run=f"bad-{name}") as client:
-            client.submit([Job(env="shop", task=0, size=2, min_viable=1)])
-            key, redis = KEYS[name](client.ledger.keys), client.ledger.redis
-            redis.delete(key)
-            redis.set(key, b"garbage")
-            said = use(client)
-            assert any(key in text for text in said), said
-            assert redis.get(key) == b"garbage"  # evidence
-
-
 def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
     """Jobs whose journals were damaged start again, and the log names them; the others go on at their last turn."""
     engine = stack.engine("--latency", "2.0")

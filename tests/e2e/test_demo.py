@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rollq.cli import main
 from rollq_worker.commands.demo import run
 from tests.processes import alive
 from tests.rollq_worker.engine.engine_servers import replaying
+from tests.waiting import until
 
 FIELDS = (
     "run env groups size submitted done dead delivered duplicates reward_mean pass_hat_k turns_mean sampled_tokens"
@@ -58,15 +58,6 @@ def parts(process: subprocess.Popen[str], stream: Any) -> dict[str, int]:
         assert line, f"the demo ended: {said}"
         said += line
     return found
-
-
-def gone(pids: Sequence[int], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
@@ -122,7 +113,7 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, code
         assert process.stdout
         process.stdout.read()
         assert process.wait(150) == code
-        assert gone(list(pids.values()), 0.5)
+        until(lambda: not any(map(alive, pids.values())), 0.5)
 
 
 def test_a_killed_demo_leaves_nothing_running() -> None:
@@ -130,7 +121,7 @@ def test_a_killed_demo_leaves_nothing_running() -> None:
         pids = parts(process, process.stdout)
         process.kill()
         process.wait(60)
-        assert gone(list(pids.values()))
+        until(lambda: not any(map(alive, pids.values())))
 
 
 @pytest.mark.parametrize("part", ["worker", "engine"])
@@ -143,7 +134,7 @@ def test_a_part_that_ends_early_ends_the_demo(part: str) -> None:
     assert out == ""
     assert f"rollq: {part} ended early (signal SIGKILL); its last lines:" in err
     assert "Traceback" not in err
-    assert gone(list(pids.values()), 0.5)
+    until(lambda: not any(map(alive, pids.values())), 0.5)
 
 
 def test_a_worker_that_cannot_start_is_heard() -> None:

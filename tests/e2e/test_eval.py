@@ -3,17 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from rollq import Client, Job
+from rollq import Client
 from rollq.errors import ContractError
-from rollq.job import Purpose
 from tests.e2e.stack import Stack, read_lines
 
 LINE = ("--env", "shop", "--split", "test", "--tasks", "0-7", "--size", "4")
@@ -133,28 +130,3 @@ def test_eval_groups_beside_training(stack: Stack, tmp_path: Path) -> None:
 def acked(batch):
     batch.ack()
     return batch
-
-
-def test_a_consumer_that_dies_with_eval_groups_in_hand(stack: Stack) -> None:
-    stack.engine()
-    stack.worker(8)
-    with Client(stack.redis_url, run="r") as client:
-        client.submit([Job(env="shop", task=task, size=2, purpose=Purpose.EVAL) for task in range(3)])
-        client.seal()
-    code = """
-import sys
-from rollq import Client, Purpose
-for batch in Client(sys.argv[1], run="r", hold_s=1.0).batches(3, purpose=Purpose.EVAL):
-    print(len(batch.groups), flush=True)
-    sys.stdin.read()
-"""
-    command = [sys.executable, "-c", code, stack.redis_url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as consumer:
-        assert consumer.stdout
-        assert consumer.stdout.readline() == b"3\n"
-        consumer.kill()
-        consumer.wait()
-    with Client(stack.redis_url, run="r") as client:
-        [batch] = [acked(batch) for batch in client.batches(3, purpose=Purpose.EVAL, timeout=150)]
-        assert [group.seq for group in batch.groups] == [1, 2, 3]
-        assert (client.stats()["redelivered"], client.stats()["delivered"]) == (3, 6)

@@ -66,16 +66,3 @@ class TestFailingSteps:
         stack.wait(lambda: stack.stats("user")["failures"], 150, "the stalled user's failure")
         stack.wait(lambda: stack.stats("user")["done"] == 7, 150, "the others")
         assert set(stack.stats("user")["failures"]) == {"user"}
-
-    def test_a_process_that_is_killed_for_its_memory(self, stack: Stack, tmp_path: Path):
-        stack.engine("--latency", "0.2")
-        once = str(tmp_path / "once")
-        submit_singles(stack, "oom", 1, env="faulty", env_args={"fault": "killed", "once": once})
-        submit_singles(stack, "oom", 7, first=1)
-        command = ("worker", "-c", "8", "--engine", stack.engine_url)
-        assert stack.start(*command, env=FAULTY_SHOP).wait(150) == 137
-        leased = stack.stats("oom")["leased"]
-        stack.start(*command, env=FAULTY_SHOP)
-        stats = check_all_delivered(stack, "oom", 8)
-        assert stats["failures"] == {"worker": leased}
-        assert 0 < stats["resumed"] <= leased  # a job that was just claimed has no journal yet

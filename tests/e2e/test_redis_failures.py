@@ -4,7 +4,6 @@ import signal
 import time
 
 import pytest
-import redis
 
 from rollq import Client, Job
 from tests.e2e.own_redis import OwnRedis
@@ -27,23 +26,6 @@ class TestRedis:
         print(f"goes on after {time.monotonic() - back:.1f} s")
         stats = check_all_delivered(own_stack, "restart", 24)
         assert not stats["failures"], own_stack.logs()
-
-    def test_its_memory_is_full_for_a_while(self, own_stack: Stack, own_redis: OwnRedis):
-        own_stack.engine("--latency", "0.3")
-        submit_singles(own_stack, "full", 24)
-        worker = own_stack.worker(8)
-        own_stack.wait(lambda: own_stack.stats("full")["done"] >= 2, 150, "some jobs")
-        client = redis.Redis(port=own_redis.port)
-        client.config_set("maxmemory", 1)
-        time.sleep(8)
-        before = own_stack.stats("full")["claims"]
-        time.sleep(3)
-        assert own_stack.stats("full")["claims"] == before
-        client.config_set("maxmemory", 0)
-        client.close()
-        stats = check_all_delivered(own_stack, "full", 24)
-        assert not stats["failures"], own_stack.logs()
-        assert worker.poll() is None
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "playing"])

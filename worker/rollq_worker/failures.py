@@ -7,16 +7,16 @@ from rollq.errors import RolloutFailure, RollqError
 
 
 class DeadlineExceeded(RolloutFailure):
-    """The attempt used up its time. Charged to whatever it was waiting for."""
+    """The attempt used up its time. The failure's class is that of what it was waiting for."""
 
 
 class Drained(RollqError):
-    """The worker is stopping: the job is released, at no cost."""
+    """The worker is stopping, so it gives the job back at no cost."""
 
 
 @contextmanager
 def errors_become(failure: type[RolloutFailure], what: str) -> Iterator[None]:
-    """Raise a missed deadline and every untyped exception as `failure`; `what` is the code that runs inside."""
+    """In this block, raise a missed deadline and every untyped exception as `failure`. `what` names the code inside."""
     try:
         yield
     except DeadlineExceeded as e:
@@ -24,5 +24,5 @@ def errors_become(failure: type[RolloutFailure], what: str) -> Iterator[None]:
     except RollqError:
         raise
     except Exception as e:
-        # Some exceptions print empty, so the type goes first.
+        # Some exceptions have no text, so the type goes first.
         raise failure(f"{what}: {type(e).__name__}: {e}") from e

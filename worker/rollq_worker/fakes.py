@@ -19,19 +19,20 @@ END = 0
 
 
 def spell(text: str) -> array[int]:
-    """One token for each character: its code point."""
+    """The ids of a text: one per character, its code point."""
     return array("I", map(ord, text))
 
 
 @dataclass
 class FakeEngine:
-    """Samples `texts` in turn, the last one again and again; the stop token follows unless the text is cut."""
+    """Samples the texts one after the other, and then the last one again and again. The stop token follows unless the
+    text is cut."""
 
     texts: Sequence[str]
     version: str = "v0"
     context: int = 1 << 30
     interrupts: int = 0
-    """How many replies are aborted after their first token."""
+    """Number of replies that are aborted after their first token."""
     requests: list[array[int]] = field(default_factory=list)
     """The ids of every request, as sent."""
     replies: list[array[int]] = field(default_factory=list)
@@ -73,7 +74,8 @@ class FakeEngine:
 
 
 class FakeRenderer:
-    """A JSON object with name and arguments (and id) is a call, a list of them is several; other JSON is malformed."""
+    """A renderer for texts in which a JSON object with name and arguments (and id) is a call, and a list of them
+    several calls. Other JSON is malformed."""
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
@@ -118,7 +120,7 @@ class FakeRenderer:
 
 @dataclass
 class FakeUser:
-    """Says `lines` in turn, then STOP_MARKER."""
+    """Says the lines one after the other, then STOP_MARKER."""
 
     lines: Sequence[str] = ("hello",)
     heard: list[str] = field(default_factory=list)
@@ -162,7 +164,7 @@ class FakeEnvironment:
 
 @dataclass
 class FakeJournal:
-    """Keeps the events; `check` raises `stop` after `limit` events."""
+    """Keeps the events in a list. `check` raises `stop` after `limit` events."""
 
     events: list[Event] = field(default_factory=list)
     stop: Exception | None = None

@@ -1,4 +1,4 @@
-"""HTTP over pooled connections: a request ends in a `Response` or in a `NoResponse`, whatever the server does.
+"""HTTP over pooled connections. Every request ends in a `Response` or a `NoResponse`, whatever the server does.
 
 The invariant: bodies are read up to a limit, and no error holds a header or an address, which may contain keys. It
 knows nothing of retries or of what is sent.
@@ -14,7 +14,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
 CHUNK = 1 << 18
-"""Bytes that are read at a time."""
+"""Number of bytes that are read at a time."""
 
 
 class NoResponse(Exception):
@@ -33,9 +33,9 @@ class ResponseTimeout(NoResponse):
 class Response:
     status: int
     body: bytes
-    """Cut off at the client's limit."""
+    """The body, cut off at the client's limit."""
     retry_after: str = ""
-    """The header of that name."""
+    """Value of the header Retry-After."""
 
     def json(self) -> object:
         """The body as JSON; None when it is not JSON."""
@@ -79,7 +79,8 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         total: bool = False,
     ) -> Response:
-        """Raises NoResponse. `timeout_s` is for each read of the response, with `total` for the whole exchange."""
+        """Sends a request. `timeout_s` limits each read of the response, or with `total` the whole exchange. Raises
+        NoResponse."""
         until = time.monotonic() + timeout_s if total else None
         connect_timeout_s = min(self._connect_timeout_s, timeout_s) if total else self._connect_timeout_s
         try:
@@ -117,12 +118,12 @@ class HttpClient:
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """As `auth` it keeps requests from looking into .netrc."""
+    """Changes nothing. Passed as `auth`, it keeps requests from looking into .netrc."""
     return request
 
 
 def _failure(error: Exception) -> NoResponse:
-    """The same without the request, the address and whatever else may hold a key."""
+    """The error as a NoResponse, without the request, the address and anything else that may hold a key."""
     if isinstance(error, ValueError):  # a bad address or header, which its text repeats
         return NoResponse(type(error).__name__)
     reason = getattr(error.args[0] if error.args else None, "reason", None) or error

@@ -1,7 +1,7 @@
 """The protocols of the agent loop: what `play` needs of engine, renderer, environment, user and journal.
 
-With the values that cross them. `rollq_worker.fakes` implements each in a few lines; docs/environments.md shows how to
-implement Environment and Domain.
+It also has the values that they exchange. `rollq_worker.fakes` implements each protocol in a few lines.
+docs/environments.md shows how to implement Environment and Domain.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -42,7 +42,7 @@ class Grade:
     """The outcome of a finished episode."""
 
     reward: float
-    """In [0, 1]."""
+    """The reward, in [0, 1]."""
     info: Mapping[str, Json] = field(default_factory=dict)
     """Anything worth recording, such as what was wrong. It must be JSON."""
 
@@ -59,8 +59,10 @@ class User(Protocol):
         ...
 
     def recall(self, heard: str | None, said: str) -> None:
-        """Restore one exchange of an earlier attempt, instead of `open` or `reply`: the user heard `heard` (None: it
-        opened the conversation) and said `said`."""
+        """Restore one exchange of an earlier attempt, instead of `open` or `reply`.
+
+        The user heard `heard` (None: it opened the conversation) and said `said`.
+        """
         ...
 
 
@@ -104,7 +106,7 @@ class Task:
     opening: str
     """The scripted user's first message; unique in the domain."""
     replies: Sequence[str]
-    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated if need be."""
+    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated when more are needed."""
     moves: Sequence[Action]
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
     outputs: Sequence[str] = ()
@@ -131,8 +133,10 @@ class Domain(Protocol):
         ...
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
-        """A new environment for one episode; `args` are the job's env_args. Raises JobFailure as `task` does, and for
-        unknown args."""
+        """A new environment for one episode. `args` are the job's env_args.
+
+        Raises JobFailure as `task` does, and for unknown args.
+        """
         ...
 
 
@@ -176,7 +180,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
-    """A sampled turn, parsed. No text is lost: what is neither call nor reasoning is content."""
+    """A sampled turn, parsed. No text is lost: what is neither a call nor reasoning is content."""
 
     content: str
     calls: Sequence[Action] = ()
@@ -184,11 +188,11 @@ class ReadTurn:
     """What was wrong with unreadable calls, in words for the policy."""
     reasoning: str = ""
     call_spans: Sequence[tuple[int, int]] = ()
-    """For each call its characters [start, end) in the decoded turn, without the stop token."""
+    """For each call, its range of characters [start, end) in the decoded turn, without the stop token."""
     error_spans: Sequence[tuple[int, int]] = ()
-    """The same for each error."""
+    """For each error, the same range."""
     call_ids: Sequence[str] = ()
-    """For each call its id ("": none), in formats whose calls have ids; else empty."""
+    """For each call, its id ("": none), in formats whose calls have ids. Else empty."""
 
 
 class Renderer(Protocol):
@@ -201,7 +205,7 @@ class Renderer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Rendered ids are below it."""
+        """The size of the vocabulary; rendered ids are below it."""
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
@@ -220,16 +224,18 @@ class Renderer(Protocol):
         ...
 
     def is_end(self, id: int) -> bool:
-        """Whether a turn that ends with this token needs no other end token."""
+        """Whether a turn that ends with this token is closed, so that it needs no other end token."""
         ...
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token that closes the turn `message`, which has no end token, so that these replies may follow."""
+        """The token that closes the turn `message`, so that these replies may follow. The turn has no end token."""
         ...
 
     def call_id(self, id: str, name: str, n: int) -> str:
-        """The id of an episode's n-th call, of the tool `name`: the model's own `id` if there is one (else "") and the
-        template takes it."""
+        """The id of an episode's n-th call, a call of the tool `name`.
+
+        It is the model's own `id` if there is one (else "") and the template takes it.
+        """
         ...
 
     def replying_roles(self, stop: int) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """An attempt: one claimed job, which the agent loop sees as its journal.
 
-Every append renews the lease. Membership in the ledger's lease set is the fence, so an attempt that lost its lease can
-write nothing more. It knows nothing of what is played, nor of other attempts.
+Every append renews the lease. The ledger only takes writes of attempts in its lease set, so an attempt that lost its
+lease can write nothing more. It knows nothing of what is played or of other attempts.
 """
 
 import logging
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHORT_WAIT_S = 1.0
-"""A call to Redis that takes longer stops the deadline's clock: Redis was away."""
+"""Seconds. A call to Redis that takes longer stops the deadline's clock, because Redis was away."""
 
 
 class Attempt:
-    """One claimed job as its journal; `Leases` watches it from the heartbeat's thread."""
+    """One claimed job as its journal. The heartbeat's thread watches it through `Leases`."""
 
     def __init__(self, ledger: Ledger, claim: Claim, draining: threading.Event, outage_s: Callable[[], float]) -> None:
         self.ledger = ledger
@@ -104,14 +104,11 @@ class Attempt:
         self._write(len(self._blobs), end)
 
     def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
-        """Give the attempt up. Returns the job's state then: `queued` or `dead`."""
+        """Fail the attempt. Returns the job's state then: `queued` or `dead`."""
         return self._call(lambda: self.ledger.fail(self.job.id, self.number, failure, reason, final=final)).status
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
-        """Fail the attempt while its thread is in foreign code; what the thread writes later is fenced.
-
-        Raises Unwritable, and then may be repeated.
-        """
+        """Fail the attempt while its thread is in foreign code. What the thread writes later is refused."""
         try:
             self.ledger.fail(self.job.id, self.number, failure, reason)
         except Unwritable:
@@ -143,7 +140,8 @@ class Attempt:
         self._write(index, lambda: self.ledger.append(self.job.id, self.number, index, self._blobs[index]))
 
     def _write(self, index: int, write: Callable[[], None]) -> None:
-        """Write entry `index` of the journal; first, again, the tail before it that a restarted Redis may have lost."""
+        """Write entry `index` of the journal. If a restarted Redis lost the journal's tail, write the tail again
+        first."""
         while True:
             try:
                 return self._call(write)
@@ -154,7 +152,7 @@ class Attempt:
                     self._append_blob(missing)
 
     def _call(self, call: Callable[[], T]) -> T:
-        """Call Redis; while it is away or full the attempt waits, and its deadline with it.
+        """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.
 
         Raises Drained or Fenced when the attempt must stop meanwhile.
         """
@@ -162,7 +160,7 @@ class Attempt:
         try:
             return self._retry(call)
         finally:
-            # In this order: the heartbeat reads both, and must never see a deadline that is too early.
+            # The order matters: the heartbeat reads both, and must never see a deadline that is too early.
             if (waited := time.monotonic() - began) > SHORT_WAIT_S:
                 self._redis_away_s += waited
             self._calling_since = None

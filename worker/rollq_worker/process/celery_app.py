@@ -1,8 +1,8 @@
 """The worker process: Celery distributes the jobs, the ledger decides who plays them.
 
-The only module that knows Celery. A message carries a job id and nothing else. It is acknowledged early, because the
-ledger brings back what a dead worker held. The threads pool runs hundreds of episodes in one process, since they wait
-for the engine nearly all the time.
+This is the only module that knows Celery. A message carries a job id and nothing else. It is acknowledged early,
+because the ledger brings back the jobs of a dead worker. The threads pool runs hundreds of episodes in one process,
+because they wait for the engine nearly all the time.
 """
 
 import logging
@@ -39,11 +39,11 @@ from rollq_worker.tokens.tokenizer import load_tokenizer
 log = logging.getLogger("rollq.worker")
 
 ABORT_WAIT_S = 1.5
-"""How long a worker that stops waits for the engine to return partial generations."""
+"""Seconds that a stopping worker waits for the engine to return partial generations."""
 BROKER_TIMEOUT_S = 3.0
-"""For the broker's first answer when the worker starts."""
+"""Seconds to wait for the broker's first answer when the worker starts."""
 SLOTS_LOST = 75
-"""Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end: start it again."""
+"""Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
 
 CONFIG = {
     "task_default_queue": QUEUE,
@@ -127,7 +127,7 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
 
 
 def check_broker(app: celery.Celery, url: str) -> None:
-    """Whether the broker can be used now; later a worker waits for it. Raises SettingsError, RollqError."""
+    """Check that the broker can be used now. Later a worker waits for it. Raises SettingsError, RollqError."""
     try:
         with app.connection_for_write(connect_timeout=BROKER_TIMEOUT_S) as connection:
             connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT_S)
@@ -158,7 +158,8 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
 
 
 def shorten_outages(logger: logging.Logger, **_: object) -> None:
-    """Log no traceback for a lost connection: Celery and kombu would, for every message they cannot acknowledge."""
+    """Log lost connections without a traceback. Celery and kombu would log one for every message they cannot
+    acknowledge."""
 
     def shorten(record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], CONNECTION_ERRORS):
@@ -170,12 +171,12 @@ def shorten_outages(logger: logging.Logger, **_: object) -> None:
 
 
 def stop_consuming() -> None:
-    """Ask Celery's consumer to stop at its next tick; what runs in the pool ends by itself."""
+    """Ask Celery's consumer to stop at its next tick. Jobs that run in the pool end by themselves."""
     state.should_stop = os.EX_OK
 
 
 def end_engine_waits(engine: SGLangEngine) -> None:
-    """End what the episodes wait for on the engine, with their partial tokens where it returns them."""
+    """End the episodes' waits for the engine. They get their partial tokens where the engine returns them."""
     until = time.monotonic() + ABORT_WAIT_S
     # Repeated, because an abort misses a request that is just being sent.
     while engine.abort_running() and time.monotonic() < until:
@@ -185,7 +186,7 @@ def end_engine_waits(engine: SGLangEngine) -> None:
 
 
 def release(runner: JobRunner, reaper: Reaper) -> None:
-    """Release what is still held and publish it again, so that other workers go on with it at once."""
+    """Release the jobs that are still held and publish them again, so that other workers go on with them at once."""
     released = runner.leases.release_all()
     reaper.stop()
     reaper.join(0.5)

@@ -1,4 +1,5 @@
-"""Imported by the fork server: loads the environments once, so that the processes forked from it share their data."""
+"""Imported by the fork server. It loads the environments once, so that the processes forked from it share their
+data."""
 
 import os
 from contextlib import suppress
@@ -11,4 +12,4 @@ end_with_worker()
 for _name in os.environ.get(PRELOAD_VARIABLE, "").split():
     with suppress(Exception):  # an attempt that opens it meets the same error and reports it
         _domain = domain(_name)
-        _domain.task(next(iter(_domain.splits())), 0)  # which makes what the domain keeps for later calls
+        _domain.task(next(iter(_domain.splits())), 0)  # so that what the domain caches is there before the fork

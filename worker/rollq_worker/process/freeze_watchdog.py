@@ -1,8 +1,8 @@
-"""Ends a worker whose interpreter stays locked, which no thread of its own could do.
+"""Ends a worker whose interpreter stays locked.
 
-One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours. Meanwhile no thread runs: no
-heartbeat and no signal handler. faulthandler's own thread needs no lock. Unless it is postponed in time, it writes
-every thread's stack to stderr and ends the process with exit code 1.
+One operation of foreign code (`9**9**9` is one) may hold the interpreter's lock for hours. Meanwhile no Python thread
+and no signal handler runs. faulthandler's own thread needs no lock. Unless it is postponed in time, it writes every
+thread's stack to stderr and ends the process with exit code 1.
 """
 
 import faulthandler
@@ -10,7 +10,8 @@ import threading
 import time
 
 FREEZE_LIMIT_S = 120.0
-"""Long past every lease, so that a slow worker is left alone. Time in which the process was suspended counts too."""
+"""Seconds: much longer than a lease, so that a slow worker is left alone. Time for which the process was suspended
+counts too."""
 
 
 def start() -> None:

@@ -1,11 +1,11 @@
 """Environments in their own processes, for code that may hang, crash or take all memory.
 
-Each episode gets a process, forked from a server that has loaded the environments once. Whatever happens in it ends
-with a kill and one failed attempt; the worker waits on a pipe meanwhile and stays responsive. The user stays in the
-worker: what the environment says to it comes back over the pipe.
+Each episode gets a process, forked from a server that has loaded the environments once. At worst the process is killed
+and the attempt fails. The worker only waits on a pipe, so it stays responsive. The user stays in the worker: the
+environment's messages to it come over the pipe.
 
-These processes end when the worker ends, however it ends. One whose interpreter is locked would never see its pipe
-close, so on Linux the kernel kills it, and elsewhere a watchdog process does.
+These processes end with the worker, however it ends. A process whose interpreter is locked would never see its pipe
+close. So on Linux the kernel kills it, and elsewhere a watchdog process does.
 """
 
 import contextlib
@@ -35,21 +35,22 @@ from rollq_worker.environments import domain
 from rollq_worker.protocols import Action, Grade, Observation, User
 
 CHECK_S = 0.25
-"""Longest time between two calls of `check` while waiting."""
+"""Longest time in seconds between two calls of `check` while waiting."""
 MAX_ANSWER_BYTES = 1 << 24
-"""Pickled."""
+"""Longest answer of an environment, in bytes of its pickle."""
 PRELOAD_VARIABLE = "ROLLQ_PRELOAD"
 """Environment variable: the environments that the fork server loads."""
 WORKER_VARIABLE = "ROLLQ_ISOLATED_FOR"
-"""Environment variable: pid of the worker with which the fork server ends; unset where a watchdog process is used."""
+"""Environment variable: pid of the worker with which the fork server ends. Unset where a watchdog process is used."""
 KERNEL_KILLS = sys.platform == "linux"
-"""Whether the kernel can end a process with its parent."""
+"""Whether the kernel can end a process together with its parent."""
 _server = 0
-"""Pid of the fork server, in itself and in the processes forked from it; 0 where a watchdog process is used."""
+"""Pid of the fork server, set in it and in the processes forked from it. 0 where a watchdog process is used."""
 
 
 class Isolation:
-    """Opens environments in their own processes. `patterns` are names, in which `*` stands for any characters."""
+    """Opens environments in their own processes. `patterns` are environment names, in which `*` stands for any
+    characters."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)
@@ -80,7 +81,7 @@ class Isolation:
     def open(
         self, name: str, split: str, task: int, args: Mapping[str, Json], check: Callable[[], None]
     ) -> Iterator["IsolatedEnvironment"]:
-        """An episode's environment; its process ends with the block. `check` is called while waiting and may raise.
+        """An episode's environment. Its process ends with the block. `check` is called while waiting and may raise.
 
         Raises what opening the environment raises.
         """
@@ -107,7 +108,7 @@ class Isolation:
 
 
 class _ForkServerStarter(Thread):
-    """Starts the fork server, and again when it has died.
+    """Starts the fork server, and starts it again when it has died.
 
     Linux ends the server with the thread that started it, so this thread lives as long as the worker.
     """
@@ -157,7 +158,7 @@ class IsolatedEnvironment:
         return grade
 
     def _ask(self, what: str, argument: Any, name: str) -> Any:
-        with contextlib.suppress(OSError):  # its process is gone; _wait reads its last words, or the end of the pipe
+        with contextlib.suppress(OSError):  # its process is gone; _wait reads its last answer, or the end of the pipe
             self._pipe.send((what, argument))
         return self._wait(name)
 
@@ -230,7 +231,7 @@ def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str
                     _send(pipe, "done", environment.grade())
     except RolloutFailure as e:
         _send(pipe, "failed", (type(e), str(e), traceback.format_exc()))
-    except BaseException as e:  # whatever it is, it ends this process only
+    except BaseException as e:  # any exception ends this process only
         _send(pipe, "failed", (EnvironmentFailure, f"{type(e).__name__}: {e}", traceback.format_exc()))
 
 
@@ -259,7 +260,8 @@ def _offer_to_oom_killer() -> None:
 
 
 def end_with_worker() -> None:
-    """In the fork server, before it loads anything: from now on it ends with its worker, and its forks end with it."""
+    """Have the fork server end with its worker, and its forks with it. It is called before the server loads
+    anything."""
     global _server
     if worker := os.environ.pop(WORKER_VARIABLE, ""):
         _end_with_parent(int(worker))
@@ -267,7 +269,7 @@ def end_with_worker() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when `parent` ends, whatever this one is doing then."""
+    """Have the kernel end this process when `parent` ends, whatever this process is doing then."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)

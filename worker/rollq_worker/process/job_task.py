@@ -1,7 +1,7 @@
 """What a Celery task does: claim a job, play it, and tell the ledger how it ended.
 
-Whatever a job does, the worker lives on: every error becomes a failure of its attempt. It knows the ledger and the
-agent loop; `celery_app` knows how messages arrive.
+The invariant: the worker outlives every job, because every error becomes a failure of its attempt. It knows the ledger
+and the agent loop; `celery_app` knows how messages arrive.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -57,20 +57,21 @@ from rollq_worker.users import longest_reply_s, user_factory
 log = logging.getLogger(__name__)
 
 LEDGERS_KEPT = 256
-"""Runs whose ledgers are kept at hand. A message may name any run, also an unknown one."""
+"""Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
 DAMAGE_PAUSE_S = 5.0
-"""Before a job goes back that the ledger did not take: it may come round again at once."""
+"""Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
-"""Characters that a failure's reason keeps of its beginning when it is cut; the end of a traceback says most."""
+"""Number of characters that are kept from the beginning of a reason that is cut. The rest is kept from the end, where a
+traceback says most."""
 SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
-"""Of the header: an attempt resumes a journal only where these agree."""
+"""Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
 
 Summary = dict[str, Any]
-"""What the task returns, for Flower: rollq's own counts come from the ledger."""
+"""What the task returns, for Flower. rollq's own counts come from the ledger."""
 
 
 class JobRunner:
-    """Runs jobs, one in each thread; the threads share everything that it holds."""
+    """Runs jobs, one per thread. The threads share everything that it holds."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class JobRunner:
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         self.renderers = RendererCache(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
-        # Runs with this worker's tokenizer, and runs with another; as long as their ledgers are kept at hand.
+        # Runs with this worker's tokenizer, and runs with another, as long as their ledgers are kept.
         self._accepted: WeakSet[Ledger] = WeakSet()
         self._rejected: WeakSet[Ledger] = WeakSet()
 
@@ -149,9 +150,9 @@ class JobRunner:
             log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
 
     def _refuses(self, ledger: Ledger) -> Refusal | None:
-        """Why this worker may not play the run: its first claim fixed another tokenizer or chat template.
+        """Why this worker may not play the run: the run's first claim fixed another tokenizer or chat template.
 
-        A refused message is dropped: the ledger publishes the job again for other workers.
+        A refused message is dropped. The ledger publishes the job again for other workers.
         """
         if ledger in self._accepted:
             return None
@@ -168,7 +169,7 @@ class JobRunner:
         return None
 
     def _wait_for_engine(self) -> None:
-        """Claim nothing while the engine is away, so that an outage costs no job an attempt. Raises Drained."""
+        """Wait while the engine is away, so that an outage costs no job an attempt. Raises Drained."""
         self._pause(0.0)
         while not (self.engine.available or self.engine.ready()):
             self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
@@ -253,7 +254,8 @@ class JobRunner:
         )
 
     def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
-        """The events of an earlier attempt, to be replayed; without one, write the header of a new journal."""
+        """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is
+        written."""
         if not claim.journal:
             attempt.open(header)
             return []
@@ -285,7 +287,7 @@ class JobRunner:
         return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome}
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
-        """The ledger is damaged where the attempt would write. The job goes back at no cost."""
+        """Give the job back at no cost, because the ledger is damaged where the attempt would write."""
         log.error("%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error)
         self.draining.wait(DAMAGE_PAUSE_S)
         return self._release(attempt)

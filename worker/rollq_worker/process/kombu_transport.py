@@ -1,9 +1,8 @@
 """Kombu's Redis transport, made to survive what it cannot read.
 
-A stock Celery worker ends ("Unrecoverable error") on a message that is not JSON or lacks a field, and on a key of the
-broker that has another type; so does the next worker. Here such a message is logged and dropped, and such a key is
-renamed: the ledger publishes the jobs that were in it again. The only module that looks inside kombu; a test feeds it
-junk.
+A stock Celery worker ends ("Unrecoverable error") on a message that is not JSON or lacks a field, and on a broker's key
+of another type. So does the next worker. Here such a message is logged and dropped. Such a key is renamed, and the
+ledger publishes the jobs that were in it again. This is the only module that looks inside kombu.
 """
 
 import logging
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOGGED_BYTES = 80
-"""Of an unreadable message: it may hold anything."""
+"""Number of bytes of an unreadable message that are logged."""
 
 
 class QoS(redis.QoS):
@@ -63,7 +62,7 @@ class Channel(redis.Channel):
         return self.with_repair(lambda: super(Channel, self).get_table(exchange))
 
     def with_repair(self, call: Callable[[], T]) -> T:
-        """What the call returns, after a repair if it meets a key of another type."""
+        """The call's result. When the call meets a key of another type, the key is repaired and the call repeated."""
         try:
             return call()
         except ResponseError as e:
@@ -71,7 +70,7 @@ class Channel(redis.Channel):
             return call()
 
     def _repair(self, error: ResponseError) -> None:
-        """Rename every key of another type. Raises the error again when there is none."""
+        """Rename every key of another type. Raises the error again when no key has one."""
         repaired = False
         with self.conn_or_acquire() as client:
             for key, kind in self._keys():
@@ -110,6 +109,6 @@ class Transport(redis.Transport):
             super()._deliver(message, queue)
 
     def _parse(self, message: Any) -> None:
-        """Build the message on a copy, as the consumer will; raises what that raises."""
+        """Build the message on a copy, as the consumer will. Raises what that raises."""
         channel = next(channel for channel in self.channels if channel)
         channel.Message({**message}, channel=channel)

@@ -1,7 +1,7 @@
 """All attempts of this worker, and the heartbeat: one thread that renews their leases and watches their time limits.
 
-An attempt stops by itself at its next `check`. One that cannot check, because it waits for the engine or is in foreign
-code, is ended from here. A renewal depends on nothing but its own run's ledger.
+An attempt stops by itself at its next `check`. If it cannot check, because it waits for the engine or is in foreign
+code, this thread ends it. Renewing a run's leases depends on nothing but that run's ledger.
 """
 
 import logging
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 RENEW_EVERY_S = LEASE_S / 3
 TICK_S = 1.0
-"""Between two looks at what the attempts are doing."""
+"""Seconds between two looks at what the attempts are doing."""
 REPORT_S = 5.0
 """Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for."""
 LOST_THREAD_S = 10.0
-"""A thread that is still in a foreign call this long after its attempt was abandoned is lost."""
+"""Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt was abandoned for."""
 
 
 class Leases:
     """Holds this worker's attempts; one thread renews and watches them all.
 
-    `end_engine_wait(job_id)` ends the wait of a job's attempt for the engine. `on_slots_lost` is called once, when more
-    than half of the `slots` are lost to threads that do not come back.
+    `end_engine_wait(job_id)` ends a job's wait for the engine. `on_slots_lost` is called once, when more than half of
+    the `slots` are lost to threads that do not come back.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Leases:
             return list(self._held)
 
     def lost_threads(self) -> list[str]:
-        """The jobs whose foreign code keeps a thread for good."""
+        """The jobs whose foreign code keeps its thread for ever."""
         with self._lock:
             return sorted(attempt.job.id for attempt in self._lost_threads)
 
     def release_all(self) -> int:
-        """Release all that is held, so that other workers go on with it at once. Returns how many."""
+        """Release all jobs, so that other workers go on with them at once. Returns how many."""
         released = 0
         for attempt in self.held():
             attempt.lost.set()
@@ -117,7 +117,7 @@ class Leases:
         self.renew([a for a in self.held() if all_due or a.left_s < LEASE_S])
         if all_due:
             self._renewed = time.monotonic()
-        for attempt in self.held():  # after the leases: an error of one attempt must not cost another its lease
+        for attempt in self.held():  # after the renewals, so that an error of one attempt costs no other its lease
             with _logged(attempt.job.id):
                 self._watch(attempt)
         self._count_lost_threads()
@@ -137,10 +137,10 @@ class Leases:
                         attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
-        """End an attempt that is overdue or has lost its lease, where it cannot check by itself."""
+        """End an attempt that is overdue or has lost its lease, if its thread cannot check by itself."""
         call = attempt.time_limits.current
         if attempt.abandoned_at is not None:
-            attempt.time_limits.interrupt()  # at every tick: foreign code may have caught the last one
+            attempt.time_limits.interrupt()  # repeated at every tick, because foreign code may have caught the last one
         elif call is not None and call.overdue:
             attempt.abandon(*call.blame(f"nothing in {call.limit_s:g} s"))
         elif call is not None and attempt.overdue:
@@ -164,7 +164,7 @@ class Leases:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log the ledger's error about one run or job, so that the others go on."""
+    """In this block, log the ledger's error about one run or job, so that the others go on."""
     try:
         yield
     except RollqError as e:

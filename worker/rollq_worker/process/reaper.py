@@ -1,8 +1,8 @@
 """The reaper: brings back lost jobs and publishes what is due, from a thread in every worker process.
 
 Expired leases and due retries go back to `queued`; what is due there is published to the broker and then confirmed.
-Publishing is an outbox: a process that dies between the two leaves the job due again. Publishing twice is harmless, the
-claim decides.
+Publishing is an outbox: if a process dies before it confirms, the job is due again. Publishing twice is harmless,
+because a job can be claimed only once.
 """
 
 import logging
@@ -23,16 +23,20 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LIMIT = 100
-"""Jobs in one call: Redis does nothing else while a script runs."""
+"""Most jobs in one call, because Redis does nothing else while a script runs."""
 MOST_MESSAGES = 10_000
-"""At the broker, beyond two for each queued job; then none is added. While the engine is away no worker takes messages,
-perhaps for days, and every job is published again every ten minutes."""
+"""Most messages at the broker beyond two for each queued job; at that number none is added.
+
+While the engine is away, perhaps for days, no worker takes messages, and every job is published again every ten
+minutes.
+"""
 LOOK_EVERY_S = 5.0
-"""Between two looks at where a run stands; a run that is over, or cannot be read, is left alone until the next one."""
+"""Seconds between two looks at where a run stands. A run that is over, or cannot be read, is left alone until the next
+look."""
 
 
 class Reaper:
-    """Ticks once a second for every run; `alive_file` is touched whenever a tick succeeded (for health checks)."""
+    """Ticks once a second for every run. Touches `alive_file` after each tick that succeeded (for health checks)."""
 
     def __init__(self, connection: Any, publisher: Publisher, alive_file: Path | None = None) -> None:
         self.connection = connection
@@ -54,7 +58,7 @@ class Reaper:
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the tick that is running."""
+        """Wait until the running tick has ended."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -115,7 +119,8 @@ class Reaper:
         return published
 
     def _expiry(self) -> float:
-        """Until when leases may expire. One stamp a second, however many runs there are and however long they take."""
+        """The time until which leases may expire. The stamp is renewed once a second, even when a tick over many runs
+        takes long."""
         if time.monotonic() - self._stamped >= TICK_S / 2:
             self._expire_until = self._outages.stamp()
             self._stamped = time.monotonic()
@@ -134,7 +139,7 @@ class _Run:
         self._looked = float("-inf")
 
     def look(self) -> None:
-        """Every LOOK_EVERY_S: is there anything to reap? Raises LedgerError."""
+        """Find out, every LOOK_EVERY_S seconds, whether the run has anything to reap. Raises LedgerError."""
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
         self._looked = time.monotonic()

@@ -1,6 +1,6 @@
-"""A worker's renderers: one for each set of tools and each need of a job, self-checked before its first use.
+"""A worker's renderers: one for each set of tools and each need of a job.
 
-A self-check runs once, and holds up only the jobs that wait for its outcome.
+Each is self-checked once, before its first use. The check holds up only the jobs that wait for it.
 """
 
 import json
@@ -16,11 +16,11 @@ from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 MAX_RENDERERS = 64
-"""The renderers used last are kept: environments may make up tools for every task."""
+"""Number of renderers that are kept, those used last. Environments may make up tools for every task."""
 
 
 class _Slot:
-    """The place of one renderer; its lock is held while the self-check runs."""
+    """The place of one renderer. Its lock is held while the self-check runs."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

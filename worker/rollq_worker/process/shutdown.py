@@ -1,9 +1,9 @@
 """Shutdown: a signal stops the worker within 5 seconds, and other workers go on with its jobs.
 
-Python runs a signal handler only when its main thread gets to it, which may be never: in a call that blocks, or just
-before one. So the C handler writes the signal's number into a pipe, and a watchdog thread reads it and acts. Episodes
-stop at their next turn; running generations are aborted on the engine, so that their partial tokens are journaled. What
-still runs after RELEASE_AFTER_S is released, and the process exits whatever its threads do.
+Python runs a signal handler only when its main thread gets to it, which may be never. So the C handler writes the
+signal's number into a pipe, and a watchdog thread reads it and acts. Episodes stop at their next turn. Running
+generations are aborted on the engine, so that their partial tokens are journaled. Jobs that still run after
+RELEASE_AFTER_S are released, and the process exits whatever its threads do.
 """
 
 import os
@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 RELEASE_AFTER_S = 3.0
 EXIT_AFTER_S = 4.2
-"""Also with Redis down, when nothing can be released; then the leases expire."""
+"""Seconds to the exit, also with Redis down. Then nothing can be released, and the leases expire."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 REQUESTED = 0
-"""In the pipe, in place of a signal's number: the worker itself asked to stop."""
+"""Written to the pipe in place of a signal's number when the worker itself asks to stop."""
 
 
 class Shutdown:
@@ -43,7 +43,7 @@ class Shutdown:
     def ready(
         self, *, stop_consuming: Callable[[], None], end_engine_waits: Callable[[], None], release: Callable[[], None]
     ) -> None:
-        """From now on there may be jobs: what to call, in this order, to stop them."""
+        """There may be jobs from now on. The arguments are what to call, in this order, to stop them."""
         self._end_engine_waits, self._release = end_engine_waits, release
         self._stop_consuming = stop_consuming
 
@@ -73,7 +73,8 @@ class Shutdown:
         if self._stop_consuming is None:
             os._exit(self.exit_code)
         self._stop_consuming()
-        # Each in its own thread: the engine may not answer, and with Redis down a release retries for a minute.
+        # Each gets its own thread, because the engine may not answer and a release retries for a minute while Redis is
+        # down.
         threading.Thread(target=self._end_engine_waits, name="rollq-end-engine-waits", daemon=True).start()
         time.sleep(RELEASE_AFTER_S)
         threading.Thread(target=self._release_and_exit, name="rollq-release", daemon=True).start()

@@ -1,6 +1,7 @@
-"""What a worker checks before it starts. Each error is one line that says what is wrong and what to do about it.
+"""What a worker checks before it starts.
 
-An engine that is still loading is only warned of, since it will be there later. This knows nothing of Celery.
+Each error is one line that says what is wrong and what to do about it. An engine that is not ready gets only a warning,
+because it may be ready later. It knows nothing of Celery.
 """
 
 import logging
@@ -20,11 +21,11 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 log = logging.getLogger("rollq.worker")
 
 UNKNOWN_RUN = "rollq-start"
-"""A run that does not exist: asking for one of its jobs changes nothing."""
+"""A run that does not exist, so asking for one of its jobs changes nothing."""
 
 
 def check(settings: Settings, connection: Any) -> None:
-    """Raises SettingsError or RollqError; what works but is unwise is logged as a warning."""
+    """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is unwise."""
     _check_isolated(settings.isolate)
     if settings.alive_file is not None:
         try:
@@ -45,7 +46,7 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def check_engine(engine: SGLangEngine, url: str, tokenizer: str) -> None:
-    """Warn when the engine takes no requests yet. Raises SettingsError when it does and has other token ids."""
+    """Warn when the engine takes no requests yet. Raises SettingsError when it is ready and has other token ids."""
     if engine.ready():
         return
     where = mask_url(url)

@@ -1,8 +1,8 @@
 """Time limits on foreign code: an attempt notes every call that its thread makes into an environment or a user.
 
-No thread can be killed. An exception can be raised in it, which ends code that loops but not code that blocks. So the
-heartbeat interrupts the thread of an overdue call until it comes back, or counts it as lost. This module knows nothing
-of ledgers or leases.
+A thread cannot be killed. An exception that is raised in it ends code that loops, but not code that blocks. So the
+heartbeat interrupts the thread of an overdue call until it comes back, and after a while counts it as lost. This module
+knows nothing of ledgers or leases.
 """
 
 import ctypes
@@ -18,15 +18,16 @@ from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Action, Environment, Grade, Observation, User
 
 STEP_LIMIT_S = 60.0
-"""Longest reset, step or grade of an environment, without the time that its user takes."""
+"""Longest reset, step or grade of an environment in seconds, without the time that its user takes."""
 OPEN_LIMIT_S = 300.0
-"""Longest opening of an environment: the first one in a process imports packages and reads data."""
+"""Longest opening of an environment in seconds. The first one in a process imports packages and reads data."""
 MAX_OBSERVATION_CHARS = 1 << 22
-"""More than any context holds; every copy takes memory."""
+"""Longest observation in characters: more than any context holds. Every copy takes memory."""
 
 
 class ThreadAbandoned(BaseException):
-    """The attempt was failed while its thread was in foreign code, which must not catch this: it is no Exception."""
+    """Raised in a thread whose attempt was failed while it was in foreign code. It is no Exception, so that such code
+    does not catch it."""
 
 
 @dataclass
@@ -37,14 +38,14 @@ class ForeignCall:
     what: str
     limit_s: float
     since: float
-    """Monotonic; moved on by the time that calls within this one took."""
+    """Monotonic time at which the call began, moved on by the time that calls within it took."""
 
     @property
     def overdue(self) -> bool:
         return time.monotonic() - self.since > self.limit_s
 
     def blame(self, reason: str) -> tuple[FailureClass, str]:
-        """Class and reason of the failure of an attempt that ends in this call."""
+        """Class and reason of the failure when the attempt ends in this call."""
         return self.failure.failure, f"{reason} while waiting for {self.what}"
 
 
@@ -58,7 +59,7 @@ class TimeLimits:
 
     @contextmanager
     def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
-        """Around foreign code that may take `limit_s` seconds and whose errors become `failure`."""
+        """A block around foreign code that may take `limit_s` seconds. Its errors become `failure`."""
         began = time.monotonic()
         with self._lock:
             self._thread = threading.get_ident()
@@ -68,7 +69,7 @@ class TimeLimits:
                 yield
         except (Exception, ThreadAbandoned):
             raise
-        except BaseException as e:  # sys.exit(), a cancelled coroutine, a panic in Rust code: none may end this thread
+        except BaseException as e:  # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
             raise failure(f"{what}: {type(e).__name__}: {e}") from e
         finally:
             with self._lock:

@@ -15,7 +15,7 @@ from rollq_worker.users.scripted import ScriptedUser
 
 KINDS = ("scripted", "oracle", "openai")
 REPLY_S = 60.0
-"""Longest reply of a user that has no `longest_reply_s` of its own."""
+"""Seconds for one reply of a user that has no `longest_reply_s` of its own."""
 
 
 def user_factory(
@@ -57,5 +57,5 @@ def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str
 
 
 def longest_reply_s(user: User) -> float:
-    """Seconds after which a user that has not replied never will."""
+    """Longest time in seconds that a reply of this user takes."""
     return float(getattr(user, "longest_reply_s", REPLY_S))

@@ -1,8 +1,8 @@
 """A user played by a language model behind an OpenAI-compatible endpoint.
 
-The job names the endpoint and the model, the worker knows the address and the key. The invariant: whatever goes wrong
-there is a UserFailure, and no key gets into a message, a repr or the cause of an error. It knows the task's instruction
-and nothing of tools, rewards or the expected answers.
+The job names the endpoint and the model. The worker knows the address and the key. The invariants: every error of the
+endpoint is a UserFailure, and no key gets into a message, a repr or the cause of an error. It knows the task's
+instruction, and nothing of tools, rewards or the expected answers.
 """
 
 import json
@@ -21,12 +21,12 @@ from rollq_worker.protocols import STOP_MARKER
 from rollq_worker.waiting import backoff, wait
 
 BACKOFF_S = (0.5, 8.0)
-"""First and longest pause between two requests, before jitter."""
+"""First and longest pause in seconds between two requests, before jitter."""
 MAX_RETRY_AFTER_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 SPARE_S = 10.0
 MAX_BYTES = 1 << 20
-"""Of an answer; more is not a chat message."""
+"""Longest answer in bytes; a longer one is not a chat message."""
 RETRIED = frozenset({408, 425, 429})
 """Statuses below 500 after which a repeat may help."""
 
@@ -35,7 +35,8 @@ UNFINISHED = {
     "content_filter": "was cut short by a filter",
     "tool_calls": "calls a tool, of which a user has none",
 }
-"""By finish_reason: after half a message the policy would be graded for what it was never told."""
+"""Answers that are not complete, by finish_reason. After half a message the policy would be graded for what it was
+never told."""
 
 GREETING = "Hello! How can I help you today?"
 """The first message that the simulated customer gets."""
@@ -66,14 +67,14 @@ class OpenAIUserOptions:
     """What a job may say about its user besides the kind. Raises JobFailure."""
 
     endpoint: str
-    """A name; the worker knows the address."""
+    """Name of the endpoint. The worker knows its address."""
     model: str
     temperature: float | None = None
-    """None: the endpoint's default."""
+    """Sampling temperature; None: the endpoint's default."""
     max_tokens: int = 1024
-    """Of one reply, reasoning included."""
+    """Most tokens of one reply, reasoning included."""
     timeout_s: float = 60.0
-    """Of one request. All requests for one reply take at most (retries + 1) times that."""
+    """Seconds for one request. All requests for one reply take at most (retries + 1) times that."""
     retries: int = 4
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class OpenAIUserOptions:
 
 
 def read_options(options: Mapping[str, Json]) -> OpenAIUserOptions:
-    """Raises JobFailure."""
+    """The options in a job's user. Raises JobFailure."""
     known = [part.name for part in fields(OpenAIUserOptions)]
     if unknown := sorted(str(name) for name in options if name not in known):
         raise JobFailure(f"user kind 'openai' takes no {', '.join(unknown)}; it takes {', '.join(known)}")
@@ -100,7 +101,7 @@ def read_options(options: Mapping[str, Json]) -> OpenAIUserOptions:
 
 
 class OpenAIUser:
-    """Implements protocols.User; one object an episode."""
+    """Implements protocols.User. One object per episode."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class OpenAIUser:
 
     @property
     def longest_reply_s(self) -> float:
-        """All requests for one reply, with some seconds to spare."""
+        """Seconds for all requests for one reply, with some to spare."""
         return self._options.timeout_s * (self._options.retries + 1) + SPARE_S
 
     def open(self) -> str:
@@ -134,7 +135,7 @@ class OpenAIUser:
         return self._say(message)
 
     def recall(self, heard: str | None, said: str) -> None:
-        """Roles are flipped: to the simulator the agent is the user."""
+        """Adds an exchange to the conversation. Roles are swapped: to the simulator the agent is the user."""
         heard = GREETING if heard is None else heard
         self._messages += [{"role": "user", "content": heard}, {"role": "assistant", "content": said}]
 
@@ -215,7 +216,7 @@ class OpenAIUser:
 
 
 class _Retry(Exception):
-    """A repeat may help; `pause_s` is how long the server asked us to wait."""
+    """A repeat may help. `pause_s` is how long the server asked us to wait."""
 
     def __init__(self, problem: str, pause_s: float | None = None) -> None:
         super().__init__(problem)
@@ -224,7 +225,7 @@ class _Retry(Exception):
 
 @cache
 def _http_client() -> HttpClient:
-    """One for all episodes of the process, so that connections are kept."""
+    """One client for all episodes of the process, so that connections are kept."""
     return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
 
 

@@ -1,7 +1,7 @@
 """A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
 
-Deterministic and without a model. It stops as soon as the agent has told it every output of the task, unless it was
-just asked for its consent. It knows nothing of rewards: the environment grades.
+It is deterministic and needs no model. It stops as soon as the agent has told it every output of the task, unless it
+was just asked for its consent. It knows nothing of rewards: the environment grades.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from rollq_worker.protocols import STOP_MARKER, Task
 
 MAX_REPLIES = 12
-"""It leaves after that many, whatever it has heard."""
+"""Number of replies after which it leaves, whatever it has heard."""
 FAREWELL = f"Thank you, that is all. {STOP_MARKER}"
 AGREEMENT = "Yes, please go ahead."
 
@@ -52,7 +52,7 @@ class OracleUser:
 
     def recall(self, heard: str | None, said: str) -> None:
         if heard is not None:
-            self.reply(heard)  # deterministic: it comes to the same state
+            self.reply(heard)  # answering again brings it to the same state
 
     def _answer(self, question: str) -> str:
         if not self._facts:

@@ -193,6 +193,25 @@ class TestJob:
             with pytest.raises(Fenced):
                 write()
 
+    @pytest.mark.parametrize("end", ["claim", "expiry", "cancel"])
+    def test_a_worker_that_still_plays_it_is_refused_after_a_requeue(self, ledger: Ledger, end: str) -> None:
+        ledger.submit(group(min_viable=1))
+        claim(ledger, "r/g/0")
+        ledger.redis.hset(ledger.keys.job("r/g/0"), "attempt", "nan")
+        match end:
+            case "claim":
+                assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
+            case "expiry":
+                ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
+                assert reap(ledger) == []
+            case "cancel":
+                DeadLetters(ledger.redis, "r").cancel("r/g/0")
+        assert ledger.redis.zcard(ledger.keys.leased) == 0
+        DeadLetters(ledger.redis, "r").requeue("r/g/0")
+        assert claim(ledger, "r/g/0", "another").attempt == 2
+        with pytest.raises(Fenced):
+            ledger.append("r/g/0", 1, 0, b"x")
+
     def test_junk_among_the_queued_is_swept_out(self, ledger: Ledger) -> None:
         ledger.submit(group(), publish_in_s=0)
         play(ledger, "r/g/1")

@@ -29,8 +29,8 @@ if time < expire_until then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
     local id, attempt = string.match(member, '^(.*)#(%d+)$')
     local well, why = pcall(expire, id, attempt)
-    redis.call('ZREM', leased, member)
     if id and not well then bury(id, reason(why), time) end
+    redis.call('ZREM', leased, member)
   end
 end
 

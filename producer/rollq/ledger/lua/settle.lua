@@ -5,8 +5,18 @@ local function budget(class)
   return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
 
+-- Claims so far. If the record does not say, the last attempt that ended or that has a lease does: a later attempt must
+-- not have the number of one that may still run, because the number is its fence.
 local function attempts(id)
-  return whole(field('job:' .. id, 'attempt'), 0, MOST) or 0
+  local known = whole(field('job:' .. id, 'attempt'), 0, MOST)
+  if known then return known end
+  local highest, start = whole(field('job:' .. id, 'ended'), 0, MOST) or 0, id .. '#'
+  for _, member in ipairs(redis.call('ZRANGE', prefix .. 'leased', 0, -1)) do
+    if string.sub(member, 1, #start) == start then
+      highest = math.max(highest, whole(string.sub(member, #start + 1), 0, MOST) or 0)
+    end
+  end
+  return highest
 end
 
 -- Deletes what a job that is over held: its body and its journals.

@@ -13,7 +13,7 @@ import pytest
 
 from rollq_worker.toolcalls import PARSERS
 from tests.rollq_worker.toolcalls.turns import TOOLS
-from tests.rollq_worker.toolcalls.turns.token_formats import ANALYSIS, HARMONY_CALL
+from tests.rollq_worker.toolcalls.turns.token_formats import HARMONY_CALL
 
 BAD_JSON = "harmony does not look into arguments"
 ROLE = "harmony takes messages of other roles for the assistant's"
@@ -28,46 +28,18 @@ TURNS: list[tuple[str, Read | None, str]] = [
     # the turn; calls, content and reasoning as harmony reads them, None: it fails; how we differ.
     # ?? stands in front of a recipient that is no function
     (HARMONY_CALL, (SAYS_HI, "", ""), ""),
-    (ANALYSIS + HARMONY_CALL, (SAYS_HI, "", "hm"), ""),
-    (' to=functions.f<|channel|>commentary json<|message|>{"s": "hi"}', (SAYS_HI, "", ""), ""),
     ("<|channel|>final<|message|>Hello.", ([], "Hello.", ""), ""),
-    (f"{ANALYSIS}<|channel|>final<|message|>Hello.", ([], "Hello.", "hm"), ""),
-    (
-        '<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "hi"}',
-        (SAYS_HI, "Let me see.", ""),
-        "",
-    ),
-    (
-        '<|channel|>commentary to=functions.h <|constrain|>json<|message|>{"s": "hi"}',
-        ([("h", '{"s": "hi"}')], "", ""),
-        "",
-    ),
     (
         '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": hi}',
         ([("f", '{"s": hi}')], "", ""),
         BAD_JSON,
     ),
     (
-        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "h',
-        ([("f", '{"s": "h')], "", ""),
-        BAD_JSON,
-    ),
-    ("<|channel|>comm", None, CHANNEL),
-    ("<|message|>Hello.", ([], "Hello.", ""), CHANNEL),
-    ("Hello.", None, CHANNEL),
-    (
-        '<|channel|>commentary to=python <|constrain|>json<|message|>{"s": "hi"}',
-        ([("??python", '{"s": "hi"}')], "", ""),
-        RECIPIENT,
-    ),
-    (f"{ANALYSIS}<|channel|>final<|message|>a<|end|><|start|>user<|message|>b", ([], "ab", "hm"), ROLE),
-    (
         '<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"s": "hi"}',
         (SAYS_HI, "", "hm"),
         "",
     ),
     ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}", ([("f", "{}")], "", ""), ""),
-    ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 1}', ([("f", '{"n": 1}')], "", ""), ""),
     ('<|channel|>commentary to=functions.f json<|message|>{"n": 1}', ([("f", '{"n": 1}')], "", ""), ""),
     ('<|channel|>analysis to=functions.f code<|message|>{"n": 1}', ([("f", '{"n": 1}')], "", ""), ""),
     ("<|channel|>analysis to=python code<|message|>print(1)", ([("??python", "print(1)")], "", ""), RECIPIENT),
@@ -93,11 +65,6 @@ TURNS: list[tuple[str, Read | None, str]] = [
     (" to=functions.f<|channel|>commentary<|message|>{}", ([("f", "{}")], "", ""), ""),
     ("<|channel|>commentary to=assistant<|message|>{}", ([("??assistant", "{}")], "", ""), RECIPIENT),
     ("<|channel|>commentary to=functions.<|message|>{}", ([("", "{}")], "", ""), RECIPIENT),
-    (
-        '<|channel|>commentary to=functions.f<|message|>{"s": "<b> \\u00e9"}',
-        ([("f", '{"s": "<b> \\u00e9"}')], "", ""),
-        "",
-    ),
     ("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", ([], "ab", ""), ""),
     ("<|start|>assistant<|channel|>final<|message|>b", ([("??<|start|>assistant", "b")], "", ""), HEADER),
     (
@@ -106,12 +73,6 @@ TURNS: list[tuple[str, Read | None, str]] = [
         "",
     ),
 ]
-
-
-def test_the_record_has_turns_of_every_difference():
-    assert sum(not differs for *_, differs in TURNS) >= 15 and {differs for *_, differs in TURNS} == {
-        *("", BAD_JSON, ROLE, CHANNEL, RECIPIENT, ENDED, HEADER)
-    }
 
 
 @pytest.mark.parametrize(("text", "theirs", "differs"), TURNS, ids=range(len(TURNS)))
@@ -136,17 +97,14 @@ HEADERS = [
 MALFORMED = [
     # a header, and what is said of it
     ("<|channel|>final The order W1 ships today.", "cannot be read"),
-    ("<|channel|>analysis I will look it up", "cannot be read"),
     ("<|channel|>final<|constrain|>hello user", "cannot be read"),
     ('<|channel|>commentary to=functions.f {"a": 1}', "cannot be read"),
     ("<|channel|>commentary to=functions.f to=functions.g", "cannot be read"),
-    ("to=functions.g<|channel|>commentary to=functions.f", "cannot be read"),
     ("<|channel|>analysis<|channel|>final", "cannot be read"),
     ("<|channel|>commentary to=functions.f <|constrain|>", "cannot be read"),
     ("<|start|>assistant!<|channel|>final", "another role"),
     ("Hello <|channel|>final", "another role"),
     ("<|channel|>finally", "no channel"),
-    ("<|channel|>Hello to=functions.f", "no channel"),
     ("to=functions.f", "no channel"),
     ("x" * 300 + "<|channel|>final", "another role"),
     ("<|channel|>final " + "x" * 300, "cannot be read"),

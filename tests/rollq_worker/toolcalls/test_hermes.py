@@ -22,19 +22,10 @@ def block(inside: str) -> str:
 READ: list[tuple[str, str, str, list[Action], str]] = [
     # name, turn, content, calls, reasoning
     ("nothing", "", "", [], ""),
-    ("spaces are free", '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', "", [F], ""),
     ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
     ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
     ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
     ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),
-    ("arguments as a string", block(r'{"name": "f", "arguments": "{\"a\": 1}"}'), "", [F], ""),
-    (
-        "nested quotes",
-        block(r'{"name": "f", "arguments": {"s": "say \"hi\" \\ {"}}'),
-        "",
-        [Action("f", {"s": 'say "hi" \\ {'})],
-        "",
-    ),
     (
         "an end tag in a string",
         block('{"name": "f", "arguments": {"s": "x</tool_call>y"}}'),
@@ -58,8 +49,6 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
     ),
     ("quoted tag, then a call", f"Not '<tool_call>' but {GOOD}", "Not '<tool_call>' but", [F], ""),
     ("a stray end tag", "Hi</tool_call>", "Hi</tool_call>", [], ""),
-    ("U+FFFD", block('{"name": "f", "arguments": {"s": "\ufffd"}}'), "", [Action("f", {"s": "\ufffd"})], ""),
-    ("escaped emoji", block(r'{"name": "f", "arguments": {"s": "\ud83d\ude42"}}'), "", [Action("f", {"s": "🙂"})], ""),
     ("reasoning", "<think>\nwell\n</think>\n\nHi", "Hi", [], "well"),
     ("a call only thought of", f"<think>{GOOD}</think>Hi", "Hi", [], GOOD),
     ("empty reasoning", "<think>\n\n</think>\n\nHi", "Hi", [], ""),
@@ -71,39 +60,24 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
 BROKEN: list[tuple[str, str, str]] = [
     # name, turn, what the policy is told
     ("bad JSON", block("{'name': 'f'}"), "not valid JSON: Expecting property name"),
-    ("a function call in words", block("f(a=1)"), "not valid JSON: Expecting value at character 1"),
     ("a raw line break in a string", block('{"name": "f", "arguments": {"s": "a\nb"}}'), "Invalid control character"),
     ("an empty block", block(""), "not valid JSON"),
     ("a missing brace", block('{"name": "f", "arguments": {"a": 1}'), "not valid JSON"),
     ("two objects in a block", block('{"name": "f"}\n{"name": "g"}'), "text behind the JSON"),
-    ("text in the block", block('{"name": "f"} please'), "text behind the JSON"),
     ("half a call", '<tool_call>\n{"name": "f", "argu', "cut off"),
-    ("only the tag", "<tool_call>", "cut off"),
     ("not closed", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "not closed"),
     ("no name", block('{"arguments": {"a": 1}}'), 'has no "name"'),
     ("an empty name", block('{"name": "", "arguments": {}}'), 'has no "name"'),
     ("a name that is no string", block('{"name": 3, "arguments": {}}'), 'has no "name"'),
     ("parameters", block('{"name": "f", "parameters": {"a": 1}}'), 'has "parameters" where "arguments" belongs'),
     ("arguments that are a list", block('{"name": "f", "arguments": [1]}'), "not a JSON object"),
-    ("arguments that are null", block('{"name": "f", "arguments": null}'), "not a JSON object"),
     (
         "arguments in a broken string",
         block('{"name": "f", "arguments": "{a: 1}"}'),
         "a string that holds no JSON object",
     ),
-    (
-        "arguments in a string with a tail",
-        block('{"name": "f", "arguments": "{} x"}'),
-        "a string that holds no JSON object",
-    ),
-    (
-        "arguments in a string of a list",
-        block('{"name": "f", "arguments": "[1]"}'),
-        "a string that holds no JSON object",
-    ),
     ("NaN in a string", block(r'{"name": "f", "arguments": "{\"a\": NaN}"}'), "NaN"),
     ("a scalar", block("3"), "not a JSON object"),
-    ("a string", block('"f"'), "not a JSON object"),
     ("an empty list", block("[]"), "empty list"),
     ("a list with a scalar", block('[{"name": "f"}, 3]'), "not a JSON object"),
     ("NaN", block('{"name": "f", "arguments": {"a": NaN}}'), "NaN"),
@@ -116,7 +90,6 @@ BROKEN: list[tuple[str, str, str]] = [
     ("deep", block('{"name": "f", "arguments": ' + '{"a":' * 90 + "1" + "}" * 91), "nested 91 levels deep"),
     ("deeper than Python", block('{"name": "f", "arguments": ' + "[" * 100_000), f"deeper than {MAX_DEPTH}"),
     ("reasoning that never ends", "<think>well, maybe", "reasoning was not closed"),
-    ("a call in reasoning that never ends", f"<think>well {GOOD}", "reasoning was not closed"),
 ]
 
 

@@ -58,7 +58,6 @@ DEEPSEEK_TURNS = [
     deepseek("half a call", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL[:-20]}", error="not valid JSON", sglang=LOST),
     deepseek("an empty section", deepseek_section(), error="no tool call", sglang=LOST),
     deepseek("bad JSON", deepseek_section(deepseek_call("{'s': 1}")), error="not valid JSON", sglang=TEXT),
-    deepseek("a list for arguments", deepseek_section(deepseek_call("[1]")), error="not a JSON object", sglang=LENIENT),
     deepseek("no name", deepseek_section(deepseek_call("{}", "")), error="no function name", sglang=LOST),
     deepseek(
         "reasoning",
@@ -94,9 +93,7 @@ KIMI_TURNS = [
     kimi("no call", "Hello.", content="Hello."),
     kimi("an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]),
     kimi("a bare number", kimi_section(kimi_call("{}", "0")), error="id of the tool call", sglang="guesses the tool"),
-    kimi("bad JSON", kimi_section(kimi_call("{'s': 1}")), error="not valid JSON", sglang=LENIENT),
     kimi("half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST),
-    kimi("an empty section", kimi_section(), error="no tool call", sglang=LOST),
     kimi(
         "reasoning",
         f"<think>hm</think>{kimi_section(KIMI_CALL)}",

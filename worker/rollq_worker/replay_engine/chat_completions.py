@@ -25,7 +25,7 @@ class ChatReply:
     calls: Sequence[Action] = field(default=())
 
     def message(self) -> dict[str, Json]:
-        """In OpenAI's form."""
+        """The message in OpenAI's form."""
         message: dict[str, Json] = {"role": "assistant", "content": self.content, "reasoning_content": None}
         if self.calls:
             message["tool_calls"] = [
@@ -41,7 +41,7 @@ class ChatReply:
 
 
 def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, version: str) -> dict[str, Json]:
-    """The reply to a request; `version` is that of the weights. Raises HttpError."""
+    """The reply to a request. `version` is the weight version. Raises HttpError."""
     messages = body.get("messages")
     if messages is None:
         raise bad_body("messages", "Field required")

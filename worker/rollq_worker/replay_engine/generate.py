@@ -29,21 +29,21 @@ from rollq_worker.replay_engine.stop_conditions import (
 )
 
 LATENCY_SIGMA = 0.6
-"""Of the lognormal latency: one request in twenty takes more than 2.2 times the mean."""
+"""Sigma of the lognormal latency: one request in twenty takes more than 2.2 times the mean."""
 SHORTEST_CONTEXT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """Everything about a replay engine that can be chosen. Raises SettingsError."""
+    """The options of a replay engine. Raises SettingsError."""
 
     host: str = "127.0.0.1"
     port: int = 30000
-    """0: any free one; the line that says the engine is ready names it."""
+    """Port to listen on; 0: any free one. The line that says the engine is ready names it."""
     env: str = "shop"
-    """Environments whose tasks it plays: a name, several with commas between them, or `all`."""
+    """Environments whose tasks it plays: one name, several with commas between them, or `all`."""
     latency: float = 0.0
-    """Mean seconds of a turn, lognormal; a turn that is cut short takes its share of them."""
+    """Mean seconds of a turn, lognormal. A turn that is cut short takes its share of them."""
     mistakes: float = 0.0
     """Chance that an episode has at least one mistake of the policy."""
     errors: float = 0.0
@@ -53,9 +53,9 @@ class ReplayOptions:
     weight_version: str = "default"
     context_length: int = 32768
     max_running: int = 0
-    """Requests that run at once, the others queue; 0: all."""
+    """Most requests that run at once, the others queue; 0: no limit."""
     max_queued: int = 0
-    """Requests that may queue, further ones get 503; 0: any number."""
+    """Most requests that may queue, further ones get 503; 0: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("mistakes", "errors"):
@@ -68,7 +68,7 @@ class ReplayOptions:
 
 
 class Fault(StrEnum):
-    """How a request fails by chance, all with equal chances."""
+    """How a request fails by chance. All faults are equally likely."""
 
     FULL = "full"
     """503, as from a full queue."""
@@ -81,7 +81,7 @@ class Fault(StrEnum):
 
 
 class ReplayEngine:
-    """Generates. Requests draw independent randomness; one with a sampling_seed always draws the same."""
+    """The engine itself. Each request draws its own randomness; one with a sampling_seed always draws the same."""
 
     def __init__(self, options: ReplayOptions, ground_truth: GroundTruth) -> None:
         self.options = options
@@ -94,7 +94,7 @@ class ReplayEngine:
         self._filler = ground_truth.encode_turn(POLITE)
 
     def randomness(self) -> random.Random:
-        """Fresh for each request."""
+        """A random generator for one request."""
         self._count += 1
         return random.Random(f"{self.options.seed}:{self._count}")
 
@@ -105,7 +105,7 @@ class ReplayEngine:
     async def generate(
         self, request: GenerateRequest, rng: random.Random, fault: Fault | None = None
     ) -> dict[str, Any]:
-        """SGLang's reply. Raises HttpError: a duplicate request id, a full queue."""
+        """The reply, as SGLang gives it. Raises HttpError for a duplicate request id and a full queue."""
         sampling = request.sampling
         if sampling.seed is not None:
             rng = random.Random(f"{sampling.seed}:{zlib.crc32(request.ids.tobytes())}")
@@ -175,7 +175,7 @@ class ReplayEngine:
         return found
 
     def _best(self, tokens: Iterable[int], request: GenerateRequest) -> list[Any]:
-        """The best tokens in the place of each of `tokens` but the first."""
+        """The best tokens at the position of each of `tokens` but the first."""
         count, vocab = request.top_logprobs, self._tokenizer.vocab_size
         return [self._entries(made_up_logprobs.best(*pair, count, vocab), request) for pair in pairwise(tokens)]
 
@@ -185,7 +185,7 @@ class ReplayEngine:
 
 
 def _released(whole: Completion, generation: Generation) -> Completion:
-    """What of the planned completion came out."""
+    """The part of the planned completion that was released."""
     if not generation.aborted:
         return whole
     message = "Aborted" if generation.started else "Abort in waiting queue"

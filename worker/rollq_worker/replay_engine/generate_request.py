@@ -1,7 +1,7 @@
 """The body of POST /generate: one prompt and its sampling parameters, checked as SGLang checks them.
 
-The invariant: what passes here can be generated, and nothing that would change the reply is dropped in silence, except
-a grammar, which has no effect. It knows nothing of HTTP or of what will be said.
+The invariant: what passes here can be generated. Nothing that would change the reply is dropped in silence, except a
+grammar, which has no effect. It knows nothing of HTTP or of what will be said.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -31,7 +31,7 @@ from rollq_worker.replay_engine.http_bodies import (
 DEFAULT_NEW_TOKENS = 128
 MAX_STOPS = 32
 MAX_STOP_REGEX = 256
-"""Bytes."""
+"""Longest stop_regex, in bytes."""
 PROMPT_RESERVE = 6
 """Tokens of the context that a prompt may not use (SGLang's max_req_input_len)."""
 SCHEDULER_RESERVE = 2
@@ -47,7 +47,7 @@ BODY_FIELDS: dict[str, tuple[Check, str]] = {
     "token_ids_logprob": (are_ints, "Input should be a valid list"),
     "extra_key": (is_text, "Input should be a valid string"),
 }
-"""What each field must be, and how SGLang says that it is not."""
+"""For each field, the check of its value, and SGLang's words for a wrong value."""
 TYPED_FIELDS: dict[str, tuple[Check, str]] = {
     "return_logprob": (is_bool, "a value or an array of values for BoolOrList"),
     "logprob_start_len": (is_int, "a value or an array of values for Int64OrList"),
@@ -55,7 +55,7 @@ TYPED_FIELDS: dict[str, tuple[Check, str]] = {
     "return_text_in_logprobs": (is_bool, "a boolean"),
     "return_prompt_token_ids": (is_bool, "a boolean"),
 }
-"""Fields that SGLang checks like sampling parameters: what each must be, and how SGLang calls that."""
+"""Fields that SGLang checks like sampling parameters, each with its check and SGLang's word for its type."""
 PARAMETERS: dict[str, tuple[Check, str]] = {
     "max_new_tokens": (is_int, "i64"),
     "stop": (are_texts, "a value or an array of values for StringOrList"),
@@ -95,7 +95,7 @@ RANGES: dict[str, tuple[Check, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """The parameters that change what a replay engine says; the others are checked and have no effect."""
+    """The parameters that change what a replay engine says. The others are checked and have no effect."""
 
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class GenerateRequest:
     """array('I'): the prompt."""
     sampling: SamplingParameters
     max_new_tokens: int
-    """At most what is left of the context."""
+    """Tokens to sample; at most what is left of the context."""
     return_logprob: bool
     logprob_start: int
     """The prompt is scored from this token on; -1: not at all."""
@@ -130,7 +130,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Tokens of context, and the number of token ids."""
+    """The context length in tokens, and the number of token ids."""
 
     context: int
     vocab: int
@@ -237,7 +237,7 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _prompt(given: Mapping[str, Any], size: ModelSize, encode: Callable[[str], array[int]]) -> array[int]:
-    """The prompt's ids. An id outside the vocabulary kills a real server; here it is refused."""
+    """The prompt's ids. An id outside the vocabulary kills a real server; this one refuses it."""
     if "input_ids" not in given and "text" not in given:
         raise bad_value("Either text, input_ids or input_embeds should be provided.")
     ids = given["input_ids"] if "input_ids" in given else encode(given["text"])

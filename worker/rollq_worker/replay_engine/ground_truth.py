@@ -1,7 +1,7 @@
 """What the replay engine says: the next ground-truth move of the task that the prompt is about, as token ids.
 
-The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations that were read
-before are cached by prefix, so a turn costs the decoding of what is new, but no reply depends on the cache.
+The invariant: the reply depends only on the prompt's text and on randomly drawn mistakes. Conversations are cached by
+prefix, so a turn costs only the decoding of what is new. No reply depends on the cache.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -27,26 +27,27 @@ log = logging.getLogger(__name__)
 
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
-"""Said in conversations about no known task, and when all moves are made."""
+"""The reply in conversations about no known task, and when all moves are made."""
 CACHED = 50_000
-"""Prefixes of conversations, and encoded texts, that are kept."""
+"""Number of prefixes of conversations, and of encoded texts, that are kept."""
 LOOKED_UP = 8
-"""The prefixes of a prompt that are looked up in the cache: those that end before its last messages."""
+"""Number of a prompt's prefixes that are looked up in the cache: those that end before its last messages."""
 _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """What is said to one prompt."""
+    """The reply to one prompt."""
 
     ids: array[int]
     """array('I'): the rest of the turn, with the stop token at its end; never empty."""
     cached: int
-    """Tokens of the prompt that were read before."""
+    """Number of the prompt's tokens that were read before."""
 
 
 class GroundTruth:
-    """Plays `tasks` through one ChatML tokenizer. `mistakes` is the chance that an episode has at least one."""
+    """Plays the moves of `tasks` through one ChatML tokenizer. `mistakes` is the chance that an episode has at least
+    one."""
 
     def __init__(self, tokenizer: Tokenizer, tasks: TaskIndex, mistakes: float = 0.0) -> None:
         self.tokenizer = tokenizer

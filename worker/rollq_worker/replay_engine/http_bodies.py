@@ -12,7 +12,7 @@ JSON = "application/json"
 
 
 class HttpError(Exception):
-    """Answer with this status and this body, JSON unless it is a string."""
+    """An answer with this status and this body, which is JSON unless it is a string."""
 
     def __init__(self, status: int, body: dict[str, Any] | str) -> None:
         super().__init__(body)
@@ -49,7 +49,8 @@ def queue_full() -> HttpError:
 
 
 async def json_body(request: web.Request, *, strictly: bool = False) -> dict[str, Any]:
-    """The object; `strictly` refuses content types like application/x+json too. Raises HttpError."""
+    """The request's JSON object. With `strictly`, content types like application/x+json are refused too. Raises
+    HttpError."""
     raw = await request.read()
     kind = request.content_type
     if strictly and kind != JSON:
@@ -88,7 +89,7 @@ def is_map(value: object) -> bool:
 
 
 def are_texts(value: object) -> bool:
-    """A string, or a list of them."""
+    """Whether the value is a string or a list of strings."""
     return isinstance(value, str) or (isinstance(value, list) and all(map(is_text, value)))
 
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 RESOLUTION = 1 << 20
 OTHERS = 100
-"""The least number of other tokens that the best ones are chosen from."""
+"""Fewest other tokens from which the best ones are chosen."""
 
 
 def logprob(before: int, token: int) -> float:
-    """In (-3, 0), the same for the same two tokens."""
+    """A logprob in (-3, 0), the same for the same two tokens."""
     mixed = (before * 0x9E3779B1 + token * 0x85EBCA77) & 0xFFFFFFFF
     mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
     return round(-3.0 * ((mixed >> 12) + 1) / (RESOLUTION + 1), 6)
@@ -27,7 +27,7 @@ def continuation(before: int, tokens: Sequence[int]) -> list[float]:
 def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, int]]:
     """The `count` highest logprobs of `token` and of some others in its place, with their ids, the best first.
 
-    Scoring the whole vocabulary in Python would take 0.1 s a token.
+    Scoring the whole vocabulary in Python would take 0.1 s per token.
     """
     step = max(1, vocab // (count + OTHERS))
     ids = {token, *range(before % step, vocab, step)}
@@ -35,6 +35,6 @@ def best(before: int, token: int, count: int, vocab: int) -> list[tuple[float, i
 
 
 def prompt(tokens: Sequence[int], start: int) -> list[float | None]:
-    """The logprobs of `tokens[start:]`; None for the first, as SGLang has it."""
+    """The logprobs of `tokens[start:]`. The first is None, as in SGLang."""
     rest = tokens[start:]
     return [None, *continuation(rest[0], rest[1:])] if rest else []

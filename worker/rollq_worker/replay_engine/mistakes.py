@@ -21,20 +21,20 @@ class Mistake(StrEnum):
     UNKNOWN = "unknown"
     """A tool that does not exist."""
     CHAT = "chat"
-    """Words where a tool call was due."""
+    """A text where a tool call was due."""
     ARGUMENT = "argument"
     """A tool call with one wrong argument; in the last call it costs the reward."""
     SKIP = "skip"
-    """The last call left out."""
+    """The last call is left out."""
     FINISH = "finish"
-    """The last message, with calls still to be made."""
+    """The last message comes while calls are still to be made."""
 
 
 CHATTER = "One moment, please, I am looking into that for you."
 
 
 def chance_per_turn(rate: float, task: Task) -> float:
-    """The chance of a mistake in each turn with which an episode has at least one with chance `rate`."""
+    """The chance of a mistake in each turn, so that an episode has at least one with chance `rate`."""
     places = last_call(task) + 1
     return 1.0 - math.pow(1.0 - rate, 1.0 / places) if places else 0.0
 
@@ -45,7 +45,10 @@ def last_call(task: Task) -> int:
 
 
 def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | None:
-    """The move with a mistake, fatal or not with equal chances where both are possible; None where neither is."""
+    """The move with a random mistake; None when no mistake is possible.
+
+    Where both are possible, a mistake that costs the reward is as likely as one that does not.
+    """
     fatal: list[Action | str] = []
     other: list[Action | str] = []
     for kind in Mistake:
@@ -57,7 +60,8 @@ def draw_mistake(rng: random.Random, task: Task, made: int) -> Action | str | No
 
 
 def spoiled_move(kind: Mistake, task: Task, made: int) -> Action | str | None:
-    """The move at `made` with that mistake: an action, or a text to sample as it is. None: impossible here."""
+    """The move number `made` with that mistake: an action, or a text to sample as it is. None when the mistake is
+    impossible."""
     move, last = task.moves[made], last_call(task)
     if made > last:
         return None
@@ -85,7 +89,7 @@ def _wrong_argument(move: Action) -> Action | None:
 
 
 def _wrong(value: Json) -> Json:
-    """Another value of the same type; None for an empty or unknown one."""
+    """A wrong value of the same type; None for an empty value or one of an unknown type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

@@ -32,7 +32,7 @@ class Generation:
     """Monotonic time since which it runs; None while its clock is stopped."""
 
     def released(self) -> int:
-        """Tokens so far."""
+        """Number of tokens released so far."""
         if not self.started:
             return 0
         left = self.seconds_left()
@@ -47,20 +47,20 @@ class Generation:
             self.since = None
 
     async def wait(self, seconds: float | None) -> None:
-        """Until the scheduler wakes it, at most so long."""
+        """Wait until the scheduler wakes it, at most that long."""
         self.wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wake.wait()
 
     def close_span(self, version: str) -> None:
-        """Tokens released since the last span belong to `version`."""
+        """Note that the tokens released since the last span belong to `version`."""
         reached, count = self.spans[-1][2] if self.spans else 0, self.released()
         if count > reached:
             self.spans.append((version, reached, count))
 
     def abort_after(self, count: int) -> None:
-        """Make a whole generation one that was aborted after `count` tokens."""
+        """Turn a whole generation into one that was aborted after `count` tokens."""
         self.aborted, self.total = True, count
         self.spans = [(name, start, min(end, count)) for name, start, end in self.spans if start < count]
 
@@ -86,7 +86,7 @@ class Scheduler:
         return len(self._queue)
 
     async def run(self, generation: Generation) -> None:
-        """Run it to its end or its abort. Raises HttpError: a duplicate request id, a full queue."""
+        """Run the generation to its end or its abort. Raises HttpError for a duplicate request id and a full queue."""
         if generation.rid in self._rids:
             raise bad_value(f"Duplicate request ID detected: {generation.rid}")
         self._rids.add(generation.rid)
@@ -138,7 +138,7 @@ class Scheduler:
         generation.close_span(self.version)
 
     def abort(self, rid: str | None) -> None:
-        """End that request, or all with None. Requests that wait for the end of a pause cannot be aborted."""
+        """Abort that request, or with None all requests. Those that wait for the end of a pause cannot be aborted."""
         for generation in list(self._accepted.values()):
             if rid in (None, generation.rid):
                 generation.aborted = True
@@ -146,7 +146,7 @@ class Scheduler:
                 generation.wake.set()
 
     async def pause(self, mode: str) -> None:
-        """Accept nothing; stop all clocks (in_place, retract), or abort all first (abort)."""
+        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all requests (abort)."""
         self._accepting.clear()
         if mode == "abort":
             self.abort(None)
@@ -166,13 +166,14 @@ class Scheduler:
         self._accepting.set()
 
     def set_version(self, version: str) -> None:
-        """Tokens from now on come from other weights."""
+        """Tokens that are released from now on come from other weights."""
         for generation in self._accepted.values():
             generation.close_span(self.version)
         self.version = version
 
     async def load_weights(self, version: str | None) -> None:
-        """At once during a pause, else when all accepted requests have finished. None keeps the version's name."""
+        """Load new weights: at once during a pause, else when all accepted requests have finished. None keeps the
+        version's name."""
         if not self.paused:
             self._accepting.clear()
             await self._wait_until_empty()

@@ -24,9 +24,9 @@ from rollq_worker.replay_engine.tokenize import tokenize
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 LARGEST_BODY = 64 << 20
-"""Bytes of a request."""
+"""Longest request in bytes."""
 HEALTH_TIMEOUT_S = 20.0
-"""How long /health waits for the end of a pause before it answers 503, as SGLang's does."""
+"""Seconds that /health waits for the end of a pause before it answers 503, as SGLang's does."""
 SHUTDOWN_S = 0.1
 MODEL = "replay"
 UNLIMITED_TOKENS = 1 << 30
@@ -250,7 +250,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str], None]) -> None:
-    """Serve until `until` is set; `ready` gets the address. Raises SettingsError when the port is taken."""
+    """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is taken."""
     server = ReplayServer(options, load_tokenizer(options.tokenizer), TaskIndex.load(options.env))
     # A client that hangs up ends its generation, so that its request id is free again.
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
@@ -267,7 +267,7 @@ async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str
 
 
 def serve(**options: Any) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT; the keywords are those of `ReplayOptions`.
+    """Serve in the foreground until SIGTERM or SIGINT. The keywords are those of `ReplayOptions`.
 
     One line on stdout says when it is ready, and where.
     """

@@ -24,13 +24,14 @@ class Completion:
     finish: dict[str, Any]
     """SGLang's finish_reason."""
     text: str | None = None
-    """Set where a stop string has cut it."""
+    """The text, when a stop string has cut it."""
 
 
 def cut_at_stop_token(
     plan: array[int], filler: array[int], sampling: SamplingParameters, longest: int, eos_ids: Set[int]
 ) -> Completion:
-    """`plan` up to its first stop token and at most `longest` tokens; `filler` follows where that token is ignored."""
+    """`plan` up to its first stop token, and at most `longest` tokens. Where stop tokens are ignored, `filler` follows
+    the plan."""
     ids = array("I")
     stop_ids = eos_ids | sampling.stop_token_ids
     for token in chain(plan, cycle(filler)):
@@ -46,7 +47,7 @@ def cut_at_stop_token(
 
 
 def cut_at_stop_string(whole: Completion, sampling: SamplingParameters, tokenizer: Tokenizer) -> Completion:
-    """End it with the token that completes the first stop string or pattern."""
+    """End the completion with the token that completes the first stop string or pattern."""
     patterns = [(stop, re.compile(re.escape(stop)), not sampling.no_stop_trim) for stop in sampling.stop]
     patterns += [(stop, re.compile(stop), False) for stop in sampling.stop_regex]
     text = tokenizer.decode(whole.ids) if patterns else ""

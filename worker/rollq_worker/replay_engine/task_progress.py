@@ -1,7 +1,7 @@
 """Which task a conversation is about, and how many of its ground-truth moves have been made.
 
-The invariant: progress is read off the conversation alone, so a server that restarted, or that sees only some of the
-requests behind a router, continues where the conversation is. It knows texts, never token ids.
+The invariant: progress is read from the conversation alone. So a server that restarted, or that sees only some requests
+behind a router, continues where the conversation is. It knows texts, never token ids.
 """
 
 from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
@@ -19,31 +19,33 @@ class TaskProgress:
     """How far a conversation has come."""
 
     task: Task | None = None
-    """None: the conversation is about no known task."""
+    """The task; None when the conversation is about no known task."""
     opened: bool = False
-    """The first user message has been read."""
+    """Whether the first user message has been read."""
     made: int = 0
     """Index of the task's next move; past the end when all are made."""
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
-        """The first user message names the task; the others, tool results among them, change nothing."""
+        """The progress after a user message. The first one names the task; the others, tool results among them, change
+        nothing."""
         return self if self.opened else TaskProgress(tasks.by_opening(text), opened=True)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
-        """A turn counts as the first of the remaining moves that it makes; moves before that stay skipped."""
+        """The progress after a turn. The turn counts as the first remaining move that it makes; moves before that stay
+        skipped."""
         if self.task is None or (turn.errors and not turn.calls):
             return self
         moves = self.task.moves
         for index in range(self.made, len(moves)):
             if _makes(turn, moves[index]):
                 return TaskProgress(self.task, True, index + 1)
-        # Where a message is due any words will do: the scripted user answers by number, whatever was said.
+        # Where a message is due any text counts, because the scripted user's k-th reply answers the k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
         return TaskProgress(self.task, True, self.made + 1) if spoken else self
 
     @property
     def next_move(self) -> Action | None:
-        """None when there is no task, or no move left."""
+        """The next move; None when the task is unknown or all its moves are made."""
         return self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
 
 

@@ -1,6 +1,6 @@
 """POST /tokenize: the ids of a text, or of a conversation in the chat template.
 
-No token that begins or ends a text is ever added, whatever `add_special_tokens` says: the tokenizer has none.
+`add_special_tokens` has no effect, because the tokenizer has no tokens that begin or end a text.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ FLAGS = ("add_special_tokens", "add_generation_prompt", "continue_final_message"
 
 
 def tokenize(body: Mapping[str, Any], tokenizer: Tokenizer, context: int) -> dict[str, Any]:
-    """SGLang's reply; a list of texts gets lists of ids and counts. Raises HttpError."""
+    """The reply, as SGLang gives it. A list of texts gets lists of ids and counts. Raises HttpError."""
     prompt: Any = body.get("prompt")
     messages = body.get("messages")
     for flag in FLAGS:

@@ -99,7 +99,7 @@ class Reaper:
         self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
 
     def _warn(self, what: str, error: RollqError) -> None:
-        """What is wrong stays so until somebody mends it, so it is not said at every tick."""
+        """Log the error, but not at every tick: it lasts until a person repairs the data."""
         now = time.monotonic()
         if now - self._warned.get(what, float("-inf")) >= WARN_EVERY_S:
             self._warned[what] = now

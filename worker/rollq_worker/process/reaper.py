@@ -100,10 +100,10 @@ class Reaper:
 
     def _warn(self, what: str, error: RollqError) -> None:
         """Log the error, but not at every tick: it lasts until a person repairs the data."""
-        now = time.monotonic()
+        what, now = f"{what}: {type(error).__name__}", time.monotonic()
         if now - self._warned.get(what, float("-inf")) >= WARN_EVERY_S:
             self._warned[what] = now
-            log.warning("reaper: %s: %s: %s", what, type(error).__name__, error)
+            log.warning("reaper: %s: %s", what, error)
 
     def _reap(self, ledger: Ledger, empty: bool, room: bool) -> int:
         published = 0

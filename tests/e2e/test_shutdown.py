@@ -108,7 +108,6 @@ celery_app.main(Settings.from_env())
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
         stop(process, number)
         process.stdout.close()

@@ -3,14 +3,10 @@ next, once and oldest first."""
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -18,6 +14,7 @@ from rollq.errors import NotHeld
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import end_holds, finish_groups
 from tests.rollq.samples import is_over, reader
+from tests.waiting import until
 
 CONSUMER = """
 import json, sys
@@ -41,25 +38,22 @@ HOLD_S = 12.0
 
 
 class ConsumerProcess:
-    """One process. With `steps`, a training step ends on `ack`; without, at once."""
+    """One process. A training step ends on `ack`."""
 
-    def __init__(self, url: str, groups: int, *, steps: bool) -> None:
+    def __init__(self, url: str, groups: int) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", CONSUMER, url, str(HOLD_S), str(groups)],
-            stdin=subprocess.PIPE if steps else subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def batch(self) -> list[str]:
         """The groups of the next batch; empty when the run is over."""
-        assert self.process.stdout
         line = self.process.stdout.readline()
         return list(json.loads(line)) if line else []
 
     def ack(self, said: str = "acked\n") -> None:
-        assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline().startswith(said)
@@ -67,11 +61,6 @@ class ConsumerProcess:
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
-
-    def lines(self) -> list[Any]:
-        """Its output until it ends: the groups of each batch, then whether it acknowledged them."""
-        said, _ = self.process.communicate(timeout=60)
-        return [line if line == "acked" else json.loads(line) for line in said.splitlines()]
 
 
 @pytest.fixture
@@ -94,22 +83,13 @@ def finish(ledger: Ledger, count: int) -> list[str]:
     return names
 
 
-def wait_for_renewal(ledger: Ledger, name: str) -> None:
-    """Waits until the hold of this group is renewed."""
-    held = ledger.keys.held("train")
-    was, until = ledger.redis.zscore(held, name), time.monotonic() + 60
-    while ledger.redis.zscore(held, name) <= was:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
     redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
 ) -> None:
     finish(ledger, 6)
-    consumers.append(victim := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(victim := ConsumerProcess(redis_url, 2))
     assert victim.batch() == ["g00", "g01"]
-    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(other := ConsumerProcess(redis_url, 2))
     assert other.batch() == ["g02", "g03"]
     token = ledger.redis.hget(ledger.keys.group("g00"), "token").decode()
     victim.kill()
@@ -129,12 +109,14 @@ def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
 
 def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]) -> None:
     finish(ledger, 4)
-    consumers.append(slow := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(slow := ConsumerProcess(redis_url, 2))
     assert slow.batch() == ["g00", "g01"]
-    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(other := ConsumerProcess(redis_url, 2))
     assert other.batch() == ["g02", "g03"]
     other.ack()
-    wait_for_renewal(ledger, "g00")
+    held = ledger.keys.held("train")
+    before = ledger.redis.zscore(held, "g00")
+    until(lambda: ledger.redis.zscore(held, "g00") > before)
     slow.ack()
     assert slow.batch() == other.batch() == []
     stats = reader(ledger).stats()
@@ -145,11 +127,11 @@ def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
     redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
 ) -> None:
     finish(ledger, 2)
-    consumers.append(frozen := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(frozen := ConsumerProcess(redis_url, 2))
     assert frozen.batch() == ["g00", "g01"]
     os.kill(frozen.process.pid, signal.SIGSTOP)
     end_holds(ledger, "g00", "g01")
-    consumers.append(other := ConsumerProcess(redis_url, 2, steps=True))
+    consumers.append(other := ConsumerProcess(redis_url, 2))
     assert other.batch() == ["g00", "g01"]
     os.kill(frozen.process.pid, signal.SIGCONT)
     frozen.ack("refused: group r/g0")
@@ -157,28 +139,3 @@ def test_a_stopped_consumer_learns_that_its_batch_went_to_another(
     assert frozen.batch() == other.batch() == []
     stats = reader(ledger).stats()
     assert (stats["delivered"], stats["duplicates"], stats["redelivered"]) == (4, 0, 2)
-
-
-def test_three_consumers_share_a_run_and_one_dies(
-    redis_url: str, ledger: Ledger, consumers: list[ConsumerProcess]
-) -> None:
-    names = finish(ledger, 60)
-    consumers += [ConsumerProcess(redis_url, 2, steps=number == 0) for number in range(3)]
-    victim, *others = consumers
-    for _ in range(random.randint(0, 2)):
-        if victim.batch():
-            victim.ack()
-    lost = victim.batch()  # empty when the run was over before
-    victim.kill()
-    end_holds(ledger, *lost)
-    acked: Counter[str] = Counter()
-    for consumer in others:
-        said = consumer.lines()
-        assert said[1::2] == ["acked"] * (len(said) // 2)
-        assert all(batch == sorted(batch) for batch in said[::2])
-        acked.update(name for batch in said[::2] for name in batch)
-    assert set(acked.values()) == {1}
-    assert set(lost) <= set(acked) <= set(names)
-    stats = reader(ledger).stats()
-    assert (stats["delivered"], stats["groups_acked"], stats["duplicates"]) == (120, 60, 0)
-    assert stats["redelivered"] == len(lost)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -205,16 +204,6 @@ def test_a_hold_that_was_lost_before_the_ack(
     assert "written down too late, and so not acknowledged: group r/a is not held" in capsys.readouterr().err
     assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (4, 0)
-
-
-def test_it_waits_for_groups_that_are_played_later(redis_url: str, ledger: Ledger, out: Path) -> None:
-    later = threading.Thread(
-        target=lambda: (time.sleep(2.5), finish_groups(ledger, "a", "b", seal=True))
-    )  # longer than one look
-    later.start()
-    assert pull(redis_url, 2, "--out", str(out), "--timeout", "60") == 0
-    later.join()
-    assert jobs(out) == ["r/a/0", "r/a/1", "r/b/0", "r/b/1"]
 
 
 def test_ready_groups_are_taken_before_all_are_there(redis_url: str, ledger: Ledger, out: Path) -> None:

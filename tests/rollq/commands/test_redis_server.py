@@ -17,7 +17,6 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "rollq", "redis", "--port", str(port), "--dir", str(tmp_path / "data")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
         assert server.stdout.readline().startswith(f"redis://127.0.0.1:{port}/0 ")
         while "Ready to accept connections" not in server.stdout.readline():
             assert server.poll() is None

@@ -40,11 +40,6 @@ def test_the_standard_error_is_over_tasks() -> None:
     assert Summary().reward_stderr is None
 
 
-def test_the_weight_versions_that_sampled() -> None:
-    found = summary({0: (2, 1)})
-    assert found.versions == {"1"}
-
-
 @pytest.mark.parametrize("c", range(6))
 def test_pass_hat_k_is_the_share_of_all_successful_draws(c: int) -> None:
     outcomes = [True] * c + [False] * (5 - c)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollq.export.record import record
-from rollq.export.transcript import LONGEST, Transcript, sampled_spans
+from rollq.export.transcript import LONGEST, Transcript
 from rollq.trajectory import Finish, Prompt, Sampled, VersionSpan
 from tests.rollq.export.trajectories import played
 
@@ -70,8 +70,3 @@ def test_long_messages_are_clipped() -> None:
 def test_a_failure_is_named() -> None:
     found = record(played(0, 0, 1.0)) | {"stop": "failed", "failure": "engine", "reward": None}
     assert "stop      failed   reward -   failure engine" in shown(found)
-
-
-def test_spans_follow_the_mask() -> None:
-    spans = sampled_spans({"mask": [0, 1, 1, 0, 1], "logprobs": [0.0, -1.0, -2.0, 0.0, -3.0]})
-    assert spans == [[-1.0, -2.0], [-3.0]]

@@ -14,6 +14,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
+from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
@@ -27,7 +28,6 @@ def letters(ledger: Ledger) -> DeadLetters:
 def kill(ledger: Ledger, job_id: str, failure: FailureClass = FailureClass.ENV, turns: int = 1) -> None:
     """Through its whole budget, with a journal in the last attempt."""
     state = reader(ledger).job(job_id)
-    assert state
     attempt = state.attempt
     while reader(ledger).job(job_id).state is not State.DEAD:  # type: ignore[union-attr]
         attempt = claim(ledger, job_id, f"kill-{job_id}-{attempt + 1}").attempt
@@ -52,7 +52,6 @@ class TestRequeue:
         last = ledger.journal("r/g/0")
         letters.requeue("r/g/0")
         state = reader(ledger).job("r/g/0")
-        assert state
         assert (state.state, state.failures, state.attempt) == (State.QUEUED, {}, 2)
         assert (reader(ledger).dead(), reader(ledger).stats()["dead"], reader(ledger).stats()["requeued"]) == ([], 0, 1)
         assert ledger.reap() == ["r/g/0"]  # published at once
@@ -65,6 +64,20 @@ class TestRequeue:
         (taken,) = ledger.take(1, "t")
         assert taken.members == ["r/g/0", "r/g/1"]
         ledger.ack("t", taken.members)
+        balanced(ledger)
+
+    def test_a_dropped_group_comes_back_at_its_old_place(self, ledger: Ledger, letters: DeadLetters) -> None:
+        ledger.submit(group())
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        finish_groups(ledger, "h", seal=True)
+        letters.requeue("r/g/1")
+        stats = reader(ledger).stats()
+        assert (stats["groups_dropped"], stats["dropped"], stats["groups_open"], stats["dead"]) == (0, 0, 1, 0)
+        play(ledger, "r/g/1")
+        taken = ledger.take(2, "t")
+        assert [found.id for found in taken] == ["g", "h"]
+        ledger.ack("t", [member for found in taken for member in found.members])
         balanced(ledger)
 
     @pytest.mark.parametrize("where", ["ready", "held", "acked"])
@@ -124,6 +137,19 @@ class TestDiscard:
         (taken,) = ledger.take(1, "t")
         assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
         ledger.ack("t", taken.members)
+        balanced(ledger)
+
+    def test_the_last_dead_member_of_a_dropped_group_takes_all_along(
+        self, ledger: Ledger, letters: DeadLetters
+    ) -> None:
+        ledger.submit(group(size=3))
+        play(ledger, "r/g/0")
+        kill(ledger, "r/g/1")
+        kill(ledger, "r/g/2")
+        letters.discard("r/g/1")
+        assert reader(ledger).trajectory("r/g/0").reward == 1.0
+        letters.discard("r/g/2")
+        assert not list(ledger.redis.scan_iter("*journal*"))
         balanced(ledger)
 
     def test_a_group_that_is_dropped_later_takes_the_rest_along(self, ledger: Ledger, letters: DeadLetters) -> None:

@@ -5,7 +5,7 @@ import pytest
 from rollq.errors import FailureClass, JobConflict, LedgerError, NotHeld
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import end_holds, finish_groups
+from tests.rollq.groups import end_holds, finish_groups, play_groups
 from tests.rollq.samples import claim, group, is_over, journal, play, prompt, reader
 
 
@@ -85,9 +85,13 @@ class TestDelivery:
         finish_groups(ledger, "e", purpose=Purpose.EVAL)
         finish_groups(ledger, "t")
         ledger.submit(group("f", purpose=Purpose.EVAL))
+        ledger.submit(group("u"))
         ledger.seal()
-        assert [g.id for g in ledger.take(2, "a")] == ["t"]  # short: only eval groups are open
-        ledger.ack("a", ["r/t/0", "r/t/1"])
+        assert ledger.take(3, "a") == []  # u may still come
+        play_groups(ledger, "u")
+        taken = ledger.take(3, "a")
+        assert [g.id for g in taken] == ["t", "u"]  # short: only eval groups are open
+        ledger.ack("a", [member for g in taken for member in g.members])
         assert is_over(ledger)
         assert not is_over(ledger, Purpose.EVAL)
         assert [g.id for g in ledger.take(1, "b", purpose=Purpose.EVAL)] == ["e"]

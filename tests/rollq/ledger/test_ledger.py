@@ -82,6 +82,8 @@ class TestClaim:
         assert ledger.claim("r/x/0", worker="w", token="t") == Refusal("unknown")
         play(ledger, "r/g/0")
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("done")
+        claim(ledger, "r/g/1", "mine")
+        assert ledger.claim("r/g/1", worker="v", token="yours") == Refusal("leased")
         with pytest.raises(ContractError, match="not of run r"):
             ledger.claim("other/g/0", worker="w", token="t")
         with pytest.raises(ContractError, match="not a job id"):
@@ -168,13 +170,11 @@ class TestFail:
             expire_lease(ledger, "r/g/0", attempt)
             reap(ledger)
         state = reader(ledger).job("r/g/0")
-        assert state is not None
         assert state.failures == {FailureClass.WORKER: 4}
         claim(ledger, "r/g/0", "b")
         for index, event in enumerate(events()[3:5], 4):
             ledger.append("r/g/0", 5, index, encode_event(event, "r/g/0"))
         state = reader(ledger).job("r/g/0")
-        assert state is not None
         assert state.failures == {}
 
     def test_a_reason_may_hold_anything(self, ledger: Ledger) -> None:
@@ -194,7 +194,6 @@ class TestReap:
         with pytest.raises(Fenced):
             ledger.append("r/g/0", 1, 0, b"late")
         state = reader(ledger).job("r/g/0")
-        assert state is not None
         assert (state.state, state.failures, state.worker) == ("queued", {FailureClass.WORKER: 1}, "w")
         assert claim(ledger, "r/g/0", "u").attempt == 2
 
@@ -281,7 +280,6 @@ class TestRun:
         assert list(found.events) == [prompt()]
         assert (found.stop, found.header.attempt) == (None, 1)
         state = reader(ledger).job("r/g/0")
-        assert state is not None
         assert state.lease_until is not None
         assert reader(ledger).job("r/nobody/0") is None
         with pytest.raises(LedgerError, match="unknown"):

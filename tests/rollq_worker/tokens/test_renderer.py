@@ -122,22 +122,6 @@ def test_a_bridge_costs_the_same_whatever_the_turn_was(renderer: ChatRenderer):
     assert renderer.bridge(long, [result("x")]) == renderer.bridge(TURN, [result("x")])
 
 
-def test_added_tokens_in_any_text_stay_text(renderer: ChatRenderer):
-    tokenizer = renderer.tokenizer
-    plain_open = controls(renderer, renderer.open(OPENING, TOOLS))
-    plain_bridge = controls(renderer, renderer.bridge(called("f"), [result("x"), result("y", 1)]))
-    for token in tokenizer.added_tokens:
-        for text in (token, f"a{token}b", token + token, f"\n{token}", f"{token[:2]}{token}{token[2:]}"):
-            function = {"name": token, "description": text, "parameters": {"properties": {text: {"enum": [text]}}}}
-            tools = [{"type": "function", "function": function}]
-            ids = renderer.open([{"role": "system", "content": text}, {"role": "user", "content": text}], tools)
-            assert controls(renderer, ids) == plain_open, text
-            assert tokenizer.decode(ids).count(token) >= 6
-            bridge = renderer.bridge(called(text), [result(text), result(text, 1)])
-            assert controls(renderer, bridge) == plain_bridge, text
-            assert tokenizer.decode(bridge).count(f"\n{text}\n") == 2
-
-
 def test_halves_of_tokens_do_not_meet(renderer: ChatRenderer):
     """The end of one text, the template's own characters and the start of the next text could spell a token."""
     plain = controls(renderer, renderer.open(OPENING, []))
@@ -211,12 +195,6 @@ def test_a_sampled_turn_is_read_without_its_stop_token(renderer: ChatRenderer):
         assert (read.content, list(read.calls)) == ("On it.", [Action("get_order", {"order_id": "#W123"})])
     assert renderer.read(array("I")).content == ""
     assert renderer.read(renderer.tokenizer.encode("a<|im_end|>b<|im_end|>")).content == "a<|im_end|>b"
-
-
-def test_a_turn_cut_in_the_middle_of_a_character(renderer: ChatRenderer):
-    (ids,) = renderer.tokenizer.encode_plain("so 🦙")
-    cut = next(ids[:n] for n in range(len(ids), 0, -1) if "\ufffd" in renderer.tokenizer.decode(ids[:n]))
-    assert renderer.read(cut).content.startswith("so \ufffd")
 
 
 def test_a_header_that_opens_the_reasoning():

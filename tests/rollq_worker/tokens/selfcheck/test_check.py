@@ -5,13 +5,11 @@ import json
 import pytest
 
 from rollq.errors import JobFailure
-from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck import check as check_module
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import NEEDED, check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
-from tests.rollq_worker.tokens.models import RealTemplates
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer
 
 TOOL = {
@@ -72,12 +70,6 @@ def test_a_template_that_refuses_tool_messages_without_a_call_is_answered_as_aft
     assert classes(tokenizer)[Edge.MALFORMED] is Match.EXACT
 
 
-def test_a_template_that_counts_turns_is_not_exact():
-    tokenizer = variant("<tool_response>\\n' + message.content", "<tool_response>\\n' ~ loop.index ~ message.content")
-    found = classes(tokenizer)
-    assert found[Edge.SECOND_CALL] is Match.UNSUPPORTED
-
-
 def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
     # What an environment says never becomes such a token, while the same word in the template does.
     spec = json.loads(SPEC)
@@ -130,10 +122,6 @@ def test_the_cache_names_the_tokenizer_at_hand():
     assert check(Tokenizer("another name", SPEC, {}, TEMPLATE), [TOOL]).tokenizer == "another name"
 
 
-def test_edges_that_rewrite_do_not_stop_a_renderer(real: RealTemplates):
-    assert isinstance(checked_renderer(real.tokenizer("qwen3"), [TOOL]), ChatRenderer)  # history stays as sampled
-
-
 def test_an_episode_needs_all_edges_but_the_special_ones():
     assert set(NEEDED) == set(Edge) - {
         *(
@@ -145,10 +133,3 @@ def test_an_episode_needs_all_edges_but_the_special_ones():
             Edge.REASONED_REPLY,
         )
     }
-
-
-def test_the_table_has_a_line_for_every_edge():
-    table = check(load_tokenizer(), [TOOL]).table
-    assert [line.split("  ")[0] for line in table.splitlines()] == [edge.value for edge in Edge]
-    assert "reply -> user" in table and "exact" in table
-    assert check(load_tokenizer(), [TOOL]).family.name == "chatml-hermes"

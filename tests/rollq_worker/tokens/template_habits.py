@@ -186,10 +186,6 @@ HABITS: dict[str, Habit] = {
         chatml(user=USER.replace("{{ m", "{{ messages[0].content }}\n\n{{ m")),
         EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
     ),
-    "the system prompt again if there is one": Habit(
-        chatml(user=USER.replace("{{ m", "{{ messages[0].content if messages[0].role == 'system' }}\n\n{{ m")),
-        EXACT | unsupported(*REPLY_EDGES, Edge.REASONED_REPLY),
-    ),
     "the tools again at each message": Habit(
         chatml(user=USER.replace("<|im_end|>", "\n{{ tools | tojson if tools }}<|im_end|>")),
     ),
@@ -295,23 +291,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "calls as their JSON": (
         chatml(turn=TURN.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls }}")),
         "in no format that rollq reads",
-    ),
-    "phi-4-mini": (
-        chatml(
-            turn=TURN.replace(
-                CALLS,
-                "{% if m.tool_calls %}<|tool_call|>{{ m.tool_calls | map(attribute='function') | list | tojson }}<|/tool_call|>{% endif %}",
-            )
-        ),
-        "in no format",
-    ),
-    "command-r": (
-        chatml(
-            turn=TURN.replace(
-                CALLS, "{% if m.tool_calls %}Action: ```json\n{{ m.tool_calls | tojson }}\n```{% endif %}"
-            )
-        ),
-        "in no format",
     ),
     "pythonic": (
         chatml(

@@ -24,12 +24,6 @@ SPEC = (BUNDLED / "tokenizer.json").read_bytes()
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
 
 
-def variant(old: str, new: str, name: str = "variant") -> Tokenizer:
-    """The bundled tokenizer with a changed template."""
-    assert old in TEMPLATE
-    return Tokenizer(name, SPEC, {}, TEMPLATE.replace(old, new))
-
-
 def classes(tokenizer: Tokenizer, tools: list | None = None) -> dict[Edge, Match]:
     return {edge: found.match for edge, found in check(tokenizer, [TOOL] if tools is None else tools).edges.items()}
 
@@ -41,33 +35,6 @@ def test_the_bundled_template_is_exact_over_all_edges():
 
 def test_the_bundled_template_is_exact_on_qwens_vocabulary_too():
     assert classes(qwen_tokenizer()) == dict.fromkeys(Edge, Match.EXACT)
-
-
-def test_a_template_that_refuses_users_after_a_turn_lacks_that_edge():
-    tokenizer = variant(
-        "{%- else -%}\n        {{- '<|im_start|>' + message.role",
-        "{%- else -%}\n        {{- raise_exception('one user only') if not loop.first -}}"
-        "{{- '<|im_start|>' + message.role",
-        "one-user",
-    )
-    found = check(tokenizer, [TOOL])
-    assert {edge for edge in Edge if found.edges[edge].match is Match.UNSUPPORTED} == {
-        *(Edge.REPLY, Edge.REPLY_AFTER_CALL, Edge.TRUNCATED, Edge.REASONED_REPLY)
-    }
-    found.require(Edge.CALL)
-    with pytest.raises(JobFailure, match=r"one-user: .* does not support the edge 'reply -> user': .*one user only"):
-        found.require(Edge.CALL, Edge.REPLY)
-    with pytest.raises(JobFailure, match="does not support the edge"):
-        checked_renderer(tokenizer, [TOOL])
-
-
-def test_a_template_that_refuses_tool_messages_without_a_call_is_answered_as_after_one():
-    tokenizer = variant(
-        "{%- elif message.role == 'tool' -%}",
-        "{%- elif message.role == 'tool' -%}{{- raise_exception('no call') if not "
-        "(loop.previtem.tool_calls or loop.previtem.role == 'tool') -}}",
-    )
-    assert classes(tokenizer)[Edge.MALFORMED] is Match.EXACT
 
 
 def test_a_vocabulary_with_words_among_its_control_tokens_is_unsupported():
@@ -108,7 +75,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 def test_it_runs_once_for_a_tokenizer_template_and_tools(monkeypatch: pytest.MonkeyPatch):
     rendered = []
-    tokenizer = variant("## Tools", "## Functions", "once")
+    tokenizer = Tokenizer("once", SPEC, {}, TEMPLATE.replace("## Tools", "## Functions"))
     render = tokenizer.render
     monkeypatch.setattr(tokenizer, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs))
     first = check(tokenizer, [TOOL])

@@ -7,8 +7,6 @@ variable names them. Every check says what it found and what to do next. The exi
 import argparse
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ from rollq_worker.commands.environment_names import load_domain
 if TYPE_CHECKING:
     from rollq_worker.tokens.tokenizer import Tokenizer
 
-TIMEOUT_S = 10.0
 READY = "start workers: rollq worker, with the same --tokenizer and addresses"
 _STRING = {"type": "string", "description": "Which one."}
 SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
@@ -199,21 +196,27 @@ def check_redis(found: Settings) -> Check:
 
 def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
     """Check that the engine answers, and that its tokenizer gives the same ids as ours."""
-    masked = mask_url(url)
+    from rollq_worker.engine.control import EngineControl
+    from rollq_worker.engine.http import EngineHttp
+    from rollq_worker.engine.limits import TEST_TEXT, same_ids
+    from rollq_worker.http_client import NoResponse
+
+    masked, control = mask_url(url), EngineControl(EngineHttp(url, threads=1))
     try:
-        model = _ask(f"{url}/model_info")
-    except (OSError, ValueError) as e:
-        step = "start an engine, or pass --engine URL"
-        return Check("engine", False, f"no engine at {masked}: {type(e).__name__}: {e}", step)
-    name = model.get("model_path") if isinstance(model, dict) else None
+        model = control.get_json("/model_info")
+    except NoResponse as e:
+        return Check("engine", False, f"no engine at {masked}: {e}", "start an engine, or pass --engine URL")
+    if not isinstance(model, dict):
+        return Check(
+            "engine", False, f"{masked} has no /model_info, so it is not an SGLang server", "pass --engine URL"
+        )
+    name = model.get("model_path")
     details: dict[str, Any] = {"model": name, "ids": "unknown"}
     if tokenizer is None:
         return Check("engine", True, f"{masked} serves {name}", "", (), details)
-    from rollq_worker.engine.limits import TEST_TEXT, same_ids
-
     try:
-        same = same_ids(_ask(f"{url}/tokenize", {"prompt": TEST_TEXT}), tokenizer.encode(TEST_TEXT))
-    except (OSError, ValueError):
+        same = same_ids(control.tokenize(TEST_TEXT), tokenizer.encode(TEST_TEXT))
+    except NoResponse:
         same = None
     if same is None:
         return Check("engine", True, f"{masked} serves {name}; it does not show its token ids", "", (), details)
@@ -223,11 +226,3 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
         return Check("engine", False, f"{masked} serves {name}, whose tokenizer gives other ids", step, (), details)
     details["ids"] = "same"
     return Check("engine", True, f"{masked} serves {name}; its tokenizer gives the same ids", "", (), details)
-
-
-def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The JSON reply to a GET, or to a POST of `body`. Raises OSError or ValueError."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        return json.load(reply)

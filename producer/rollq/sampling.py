@@ -46,13 +46,13 @@ def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _some(check: Check, most: int = MAX_STOPS) -> Check:
+def _list_of(check: Check, most: int = MAX_STOPS) -> Check:
     """A check that a value is a list of at most `most` valid values."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
 
 
 def _texts(value: object) -> bool:
-    return _text(value) or _some(_text)(value)
+    return _text(value) or _list_of(_text)(value)
 
 
 def _pattern(value: object) -> bool:
@@ -94,9 +94,9 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "repetition_penalty": (_within(0, 2, above=True), "a number above 0 and up to 2"),
     "min_new_tokens": (_whole(0, 2**31 - 1), "a whole number of at least 0"),
     "stop": (_texts, f"a string, or up to {MAX_STOPS} of them, none empty"),
-    "stop_token_ids": (_some(_whole(0, 2**31 - 1), 2**16), "a list of token ids"),
+    "stop_token_ids": (_list_of(_whole(0, 2**31 - 1), 2**16), "a list of token ids"),
     "stop_regex": (
-        lambda value: _pattern(value) or _some(_pattern)(value),
+        lambda value: _pattern(value) or _list_of(_pattern)(value),
         f"a regular expression of up to {MAX_STOP_REGEX} bytes, or up to {MAX_STOPS} of them",
     ),
     "json_schema": (_schema, "a string of JSON"),

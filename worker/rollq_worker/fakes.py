@@ -18,7 +18,7 @@ END = 0
 """FakeRenderer's stop token."""
 
 
-def spell(text: str) -> array[int]:
+def char_ids(text: str) -> array[int]:
     """The ids of a text: one per character, its code point."""
     return array("I", map(ord, text))
 
@@ -54,7 +54,7 @@ class FakeEngine:
         check()
         self.requests.append(array("I", ids))
         if self._rest is None:
-            self._rest = spell(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
+            self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
             self._sampled += 1
         cut = max_new_tokens
         if self.interrupts:
@@ -82,7 +82,7 @@ class FakeRenderer:
     roles: frozenset[str] = frozenset({"tool", "user"})
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        return spell("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
+        return char_ids("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
 
     def read(self, ids: array[int]) -> ReadTurn:
         text = "".join(chr(i) for i in ids if i != END)
@@ -112,7 +112,7 @@ class FakeRenderer:
         return "tool"
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        return spell("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
+        return char_ids("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
 
     def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
         return any(reply["role"] == "user" for reply in replies)

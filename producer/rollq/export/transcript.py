@@ -29,7 +29,7 @@ class Transcript:
     def lines(self, facts: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
         """The whole transcript. `facts` are names and values to show below the head."""
         for name, value in (*self._head(), *facts):
-            yield self._paint("label", f"{name:<9}") + " " + clean(value)
+            yield self._coloured("label", f"{name:<9}") + " " + clean(value)
         yield ""
         yield from self._conversation()
 
@@ -62,18 +62,18 @@ class Transcript:
                 note = span_note(*turn)
             yield from self._message(role, note, message)
         for turn in turns:
-            yield self._paint("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (cut off: no message)"
+            yield self._coloured("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (cut off: no message)"
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
-        yield self._paint(role, f"{clean(role):<9}") + (f" {self._paint('label', note)}" if note else "")
+        yield self._coloured(role, f"{clean(role):<9}") + (f" {self._coloured('label', note)}" if note else "")
         for line in clean(clip(str(message.get("content") or ""))).splitlines():
-            yield f"  {self._paint(role, line)}"
+            yield f"  {self._coloured(role, line)}"
         for call in message.get("tool_calls") or ():
             function = call.get("function", {})
             words = f"-> {function.get('name')}({function.get('arguments')})"
-            yield f"  {self._paint(role, clean(clip(words)))}"
+            yield f"  {self._coloured(role, clean(clip(words)))}"
 
-    def _paint(self, role: str, text: str) -> str:
+    def _coloured(self, role: str, text: str) -> str:
         code = COLOURS.get(role)
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
 

@@ -192,9 +192,9 @@ class LedgerReader:
         records = self.scripts.guard(key, lambda: pipe.execute(raise_on_error=False))
         now = self.scripts.now()
         letters = zip(rows, records, strict=True)
-        return [self._letter(_text(job_id), now - died, record) for (job_id, died), record in letters]
+        return [self._dead_letter(_text(job_id), now - died, record) for (job_id, died), record in letters]
 
-    def _letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
+    def _dead_letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
         try:
             failure, reason, attempts, worker, turns = record
             kind, numbers = FailureClass(_text(failure)), (int(attempts), int(turns or 0))

@@ -75,10 +75,8 @@ def test_what_was_told_counts_as_the_package_s_scorer_has_it(tau2_domain, origin
     for split, index in [*tasks[:3], *tasks[-3:]]:
         task = tau2_domain.task(split, index)
         for lines in (told, [*told, *(f"{output[:2].upper()},{output[2:]}" for output in task.outputs)]):
-            assert (tau2_domain.backend.untold(task.outputs, lines) == []) == original.tells_all_outputs(task, lines), (
-                task.id,
-                lines,
-            )
+            told_all = not tau2_domain.backend.missing_outputs(task.outputs, lines)
+            assert told_all == original.tells_all_outputs(task, lines), (task.id, lines)
 
 
 def test_a_number_of_another_type_is_another_database(original, tau2_domain, variant):

@@ -7,7 +7,7 @@ from typing import Any
 from rollq.job import Budget, Job
 from rollq.trajectory import Event, Finish, Trajectory, VersionSpan
 from rollq_worker.episode.loop import play
-from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, spell
+from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
 from rollq_worker.protocols import Generated
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -66,7 +66,7 @@ class PieceEngine(FakeEngine):
         self.requests.append(ids[:])
         self.asked.append((dict(sampling), max_new_tokens))
         text, finish = self.pieces.pop(0)
-        out = spell(text)
+        out = char_ids(text)
         self.replies.append(out)
         logprobs = array("f", [-0.5] * len(out))
         return Generated(ids=out, logprobs=logprobs, versions=[VersionSpan("v", 0, len(out))], finish=finish)

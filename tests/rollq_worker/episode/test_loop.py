@@ -7,7 +7,7 @@ from rollq.job import History
 from rollq.trajectory import Closed, Observed, Prompt, Sampled, Stop
 from rollq_worker.episode.loop import MAX_MALFORMED
 from rollq_worker.failures import DeadlineExceeded
-from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, spell
+from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
 from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation, ReadTurn
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes, run
 
@@ -33,7 +33,7 @@ def test_every_event_but_the_last_is_journaled_before_it_counts():
 def test_the_turn_budget_ends_it_ungraded_by_the_environment():
     trajectory = run(CALL, budget={"max_turns": 3})
     assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.TURNS, 0.0, 3)
-    assert trajectory.events[-2].ids == spell("")  # no bridge to a turn that never comes
+    assert trajectory.events[-2].ids == char_ids("")  # no bridge to a turn that never comes
 
 
 def test_malformed_turns_are_shown_to_the_policy_then_end_it_graded():

@@ -4,7 +4,7 @@ import pytest
 
 from rollq import errors
 from rollq.trajectory import Finish, Sampled, Stop
-from rollq_worker.fakes import END, FakeEngine, FakeRenderer, FakeUser, spell
+from rollq_worker.fakes import END, FakeEngine, FakeRenderer, FakeUser, char_ids
 from tests.rollq_worker.episode.episodes import CALL, END_TEXT, PieceEngine, play_with_fakes, run
 
 
@@ -94,5 +94,5 @@ def test_a_turn_under_a_grammar_is_sampled_again_when_it_is_interrupted():
     trajectory = play_with_fakes(engine=engine, sampling={"json_schema": "{}"}, budget={"max_turns": 1})
     assert engine.requests[0] == engine.requests[1] == engine.requests[2]
     assert [(e.ids, e.finish) for e in trajectory.events if isinstance(e, Sampled)] == [
-        (spell('{"a": 1}'), Finish.STOP)
+        (char_ids('{"a": 1}'), Finish.STOP)
     ]

@@ -39,17 +39,17 @@ def test_a_job_needs_edges_for_its_agent_and_its_stops() -> None:
 def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
     made = RendererCache(HABITS["llama-3.2"].tokenizer("llama-3.2"))
     with pytest.raises(JobFailure, match="calls -> tools"):
-        made.of(job(agent_args={"calls": "all"}), tools())
-    assert made.of(job(), tools()) is made.of(job(agent_args={"calls": "first"}), tools())
+        made.get(job(agent_args={"calls": "all"}), tools())
+    assert made.get(job(), tools()) is made.get(job(agent_args={"calls": "first"}), tools())
     with pytest.raises(JobFailure, match="calls -> tools"):
-        made.of(job(agent_args={"calls": "all"}), tools())
+        made.get(job(agent_args={"calls": "all"}), tools())
 
 
 def test_a_job_whose_history_is_rendered_again_asks_less_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, rerender: asked.append(rerender) or object())
     made = RendererCache(load_tokenizer(None))
-    assert made.of(job(), tools()) is not made.of(job(history=History.TEMPLATE), tools())
+    assert made.get(job(), tools()) is not made.get(job(history=History.TEMPLATE), tools())
     assert asked == [False, True]
 
 
@@ -66,9 +66,9 @@ def test_a_check_runs_once_and_holds_up_only_jobs_that_wait_for_it(monkeypatch: 
     monkeypatch.setattr(renderer_cache, "checked_renderer", check)
     made = RendererCache(load_tokenizer(None))
     with ThreadPoolExecutor(4) as pool:
-        slow = [pool.submit(made.of, job(), tools("slow")) for _ in range(3)]
+        slow = [pool.submit(made.get, job(), tools("slow")) for _ in range(3)]
         assert begun.wait(10)
-        assert made.of(job(), tools("quick")) is made.of(job(), tools("quick"))
+        assert made.get(job(), tools("quick")) is made.get(job(), tools("quick"))
         go.set()
         assert len({id(future.result()) for future in slow}) == 1
     assert sorted(runs) == ["quick", "slow"]
@@ -79,17 +79,17 @@ def test_a_check_that_fails_runs_again_for_the_next_job(monkeypatch: pytest.Monk
     monkeypatch.setattr(renderer_cache, "checked_renderer", check)
     made = RendererCache(load_tokenizer(None))
     with pytest.raises(JobFailure):
-        made.of(job(), tools())
-    assert made.of(job(), tools()) is made.of(job(), tools())
+        made.get(job(), tools())
+    assert made.get(job(), tools()) is made.get(job(), tools())
 
 
 def test_the_renderers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, **options: object())
     made = RendererCache(load_tokenizer(None))
-    first = made.of(job(), tools("t0"))
+    first = made.get(job(), tools("t0"))
     for n in range(1, MAX_RENDERERS + 20):
-        made.of(job(), tools(f"t{n}"))
-        assert made.of(job(), tools("t0")) is first
+        made.get(job(), tools(f"t{n}"))
+        assert made.get(job(), tools("t0")) is first
     assert len(made) == MAX_RENDERERS
 
 

@@ -198,13 +198,13 @@ def _compare(
         difference = abs(recorded - logprob)
         result.differences.append(difference)
         if len(result.worst) < WORST or difference > result.worst[-1].difference:
-            result.worst = furthest([*result.worst, ComparedToken(trajectory, trace_start, i, logprob)])
+            result.worst = largest_differences([*result.worst, ComparedToken(trajectory, trace_start, i, logprob)])
         if i - 1 in scored and i + 1 in scored:
             result.shifted += 1
             for shift in SHIFTS:
                 result.shifts[shift] += abs(recorded - scored[i + shift])
 
 
-def furthest(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:
+def largest_differences(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:
     """The WORST of them, largest difference first."""
     return sorted(tokens, key=lambda token: -token.difference)[:WORST]

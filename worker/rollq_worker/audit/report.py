@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollq.job import Json
-from rollq_worker.audit.comparison import SHIFTS, WORST, ComparedToken, ComparisonResult, furthest
+from rollq_worker.audit.comparison import SHIFTS, WORST, ComparedToken, ComparisonResult, largest_differences
 
 MAX_MEAN = 0.01
 """Largest mean difference of a good file, in nats.
@@ -63,7 +63,7 @@ class Report:
         self.total.shifted += result.shifted
         for shift, value in result.shifts.items():
             self.total.shifts[shift] += value
-        self.total.worst = furthest([*self.total.worst, *result.worst])
+        self.total.worst = largest_differences([*self.total.worst, *result.worst])
 
     def revise(self, decode: Callable[[ComparedToken], float | None]) -> None:
         """Have the engine decode the worst tokens of a good file as well, if rounding can explain them. Then they are

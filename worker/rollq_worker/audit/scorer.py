@@ -84,7 +84,7 @@ class Scorer:
         }
         if likeliest:
             body["top_logprobs_num"] = likeliest
-        with self._reading():
+        with self._typed_errors():
             return self._read(self._generate(body), ids[start:], bool(likeliest))
 
     def score_next(self, ids: array[int], token: int, *, temperature: float) -> float:
@@ -99,7 +99,7 @@ class Scorer:
             "token_ids_logprob": [token],
             "extra_key": uuid.uuid4().hex,
         }
-        with self._reading():
+        with self._typed_errors():
             entries = self._generate(body).get("output_token_ids_logprobs")
             if entries is None:
                 raise ScoringRefused("the engine does not score tokens that it did not sample")
@@ -112,7 +112,7 @@ class Scorer:
         self._http.close()
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _typed_errors(self) -> Iterator[None]:
         try:
             yield
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as e:

@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Carry out the ground truth on a view, as the benchmark's own scorer does."""
         ...
 
-    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         """The required outputs that the agent's messages to the user do not contain."""
         ...
 
@@ -141,10 +141,10 @@ class Conversation:
         self._phase = _Phase.GRADED
         changes, expected = self._backend.database.changes(self._view), self._domain.expected_changes(self._case)
         wrong = sorted({record for record, _ in changes.items() ^ expected.items()})
-        untold = self._backend.untold(self._case.task.outputs, self._messages)
+        missing = self._backend.missing_outputs(self._case.task.outputs, self._messages)
         return Grade(
-            reward=0.0 if wrong or untold else 1.0,
-            info={"database": not wrong, "outputs": not untold, "wrong_records": wrong, "untold": untold},
+            reward=0.0 if wrong or missing else 1.0,
+            info={"database": not wrong, "outputs": not missing, "wrong_records": wrong, "untold": missing},
         )
 
     def _respond(self, content: Json) -> Observation:

@@ -115,7 +115,7 @@ class Tau2Backend:
                 with suppress(self._tool_error):  # as the scorer does
                     self._run(view, call.name, deepcopy(dict(call.arguments)))
 
-    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         # The scorer joins the agent's messages, after the one that starts the user simulator.
         text = "\n".join([self._first_message, *messages]).lower().replace(",", "")
         return [output for output in outputs if output.lower() not in text]

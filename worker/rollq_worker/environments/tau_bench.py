@@ -112,7 +112,7 @@ class TauBenchBackend:
                 with suppress(*TOOL_ERRORS):  # as the package's Env does
                     self._invoke(view, call.name, own_copy(call.arguments))
 
-    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         # Each output must be within one message. Commas are dropped from the messages only.
         plain = [message.lower().replace(",", "") for message in messages]
         return [output for output in outputs if not any(output.lower() in message for message in plain)]
@@ -120,7 +120,7 @@ class TauBenchBackend:
     def _invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
         if name not in self._tools:
             return f"Unknown action {name}"
-        if name == "calculate" and _explodes(arguments.get("expression")):
+        if name == "calculate" and _is_too_large(arguments.get("expression")):
             raise ValueError("the result is too large")
         # The policy may pass `data` as an argument, which is an error like any other.
         text = self._tools[name].invoke(data=view, **arguments)
@@ -129,12 +129,12 @@ class TauBenchBackend:
         return text
 
 
-def _explodes(expression: object) -> bool:
+def _is_too_large(expression: object) -> bool:
     """Whether `calculate` would meet a number of more than MAX_BITS: `9**9**9` holds the interpreter for hours."""
     if not isinstance(expression, str) or "**" not in expression:
         return False  # sums and products are no larger than what was typed
     try:
-        _bits(ast.parse(expression.strip(), mode="eval").body)
+        _bit_length(ast.parse(expression.strip(), mode="eval").body)
     except (OverflowError, RecursionError):
         return True
     except (SyntaxError, MemoryError):
@@ -142,16 +142,16 @@ def _explodes(expression: object) -> bool:
     return False
 
 
-def _bits(node: ast.AST) -> int | None:
+def _bit_length(node: ast.AST) -> int | None:
     """An upper bound of an integer's length in bits; None for other values. Raises OverflowError when it passes
     MAX_BITS on the way."""
     match node:
         case ast.Constant(value=int(value)):
             return value.bit_length()
         case ast.UnaryOp(operand=operand):
-            return _bits(operand)
+            return _bit_length(operand)
         case ast.BinOp(left=a, op=op, right=b):
-            left, right = _bits(a), _bits(b)
+            left, right = _bit_length(a), _bit_length(b)
             if left is None or right is None or isinstance(op, ast.Div):
                 return None
             bits = left << min(right, 20) if isinstance(op, ast.Pow) else left + right + 1
@@ -159,7 +159,7 @@ def _bits(node: ast.AST) -> int | None:
                 raise OverflowError
             return bits
     for child in ast.iter_child_nodes(node):
-        _bits(child)
+        _bit_length(child)
     return None
 
 

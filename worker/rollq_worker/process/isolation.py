@@ -196,18 +196,18 @@ class _PipedUser:
         self._pipe = pipe
 
     def open(self) -> str:
-        return self._said("open", None)
+        return self._ask_worker("open", None)
 
     def reply(self, message: str) -> str:
-        return self._said("reply", message)
+        return self._ask_worker("reply", message)
 
     def recall(self, heard: str | None, said: str) -> None:
         raise NotImplementedError("only the worker replays to a user what was said before")
 
-    def _said(self, what: str, argument: str | None) -> str:
+    def _ask_worker(self, what: str, argument: str | None) -> str:
         _send(self._pipe, "user", (what, argument))
-        said: str = _receive(self._pipe)
-        return said
+        answer: str = _receive(self._pipe)
+        return answer
 
 
 def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str, Json]) -> None:

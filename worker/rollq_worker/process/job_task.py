@@ -219,15 +219,15 @@ class JobRunner:
                 environment = found.open(job.split, job.task, job.env_args)
             opened = stack.pop_all()
         with opened:
-            return self._play_in(environment, attempt, claim, found, task)
+            return self._play_episode(environment, attempt, claim, found, task)
 
-    def _play_in(
+    def _play_episode(
         self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task
     ) -> Trajectory:
         job = claim.job
         with attempt.time_limits.call(EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S):
             tools = schemas_of(environment)
-        renderer = self.renderers.of(job, tools)
+        renderer = self.renderers.get(job, tools)
         user = user_factory(job.user, task, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check)
         header = Header(
             attempt=attempt.number,

@@ -38,7 +38,7 @@ class RendererCache:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def of(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
+    def get(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
         """The renderer for a job with these tools. Raises JobFailure naming an edge that it needs and cannot have."""
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
         slot = self._slot((json.dumps(tools, sort_keys=True), edges, rerender))

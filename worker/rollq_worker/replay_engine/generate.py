@@ -123,7 +123,7 @@ class ReplayEngine:
         reply = {
             "text": visible_text(completion, sampling, self._tokenizer),
             "output_ids": completion.ids.tolist(),
-            "meta_info": self._meta(request, generation, completion, plan.cached)
+            "meta_info": self._meta_info(request, generation, completion, plan.cached)
             | {"e2e_latency": time.monotonic() - began},
         }
         return {**reply, "prompt_token_ids": request.ids.tolist()} if request.return_prompt_ids else reply
@@ -132,7 +132,7 @@ class ReplayEngine:
         mean = self.options.latency
         return rng.lognormvariate(math.log(mean) - LATENCY_SIGMA**2 / 2, LATENCY_SIGMA) if mean else 0.0
 
-    def _meta(
+    def _meta_info(
         self, request: GenerateRequest, generation: Generation, completion: Completion, cached: int
     ) -> dict[str, Any]:
         spans = generation.spans or [(self.scheduler.version, 0, 0)]

@@ -37,7 +37,7 @@ class TaskProgress:
             return self
         moves = self.task.moves
         for index in range(self.made, len(moves)):
-            if _makes(turn, moves[index]):
+            if _is_move(turn, moves[index]):
                 return TaskProgress(self.task, True, index + 1)
         # Where a message is due any text counts, because the scripted user's k-th reply answers the k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
@@ -49,7 +49,7 @@ class TaskProgress:
         return self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
 
 
-def _makes(turn: ReadTurn, move: Action) -> bool:
+def _is_move(turn: ReadTurn, move: Action) -> bool:
     if turn.calls:
         call = turn.calls[0]  # only the first call of a turn is carried out
         return call.name == move.name and dict(call.arguments) == dict(move.arguments)

@@ -1,4 +1,4 @@
--- The groups of these jobs are trained on: all or none. What they were is dropped, that they were is kept.
+-- The groups of these jobs are trained on: all or none. Bodies and journals are deleted; ids and digests are kept.
 -- reads and writes  held:<purpose> hold:<token> count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
 -- ARGV   token, then job ids
 -- reply  ok | lost group
@@ -14,7 +14,7 @@ for i = 3, #ARGV do
     groups[name] = group
   end
 end
-even_without_memory()
+allow_without_memory()
 for name, group in pairs(groups) do
   if group.state == 'held' then
     redis.call('HSET', group.key, 'state', 'acked')

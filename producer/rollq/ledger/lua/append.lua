@@ -1,5 +1,5 @@
--- Journal one event and renew the lease. A repeat finds its own event at the index. The first one after those that the
--- attempt found says that it goes on with the journal.
+-- Journal one event and renew the lease. A repeat finds its own event at the index. The first new event after a replay
+-- shows that the attempt goes on with the journal.
 -- reads and writes  run leased count job:<job> journal:<job>
 -- ARGV   id attempt index turn (1: the event ends a turn) blob
 -- reply  ok | fenced | conflict length
@@ -20,8 +20,8 @@ if index == length then
   if index == whole(kept, 2, MOST) then resumed(turned) end
   if turn then redis.pcall('HINCRBY', job, 'turned', 1) end
 end
-if turn and index + 1 > moment(reach) then
-  -- A turn farther than any attempt before: this job is not what kills workers.
+if turn and index + 1 > stored_number(reach) then
+  -- One turn farther than all attempts before: a job that makes progress is not what kills workers.
   redis.call('HSET', job, 'reach', index + 1, 'fail:worker', 0)
 end
 redis.call('ZADD', leased, 'XX', 'GT', math.min(time + constants.lease_s, tonumber(deadline) or time), member)

@@ -1,6 +1,6 @@
--- Lease a queued job to a worker. A repeat under the same token gets the same answer. A journal is gone on with, unless
--- the last failure wants a fresh start (restart): then it is set aside under the number of the attempt that wrote its
--- end.
+-- Lease a queued job to a worker. A repeat under the same token gets the same answer. The attempt goes on with
+-- the journal. After a failure that wants a fresh start (restart), the journal is set aside under the number of the
+-- attempt that wrote its end.
 -- reads and writes  queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
 -- ARGV   id token worker
@@ -15,7 +15,7 @@ local function read_job()
   local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt', 'token', 'body', 'deadline_s',
     'not_before', 'restart', 'set_aside', 'aside')
   if got[1] == 'done' or got[1] == 'dead' then return got end
-  got[2], got[5] = whole(got[2], 0, MOST), moment(got[5])
+  got[2], got[5] = whole(got[2], 0, MOST), stored_number(got[5])
   if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
     damaged(job, 'has no readable state, attempt or deadline_s')
   end
@@ -24,7 +24,7 @@ end
 
 local well, got, group = pcall(read_job)
 if not well then
-  bury(id, reason(got), time)
+  end_unreadable(id, reason(got), time)
   return { 'dead' }
 end
 local state, attempt, not_before = got[1], got[2], backoff_end(got[6], time)

@@ -18,14 +18,14 @@ local INDEXES = { 'queued', 'leased', 'dead', 'open:train', 'ready:train', 'held
 local JOB_STATES = { queued = true, leased = true, done = true, dead = true }
 local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
 local PURPOSES = { train = true, eval = true }
--- More attempts, failures or groups than there can be, and few enough for every way of writing a number.
+-- More attempts, failures or groups than a run can have, and a number that Lua and Redis both write in full.
 local MOST = 1e9
 
 local function damaged(key, why)
   error('DAMAGED ' .. key .. ' ' .. why)
 end
 
--- What damaged() said, without Redis's wrapping.
+-- The message of damaged(), without Redis's wrapping.
 local function reason(failure)
   local text = type(failure) == 'table' and failure.err or tostring(failure)
   return string.match(text, 'DAMAGED (.*)') or text
@@ -52,8 +52,8 @@ local function whole(text, least, most)
   return number and number >= least and number <= most and number or nil
 end
 
--- A stored time; 0 when there is none.
-local function moment(text)
+-- A stored number, such as a time; 0 when it is missing.
+local function stored_number(text)
   return tonumber(text) or 0
 end
 
@@ -66,15 +66,15 @@ local function now()
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
--- When a job's backoff ends. Farther ahead than any backoff is long means that Redis's clock was set back.
+-- When a job's backoff ends. If it is farther ahead than the longest backoff, Redis's clock was set back.
 local function backoff_end(not_before, time)
-  local at = moment(not_before)
+  local at = stored_number(not_before)
   return at <= time + constants.longest_backoff_s and at or 0
 end
 
--- Out of memory, Redis refuses a script whose first write needs some, and lets one go on that began by freeing. What
--- ends, renews or hands out work says this before its first write: only that makes room again.
-local function even_without_memory()
+-- When Redis is out of memory, it refuses a script whose first write needs some, and runs one that first frees some.
+-- Scripts that end, renew or hand out work call this before their first write, because only they make room again.
+local function allow_without_memory()
   redis.call('DEL', prefix .. 'nothing')
 end
 
@@ -88,14 +88,14 @@ local function fenced()
   return { 'fenced' }
 end
 
--- Adds what a done job counts for to the totals: 'name number name number ...'.
+-- Adds a done job's numbers to the totals: 'name number name number ...'.
 local function tally(text, sign)
   for name, number in string.gmatch(text, '(%S+) (%S+)') do
-    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * moment(number)))
+    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * stored_number(number)))
   end
 end
 
--- The attempt's replay is through: it goes on with the journal that it found.
+-- The attempt has replayed the journal and goes on with it.
 local function resumed(turned)
   count('resumed')
   count('turns_saved', whole(turned, 0, MOST) or 0)
@@ -143,9 +143,9 @@ local function open_group(id)
   return group
 end
 
--- Until now, Redis was within reach of those who renew holds of that purpose (take.lua).
+-- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).
 local function stamp(purpose, time)
-  local last = moment(field('run', 'heard:' .. purpose))
+  local last = stored_number(field('run', 'heard:' .. purpose))
   if (time < last or time - last >= 1) and redis.call('EXISTS', prefix .. 'run') == 1 then
     redis.pcall('HSET', prefix .. 'run', 'heard:' .. purpose, seconds(time))
   end

@@ -16,7 +16,7 @@ local length = redis.call('LLEN', journal)
 if index ~= length then return { 'conflict', length } end
 local group = open_group(id)
 
-even_without_memory()
+allow_without_memory()
 redis.call('RPUSH', journal, blob)
 redis.call('ZREM', leased, member)
 redis.call('HSET', job, 'state', 'done', 'ended', attempt, 'ended_by', 'complete')

@@ -1,5 +1,5 @@
--- What a dead job held (body, journals) is deleted; that it died stays counted. With the last dead member of a dropped
--- group the graded ones go too: the group can never come back.
+-- Delete what a dead job held (body, journals). It stays counted as dead. With the last dead member of a dropped group
+-- the graded members go too, because the group can never come back.
 -- reads and writes  dead count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
 -- ARGV   id
 -- reply  ok | unknown | state (of a job that is not dead)
@@ -16,7 +16,7 @@ redis.call('HSET', job, 'discarded', 1)
 local well, group = pcall(read_group, parse(id)) -- one that cannot be read has nothing to free
 if well then
   group.discarded = redis.call('HINCRBY', group.key, 'discarded', 1)
-  free_the_rest(group)
+  free_graded_members(group)
 end
 count('discarded')
 return { 'ok' }

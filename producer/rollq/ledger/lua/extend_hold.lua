@@ -6,7 +6,7 @@ check_indexes()
 local time = now()
 local groups, until_ = held_groups(ARGV[2], time), time + tonumber(ARGV[3])
 if #groups == 0 then return { 'lost' } end
-even_without_memory()
+allow_without_memory()
 for _, group in ipairs(groups) do
   redis.call('ZADD', prefix .. 'held:' .. group.purpose, 'XX', 'GT', until_, group.name)
 end

@@ -8,7 +8,7 @@ local job = typed('job:' .. id, 'hash')
 local state, ended, ended_by, outcome, not_before =
   unpack(redis.call('HMGET', job, 'state', 'ended', 'ended_by', 'outcome', 'not_before'))
 if state ~= 'leased' or not redis.call('ZSCORE', prefix .. 'leased', id .. '#' .. attempt) then
-  if ended == attempt and ended_by == 'fail' then return { outcome, seconds(moment(not_before)) } end
+  if ended == attempt and ended_by == 'fail' then return { outcome, seconds(stored_number(not_before)) } end
   return fenced()
 end
 outcome, not_before = fail_attempt(id, attempt, open_group(id), class, why, 'fail', roll, now(), final)

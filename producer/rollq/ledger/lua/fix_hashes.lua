@@ -1,4 +1,4 @@
--- The first worker of a run fixes what its episodes are rendered with.
+-- The first worker of a run fixes the tokenizer and the chat template of its episodes.
 -- reads and writes  run queued
 -- ARGV   tokenizer_hash template_hash
 -- reply  the run's tokenizer_hash and template_hash; nothing for an unknown run, which stays unknown

@@ -7,13 +7,13 @@ check_indexes()
 local limit, broker_empty, expire_until = tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
 local leased, queued, time, due = prefix .. 'leased', prefix .. 'queued', now(), {}
 local lease_s, publishing_s, confirmed_s = constants.lease_s, constants.publishing_s, constants.confirmed_s
-even_without_memory()
+allow_without_memory()
 
 local function expire(id, attempt)
   local group, job = open_group(id), typed('job:' .. id, 'hash')
   local state, current, worker = unpack(redis.call('HMGET', job, 'state', 'attempt', 'worker'))
   if state ~= 'leased' or current ~= attempt then damaged(job, 'is not leased under attempt ' .. attempt) end
-  -- No backoff: the lease was one.
+  -- No backoff: the job has already waited for its lease to end.
   fail_attempt(id, attempt, group, 'worker', 'lease of ' .. (worker or '?') .. ' expired', 'expiry', nil, time)
   count('expired')
 end
@@ -29,7 +29,7 @@ if time < expire_until then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
     local id, attempt = string.match(member, '^(.*)#(%d+)$')
     local well, why = pcall(expire, id, attempt)
-    if id and not well then bury(id, reason(why), time) end
+    if id and not well then end_unreadable(id, reason(why), time) end
     redis.call('ZREM', leased, member)
   end
 end
@@ -44,7 +44,7 @@ local function publish_between(from, to)
   if #due >= limit then return end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', queued, from, to, 'LIMIT', 0, limit - #due)) do
     local well, why = pcall(check_queued, id)
-    if well then due[#due + 1] = id else bury(id, reason(why), time) end
+    if well then due[#due + 1] = id else end_unreadable(id, reason(why), time) end
   end
 end
 

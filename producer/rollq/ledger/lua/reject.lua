@@ -13,8 +13,8 @@ if not held or field('job:' .. id, 'state') == 'dead' then
 end
 
 local added = redis.call('HGET', prefix .. 'group:' .. mine, 'tally:' .. sample)
-even_without_memory()
-die(id, why, time)
+allow_without_memory()
+end_as_dead(id, why, time)
 redis.call('HSET', prefix .. 'job:' .. id, 'condemned', token)
 for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)

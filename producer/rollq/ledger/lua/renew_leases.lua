@@ -1,10 +1,10 @@
--- Extend many leases in one call, none past its attempt's deadline. The worker says how far that is: its clock does not
--- jump, and stands still while the engine or Redis is away.
+-- Extend many leases in one call, none past its attempt's deadline. The worker says how far that is, by a clock that
+-- does not jump and stands still while the engine or Redis is away.
 -- reads and writes  leased
 -- ARGV   for each lease: id attempt left_s (until its deadline)
 -- reply  the positions (from 0) of the leases that are lost
 local leased, time, lost = typed('leased', 'zset'), now(), {}
-even_without_memory()
+allow_without_memory()
 for i = 2, #ARGV, 3 do
   local member = ARGV[i] .. '#' .. ARGV[i + 1]
   if redis.call('ZSCORE', leased, member) then

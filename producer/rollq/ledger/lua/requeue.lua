@@ -1,5 +1,5 @@
--- A dead job gets a fresh start: no failures, and an empty journal at its next claim. A group that was dropped comes
--- back.
+-- Start a dead job again, with no failures and an empty journal at its next claim. Its group comes back if it was
+-- dropped.
 -- reads and writes  dead queued count open:<purpose> job:<job> group:<group>
 -- ARGV   id token
 -- reply  ok | unknown | state (of a job that is not dead) | gone (its body) | group state (of one that goes without it)

@@ -5,8 +5,8 @@ local function budget(class)
   return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
 
--- Claims so far. If the record does not say, the last attempt that ended or that has a lease does: a later attempt must
--- not have the number of one that may still run, because the number is its fence.
+-- Claims so far. If the record does not say, it is the last attempt that ended or has a lease. A later attempt must not
+-- get the number of one that may still run, because the lease set tells attempts apart by it.
 local function attempts(id)
   local known = whole(field('job:' .. id, 'attempt'), 0, MOST)
   if known then return known end
@@ -19,7 +19,7 @@ local function attempts(id)
   return highest
 end
 
--- Deletes what a job that is over held: its body and its journals.
+-- Deletes the body and the journals of a job that is over.
 local function free(id)
   local record = 'job:' .. id
   for attempt in string.gmatch(field(record, 'aside') or '', '%d+') do
@@ -30,7 +30,7 @@ local function free(id)
 end
 
 -- A dropped group whose dead members were all discarded can never come back, so its graded members are freed too.
-local function free_the_rest(group)
+local function free_graded_members(group)
   if group.state ~= 'dropped' or group.discarded < group.dead then return end
   for sample = 0, group.size - 1 do free(member(group.name, sample)) end
 end
@@ -46,7 +46,7 @@ local function settle(group, outcome)
   if group.state == 'ready' then
     redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   else
-    free_the_rest(group)
+    free_graded_members(group)
     count('groups_dropped')
     count('dropped', group.done)
   end
@@ -79,7 +79,7 @@ local function fail_attempt(id, attempt, group, class, reason, by, roll, time, f
 end
 
 -- The job is dead, of class job, whatever its record holds.
-local function die(id, why, time)
+local function end_as_dead(id, why, time)
   local key, attempt = prefix .. 'job:' .. id, attempts(id)
   local failures = whole(field('job:' .. id, 'fail:job'), 0, MOST) or 0
   if redis.call('TYPE', key)['ok'] ~= 'hash' then redis.call('DEL', key) end
@@ -104,7 +104,7 @@ local function drop_group(name, why, time)
   while size < constants.largest_group and redis.call('EXISTS', prefix .. 'job:' .. member(name, size)) == 1 do
     local id = member(name, size)
     local state = field('job:' .. id, 'state')
-    if state ~= 'done' and state ~= 'dead' then die(id, why, time) end
+    if state ~= 'done' and state ~= 'dead' then end_as_dead(id, why, time) end
     if state == 'done' then ended.done = ended.done + 1 else ended.dead = ended.dead + 1 end
     if field('job:' .. id, 'discarded') then discarded = discarded + 1 end
     size = size + 1
@@ -124,16 +124,16 @@ local function group_or_drop(name, time)
   drop_group(name, reason(group), time)
 end
 
--- A job that has not ended and cannot be read is dead; so is one whose group cannot be read, and that group is dropped.
--- A name that no job has is only forgotten.
-local function bury(id, why, time)
+-- Ends an unfinished job as dead when it or its group cannot be read. Such a group is dropped. A name that belongs to
+-- no job is only forgotten.
+local function end_unreadable(id, why, time)
   redis.call('ZREM', prefix .. 'queued', id)
   local name, sample = parse(id)
   if not sample or redis.call('EXISTS', prefix .. 'job:' .. id, prefix .. 'group:' .. name) == 0 then return end
   local state = field('job:' .. id, 'state')
   local well, group = pcall(read_group, name)
   if state == 'done' or state == 'dead' or well and sample >= group.size then return end
-  die(id, why, time)
+  end_as_dead(id, why, time)
   if not well then
     drop_group(name, reason(group), time)
   elseif group.state == 'open' then

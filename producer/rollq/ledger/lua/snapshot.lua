@@ -1,4 +1,5 @@
--- Where everything is, at one instant. A script, because a Redis that is out of memory refuses even to read in MULTI.
+-- Where all jobs and groups are, at one instant. It is a script because a Redis that is out of memory refuses even
+-- reads in MULTI.
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> held:<purpose> (reads only)
 -- ARGV   totals (1: with them)
 -- reply  sealed, the number of entries in each index (in the order of common.lua), then totals (name value, ...)

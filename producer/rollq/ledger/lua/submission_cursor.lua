@@ -1,4 +1,5 @@
--- How far a source got: what its producer need not send again. Those jobs count as submitted again, once a token.
+-- How far a source got: its producer need not send those groups again. Their jobs count as submitted again, once per
+-- token.
 -- reads and writes  sources count
 -- ARGV   source token
 -- reply  groups jobs mark (of the last of those groups)

@@ -12,7 +12,7 @@ local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 
 local function move_cursor()
-  local was = moment(string.match(redis.call('HGET', sources, source) or '', '^%d+'))
+  local was = stored_number(string.match(redis.call('HGET', sources, source) or '', '^%d+'))
   local is = tonumber(string.match(ARGV[9], '^%d+'))
   if source ~= '' and is > was then redis.call('HSET', sources, source, ARGV[9]) end
 end
@@ -20,7 +20,7 @@ end
 for i = first, #ARGV, 4 do
   local digest = redis.call('HGET', typed('job:' .. ARGV[i], 'hash'), 'digest')
   if digest and digest ~= ARGV[i + 1] then return { 'conflict', ARGV[i] } end
-  -- A group without its job, or a job without its group. A job is never begun again under its old attempts.
+  -- A group without its job, or a job without its group. A job never starts again with the numbers of old attempts.
   if not known ~= not digest then return { 'conflict', ARGV[i] } end
 end
 if submitted == token then return { 'new' } end

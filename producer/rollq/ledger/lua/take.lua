@@ -27,14 +27,14 @@ local function reply()
 end
 
 if #groups > 0 then
-  even_without_memory()
+  allow_without_memory()
   for _, group in ipairs(groups) do redis.call('ZADD', held, 'XX', 'GT', time + hold_s, group.name) end
   return reply()
 end
 
 if redis.call('ZCARD', held) > 0 then
-  even_without_memory()
-  local last, grace = moment(field('run', 'heard:' .. purpose)), time + grace_s
+  allow_without_memory()
+  local last, grace = stored_number(field('run', 'heard:' .. purpose)), time + grace_s
   if time - last > outage_s then
     -- A hold that had ended before the silence began gets no grace.
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '(' .. seconds(last), seconds(grace))) do

@@ -105,8 +105,8 @@ def test_an_output_that_is_not_told_costs_the_reward() -> None:
 
 def test_outputs_are_found_whatever_case_and_commas() -> None:
     backend, messages = DOMAIN.backend, ["It is $1,299.50.", "See t123 ABC."]
-    assert backend.untold(["1299.50", "1,299.50", "T123 abc"], messages) == []
-    assert backend.untold(["1299.51", "1299.50. See"], messages) == ["1299.51", "1299.50. See"]
+    assert backend.missing_outputs(["1299.50", "1,299.50", "T123 abc"], messages) == []
+    assert backend.missing_outputs(["1299.51", "1299.50. See"], messages) == ["1299.51", "1299.50. See"]
 
 
 def test_an_episode_cut_short_is_graded_as_it_stands() -> None:

@@ -49,7 +49,7 @@ class ShopBackend:
         for call in calls:
             self.call(view, call)
 
-    def untold(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
+    def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         plain = [_plain(message) for message in messages]
         return [output for output in outputs if not any(_plain(output) in message for message in plain)]
 

@@ -141,14 +141,14 @@ def new_address(random: Random) -> Address:
     return Address(street=street, city=city, state=state, zip=f"{prefix}{random.randrange(100):02d}")
 
 
-def _scatter(number: int, size: int) -> int:
+def _permuted(number: int, size: int) -> int:
     """A permutation of 0..size-1 without a visible pattern; `size` is not a multiple of 7919."""
     return (number * 7919 + 4801) % size
 
 
 def _customer(split: str, index: int, number: int, first: str, last: str) -> Customer:
     random = Random(f"shop customer {split} {index}")
-    code = 1000 + _scatter(number, 9000)
+    code = 1000 + _permuted(number, 9000)
     label = f"{random.choice(('Visa', 'Mastercard', 'Amex'))} ending in {random.randrange(1000, 9999)}"
     payments = [Payment(payment_id=f"card-{code}", kind="card", label=label)]
     if random.random() < 0.6:
@@ -161,7 +161,7 @@ def _customer(split: str, index: int, number: int, first: str, last: str) -> Cus
         gold=random.random() < 0.3,
         address=new_address(random),
         payments=tuple(payments),
-        order_ids=tuple(f"S-{10000 + _scatter(4 * number + place, 90000)}" for place in range(4)),
+        order_ids=tuple(f"S-{10000 + _permuted(4 * number + place, 90000)}" for place in range(4)),
     )
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos import result as results
@@ -42,7 +43,7 @@ def main() -> int:
             result = future.result()
             done.append(result)
             if args.json:
-                print(json.dumps(result.asdict()), flush=True)
+                print(json.dumps(asdict(result)), flush=True)
             else:
                 verdict = f"skipped: {result.skipped}" if result.skipped else "ok"
                 verdict = "WRONG: " + "; ".join(result.wrong) if result.wrong else verdict

@@ -8,7 +8,7 @@ exactly the tokens that precede it.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.engine_proxy import EngineProxy, prompt_digest
@@ -40,9 +40,6 @@ class Result:
     """Why this machine cannot inject the fault; empty for a row that ran."""
     wrong: list[str] = field(default_factory=list)
     """What does not add up; empty for a good row."""
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_file(run: FaultRun) -> list[dict[str, Any]]:

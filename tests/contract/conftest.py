@@ -21,12 +21,11 @@ import pytest
 import requests
 
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
-from tests.conftest import free_port
+from tests.conftest import REPO, free_port
 from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
-REPO = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rollq import Client
 from tests.conftest import free_port
 from tests.e2e.stack import Stack
 
@@ -47,28 +46,20 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     said = json.loads(rollq(parts, *submit))
     assert said == {"run": "first", "groups": 3, "size": 2, "new": 6, "known": 0, "sealed": True}
 
-    looked = json.loads(rollq(parts, "pull", "--run", "first", "--groups", "1", "--no-ack", "--json"))
-    assert (looked["groups"], looked["missing"], looked["delivered"], looked["reward_mean"]) == (1, 0, 2, 1.0)
+    parts.wait(lambda: parts.stats("first")["done"] == 6, 150, "all jobs")
     shown = rollq(parts, "show", "first/shop.train.0/1")
     assert "state     done, attempt 1" in shown
     assert "reward 1.0" in shown
 
-    # The group that was pulled with --no-ack stays held. The others come at once, then the pull times out.
-    with Client(parts.redis_url, run="first") as client:
-        held = client.ledger.keys.held("train")
-        for name in client.ledger.redis.zrange(held, 0, -1):
-            client.ledger.redis.zadd(held, {name: client.ledger.scripts.now() + 3600})
     pull = ("pull", "--run", "first", "--groups", "3", "--out", str(out), "--timeout", "0", "--json")
-    assert (
-        json.loads(rollq(parts, "pull", "--run", "first", "--groups", "2", "--out", str(out), "--json"))["groups"] == 2
-    )
-    assert json.loads(rollq(parts, *pull, code=1))["missing"] == 3
-    assert len(out.read_text().splitlines()) == 4
+    pulled = json.loads(rollq(parts, *pull))
+    assert (pulled["groups"], pulled["missing"], pulled["delivered"], pulled["reward_mean"]) == (3, 0, 6, 1.0)
+    assert json.loads(rollq(parts, *pull, code=1))["missing"] == 3  # all are acknowledged
+    assert len(out.read_text().splitlines()) == 6
 
     counts = json.loads(rollq(parts, "stats", "--run", "first", "--json"))
-    expected = {"submitted": 6, "done": 6, "dead": 0, "queued": 0, "leased": 0, "groups_acked": 2, "groups_held": 1}
+    expected = {"submitted": 6, "done": 6, "dead": 0, "groups_acked": 3, "delivered": 6, "duplicates": 0}
     assert {name: counts[name] for name in expected} == expected
-    assert (counts["delivered"], counts["duplicates"]) == (4, 0)
     record = json.loads(out.read_text().splitlines()[0])
     rollq(parts, "show", record["job"], code=1)
     assert record["job"] in rollq(parts, "show", str(out))

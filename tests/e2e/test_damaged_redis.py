@@ -52,9 +52,7 @@ def use(client: Client) -> list[str]:
     for call in calls:
         try:
             call()
-        except PullTimeout:
-            pass
-        except StopIteration:
+        except (PullTimeout, StopIteration):
             pass
         except RollqError as e:
             said.append(str(e))

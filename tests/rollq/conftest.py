@@ -1,11 +1,18 @@
-"""A ledger of run `r` on the real Redis."""
+"""A ledger of run `r` on the real Redis, and none of the machine's settings."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

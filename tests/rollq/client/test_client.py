@@ -17,9 +17,7 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    for name in ("ROLLQ_REDIS_URL", "ROLLQ_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
+def client(redis_url: str) -> Iterator[Client]:
     with Client(redis_url, run="r") as connected:
         yield connected
 

@@ -68,12 +68,8 @@ def consumers() -> Iterator[list[ConsumerProcess]]:
     started: list[ConsumerProcess] = []
     yield started
     for consumer in started:
-        if consumer.process.poll() is None:
-            consumer.process.kill()
-        for pipe in (consumer.process.stdin, consumer.process.stdout):
-            if pipe and not pipe.closed:
-                pipe.close()
-        consumer.process.wait(60)
+        with consumer.process as process:  # closes its pipes
+            process.kill()
 
 
 def finish(ledger: Ledger, count: int) -> list[str]:

@@ -1,6 +1,5 @@
-"""Commands run in this process, without the settings of the machine."""
+"""Commands run in this process."""
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -8,12 +7,6 @@ import pytest
 from rollq import cli
 
 Fails = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SHARED"]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

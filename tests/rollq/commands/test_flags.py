@@ -140,8 +140,6 @@ def test_an_input_file_that_is_missing(fails: Fails) -> None:
         ("ROLLQ_BROKER_URL", "localhost"),
         ("ROLLQ_ENGINE_URL", "localhost:30000"),
         ("ROLLQ_CONCURRENCY", "many"),
-        ("ROLLQ_CONCURRENCY", "0"),
-        ("ROLLQ_USER_ENDPOINTS", "local"),
         ("ROLLQ_USER_ENDPOINTS", "local=http://h,api_key=sk-secret"),
     ],
 )

@@ -1,8 +1,8 @@
-"""What the tokens of a turn cost, by the length of the history behind it.
+"""What the tokens of a turn cost, by the length of the history before it.
 
-Reading and bridging a turn and writing the next request must cost the same behind 1,000 tokens as behind 12,000. Twice
+Reading and bridging a turn and writing the next request must cost the same after 1,000 tokens as after 12,000. Twice
 the turns must take about twice the time. Beside them stands the cost of rendering and encoding the whole conversation.
-Exit code 1 when a turn behind the longest history costs more than 1.5 times one behind the shortest, or 60 turns
+Exit code 1 when a turn after the longest history costs more than 1.5 times one after the shortest, or 60 turns
 more than 2.5 times 30.
 
     python benchmarks/bench_tokens.py [--tokenizer DIR] [--json]
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Conversation(renderer, POLICY, tools)
 
     begin().turn()  # templates are compiled at first use
-    result = {"lengths": [behind(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
+    result = {"lengths": [after_history(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
     first, last = result["lengths"][0], result["lengths"][-1]
     result["growth"] = last["turn_s"] / first["turn_s"]
     result["doubling"] = result["episodes"][-1]["seconds"] / result["episodes"][0]["seconds"]
@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if good else 1
 
 
-def behind(begin: Callable[[], Conversation], length: int) -> dict[str, float]:
-    """Seconds of the fastest turn behind a history of that many tokens, and of what rendering it whole would take."""
+def after_history(begin: Callable[[], Conversation], length: int) -> dict[str, float]:
+    """Seconds of the fastest turn after a history of that many tokens, and of what rendering it whole would take."""
     talk = begin()
     while len(talk.ids) < length:
         talk.turn()
@@ -151,7 +151,7 @@ def episodes(begin: Callable[[], Conversation]) -> list[dict[str, float]]:
 
 
 def report(result: dict[str, Any]) -> None:
-    head = ["tokens behind the turn", "read, ms", "bridge, ms", "write, ms", "render and encode it all, ms"]
+    head = ["tokens before the turn", "read, ms", "bridge, ms", "write, ms", "render and encode it all, ms"]
     rows = [
         [f"{row['tokens']}", *(ms(row[name]) for name in ("read_s", "bridge_s", "write_s", "whole_s"))]
         for row in result["lengths"]
@@ -159,7 +159,7 @@ def report(result: dict[str, Any]) -> None:
     print(table(head, rows))
     first, last = result["lengths"][0]["tokens"], result["lengths"][-1]["tokens"]
     print(
-        f"\na turn behind {last} tokens costs {result['growth']:.2f} times one behind {first}"
+        f"\na turn after {last} tokens costs {result['growth']:.2f} times one after {first}"
         f" (at most {LARGEST_GROWTH:g})\n"
     )
     rows = [[f"{row['turns']}", f"{row['tokens']}", ms(row["seconds"])] for row in result["episodes"]]

@@ -123,8 +123,9 @@ class JobFailure(RolloutFailure):
 
 
 class EngineBreach(EngineFailure, ContractError):
-    """What the engine sampled breaks an invariant of token fidelity: never recorded, never trained."""
+    """The engine's reply breaks an invariant of token fidelity. It is never recorded or trained on."""
 
 
 class JobBreach(JobFailure, ContractError):
-    """What rollq made for this job (a prompt, a bridge, the order of events) breaks an invariant of token fidelity."""
+    """Something that rollq made for this job (a prompt, a bridge, the order of events) breaks an invariant of token
+    fidelity."""

@@ -70,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One episode to be played; its id is `run/group/sample`.
+    """One episode to be played. Its id is `run/group/sample`.
 
     Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit` fills in its own run
     and `env.split.task`. Submitted alone, sample 0 of a group of n stands for all n samples.

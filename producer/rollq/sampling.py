@@ -106,8 +106,8 @@ PARAMETERS: dict[str, tuple[Check, str]] = {
     "logit_bias": (_bias, 'numbers by token id, {"17": -2.5}'),
     "sampling_seed": (_whole(0, 2**63 - 1), "a whole number of at least 0"),
 }
-"""By SGLang's name (srt/sampling/sampling_params.py): the check of a parameter's value, and what it must be, in
-words."""
+"""For each parameter, by SGLang's name (srt/sampling/sampling_params.py): the check of its value, and what the value
+must be, in words."""
 
 
 def objection(sampling: Mapping[str, Any], max_new_tokens: int) -> str:

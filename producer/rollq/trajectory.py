@@ -101,7 +101,7 @@ class Sampled:
     abort."""
 
     turn: int
-    """Counts from 0."""
+    """Number of the turn, from 0."""
     ids: array[int]
     """array('I'): the sampled tokens, stop token included; never re-tokenised."""
     logprobs: array[float]
@@ -152,7 +152,7 @@ class Closed(_Texts):
 
     stop: Stop
     reward: float | None
-    """None exactly when the stop is not graded."""
+    """The reward; None exactly when the stop is not graded."""
     failure: FailureClass | None = None
     info: Mapping[str, Json] = field(default_factory=dict)
     """What the grader says; for a failure, the reason."""
@@ -164,7 +164,7 @@ Event = Prompt | Sampled | Observed | Closed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a trajectory was made with; enough to tell whether two may be mixed."""
+    """Everything a trajectory was made with, enough to tell whether two may be mixed."""
 
     attempt: int
     """Number of the claim that played it, from 1."""

@@ -114,7 +114,7 @@ class Task:
 
 
 class Domain(Protocol):
-    """What one environment name (`tau2:retail`) stands for. One object in each process, shared by all threads."""
+    """A domain: what one environment name (`tau2:retail`) stands for. One object per process, shared by all threads."""
 
     @property
     def name(self) -> str: ...

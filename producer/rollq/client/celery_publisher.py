@@ -61,7 +61,7 @@ class Publisher:
         return published
 
     def backlog(self) -> int | None:
-        """Messages that wait at the broker; None when it cannot be asked."""
+        """Number of messages that wait at the broker; None when the broker cannot be asked."""
         if time.monotonic() < self._paused_until or not self.available:
             return None
         try:

@@ -1,4 +1,5 @@
-"""What `pull`, `eval` and `demo` share: waiting for batches, and writing them down before they are acknowledged."""
+"""Code that `pull`, `eval` and `demo` share: waiting for batches, and writing them down before they are
+acknowledged."""
 
 import math
 import time

@@ -6,7 +6,7 @@ from rollq.trajectory import Trajectory
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:
-    """What a line of JSON Lines holds.
+    """The object on a line of an exported file.
 
     `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
     lists the length of each. Where the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a

@@ -29,7 +29,7 @@ RETRIES = 30
 SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
-"""What a call raises when it gives up."""
+"""Exceptions that a call raises when it gives up."""
 REFUSING = re.compile(
     r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
 )

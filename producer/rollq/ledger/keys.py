@@ -5,7 +5,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:pulse                  hash  beat (when a reaper was last here), grace (no lease expires before): outage.py
-    rollq:turn:<hash>            str   token: a worker sends a request alone that an engine may die of: lock.py
+    rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
     rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own
@@ -57,7 +57,7 @@ class Keys:
 
     @property
     def prefix(self) -> str:
-        """What every key of the run starts with; scripts append the rest."""
+        """Prefix of every key of the run. Scripts append the rest."""
         return f"rollq:{{{self.run}}}:"
 
     @property

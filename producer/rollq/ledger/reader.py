@@ -54,7 +54,8 @@ def runs(client: "redis.Redis") -> list[str]:
 
 
 class LedgerReader:
-    """One run's ledger, to read it. Every method raises LedgerError, naming run and key, for what cannot be read."""
+    """The read side of one run's ledger. Every method raises LedgerError, naming run and key, for what cannot be
+    read."""
 
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)

@@ -1,4 +1,4 @@
-"""What the ledger answers. Pure values."""
+"""The ledger's answers. Pure values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -110,7 +110,7 @@ class Child:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """What the child runs between fork and exec. Everything is imported and looked up before the fork."""
+    """Runs in the child between fork and exec, so everything is imported and looked up before the fork."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 

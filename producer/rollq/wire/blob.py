@@ -1,4 +1,4 @@
-"""What blobs are made of: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
+"""The parts of blobs: msgpack arrays with a version and a kind, buffers of numbers, packed texts.
 
 The invariant: what is read equals what was written, or a ContractError says where. It knows nothing of jobs and events.
 """
@@ -99,7 +99,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
 def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
     """The buffer as little-endian u32 or f32."""
     if not isinstance(buffer, array) or buffer.typecode != typecode:
-        raise ContractError(f"{where}: wants an array({typecode!r}), not {type(buffer).__name__}")
+        raise ContractError(f"{where}: must be an array({typecode!r}), not {type(buffer).__name__}")
     if _SWAP:
         buffer = array(typecode, buffer)
         buffer.byteswap()

@@ -36,7 +36,7 @@ FLAT = "sampled at another temperature than 1, from too flat a distribution"
 
 
 class ScoringEngine(Protocol):
-    """What the comparison needs of `scorer.Scorer`."""
+    """The methods of `scorer.Scorer` that the comparison needs."""
 
     max_tokens: int
 

@@ -66,7 +66,7 @@ class Report:
         self.total.worst = largest_differences([*self.total.worst, *result.worst])
 
     def revise(self, decode: Callable[[ComparedToken], float | None]) -> None:
-        """Have the engine decode the worst tokens of a good file as well, if rounding can explain them. Then they are
+        """Have the engine decode the worst tokens of a good file as well, if rounding can explain them. Such tokens are
         rare.
 
         It changes the largest difference and nothing else.

@@ -119,7 +119,7 @@ class Scorer:
             raise EngineFailure(f"{self.url}: not a scoring reply ({type(e).__name__}: {e})") from e
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The `meta_info` of the reply."""
+        """Sends a request for a generation. Returns the reply's `meta_info`."""
         response = self._send("/generate", body)
         if response.status == 400:
             raise ScoringRefused(read_error(response.body))

@@ -1,6 +1,6 @@
-"""What an SGLang server answers, read strictly: a `Generated`, or an exception that says what can be done about it.
+"""Reads an SGLang server's answers strictly: into a `Generated`, or an exception that says what to do about it.
 
-The invariant: a `Generated` has one finite logprob for each id, and version spans that tile the ids; a job is blamed
+The invariants: a `Generated` has one finite logprob for each id, and version spans that tile the ids. A job is blamed
 only if the engine looked at its request and refused it. It knows nothing of connections or retries.
 """
 
@@ -26,7 +26,7 @@ MAX_LOGPROB = 1e-6
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
 CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
 NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
-"""Statuses that, like redirects, concern the engine or the way to it, and not this request."""
+"""Statuses that say something about the engine or the way to it, as redirects do, and nothing about this request."""
 
 
 class EngineUnavailable(Exception):
@@ -120,7 +120,8 @@ def _ids(value: object) -> array[int]:
 
 
 def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
-    """An abort that was asked for has no status. SGLang gives a full queue and a queue timeout 503."""
+    """Raises for an abort that the engine decided on, which has a status. SGLang gives 503 to a full queue and a queue
+    timeout."""
     status, kind = reason.get("status_code"), reason.get("err_type")
     if status is None and not kind:
         return

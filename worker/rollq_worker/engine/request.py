@@ -1,4 +1,4 @@
-"""What is sent to an SGLang server's `/generate`, as bytes."""
+"""The body of a request to an SGLang server's `/generate`, as bytes."""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
@@ -67,7 +67,7 @@ def _digits(ids: array[int]) -> bytes:
 def write_request(
     prompt: bytes, sampling: Mapping[str, Json], *, stop_ids: Sequence[int], max_new_tokens: int, rid: str
 ) -> bytes:
-    """The body of a request for at most that many tokens behind a prompt as `PromptWriter` writes it.
+    """The body of a request for at most `max_new_tokens` tokens after a prompt as `PromptWriter` writes it.
 
     `stop_ids` end it besides the job's own.
     """
@@ -78,7 +78,8 @@ def write_request(
         "stop_token_ids": stops,
         "skip_special_tokens": False,  # the text is only for people, who get all of it
     }
-    if sampling.get("min_new_tokens"):  # a server refuses more than max_new_tokens; an interrupted turn's rest is short
+    if sampling.get("min_new_tokens"):
+        # A server refuses a minimum above max_new_tokens, which is small for the rest of an interrupted turn.
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
     rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
     return b'{"input_ids":[%b],%b' % (prompt, rest[1:].encode())

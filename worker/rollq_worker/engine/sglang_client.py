@@ -57,7 +57,7 @@ class _Call:
     key: str
     check: Check
     quarantined: ExitStack
-    """What to leave at its end."""
+    """Contexts to leave at the end of the call: the quarantine, once the request is a suspect."""
     unavailable: int = 0
     """Number of times that the engine took no requests."""
     failed: int = 0

@@ -73,7 +73,7 @@ class ConversationDomain:
         return Conversation(self, case)
 
     def expected_changes(self, case: Case) -> Changes:
-        """What the ground truth changes. It is computed once per task."""
+        """The changes that the ground truth makes. They are computed once per task."""
         with self._lock:
             if case.task.hash not in self._expected:
                 view = self.backend.database.view()

@@ -35,7 +35,7 @@ MAX_ERRORS = 20
 """Number of errors of one call that the policy is told. A list of ten thousand strings where objects belong has as many
 errors."""
 NOT_REPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
-"""Tools that the package's scorer leaves out when it replays the ground truth; neither touches the data."""
+"""Tools that the package's scorer leaves out when it replays the ground truth. They do not change the data."""
 
 
 def load(variant: str | None) -> ConversationDomain:
@@ -156,7 +156,7 @@ def _result_of(coroutine: Any) -> str:
 
 
 def _canon(record: Any) -> str:
-    """As the package's `get_pydantic_hash` writes the whole database."""
+    """The record as the package's `get_pydantic_hash` writes it."""
     return json.dumps(record.model_dump(warnings=False), sort_keys=True, default=str)
 
 

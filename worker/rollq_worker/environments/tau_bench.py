@@ -37,7 +37,7 @@ def load(variant: str | None) -> ConversationDomain:
     if variant is None or variant not in SPLITS:
         raise JobFailure(f"environment 'tau_bench' has the variants {' and '.join(SPLITS)}, not {variant!r}")
     get_env, hashable = _imported()
-    # Of the package's users, only the human one can be made without a call to a model. It is never asked.
+    # The human user is the package's only one that makes no call to a model. It is never asked.
     envs = {
         split: get_env(variant, user_strategy="human", user_model="", task_split=split, task_index=0)
         for split in SPLITS[variant]
@@ -54,7 +54,8 @@ def _imported() -> tuple[Any, Any]:
     """The package's `get_env` and `to_hashable`. Raises JobFailure."""
     if importlib.util.find_spec("tau_bench") is None:
         raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
-    # Only its user simulators, which are not used here, need litellm; litellm fetches a price list when it is imported.
+    # litellm fetches a price list when it is imported. Only the package's user simulators need it, which are not used
+    # here.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     stub = "litellm" not in sys.modules and importlib.util.find_spec("litellm") is None
     if stub:

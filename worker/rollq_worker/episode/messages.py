@@ -21,7 +21,7 @@ class ActionResult:
     id: str
     """The call's id; "" for RESPOND."""
     text: str
-    """What the policy is shown."""
+    """The observation that the policy is shown."""
     user_messages: Sequence[str] = ()
     """What the user said during the action."""
 

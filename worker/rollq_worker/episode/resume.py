@@ -1,4 +1,4 @@
-"""Resume: what an earlier attempt recorded stands in for the engine and the user.
+"""Resume: the events of an earlier attempt stand in for the engine and the user.
 
 The agent loop runs as always. Sampled ids and the user's messages come from the journal, and every event that the loop
 makes is compared with the recorded one. The invariants: a resumed episode reaches the state that the journal describes,

@@ -20,7 +20,7 @@ SINGLE_TOOL = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a turn leads to."""
+    """What to do after a turn."""
 
     actions: Sequence[Action] = ()
     """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be acted on."""

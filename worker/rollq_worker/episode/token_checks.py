@@ -74,7 +74,7 @@ class TokenChecks:
         self._extend(event.ids)
 
     def _sampled(self, event: Sampled) -> None:
-        """I3, I4, I9."""
+        """Checks I3, I4 and I9."""
         if not self._may_sample() or event.turn != self.turn:
             last = type(self.last).__name__
             raise JobBreach(f"{self._at()}: tokens of turn {event.turn} were sampled after {last}")
@@ -90,7 +90,7 @@ class TokenChecks:
         self._extend(event.ids)
 
     def _observed(self, event: Observed) -> None:
-        """I5, I8, I9."""
+        """Checks I5, I8 and I9."""
         if not isinstance(self.last, Sampled) or event.turn != self.turn:
             raise JobBreach(f"{self._at()}: turn {event.turn} was answered after {type(self.last).__name__}")
         if event.ids:

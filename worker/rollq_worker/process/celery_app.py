@@ -120,7 +120,7 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     app.conf.update(CONFIG)
 
     def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:
-        return runner.run(str(job_id))  # which ignores whatever is no job id
+        return runner.run(str(job_id))  # run() ignores texts that are no job id
 
     app.task(play, name=TASK)
     return app

@@ -134,7 +134,8 @@ class _ForkServerStarter(Thread):
 
 
 class IsolatedEnvironment:
-    """Implements protocols.Environment on the worker's side of the pipe. It waits until `check` raises."""
+    """Implements protocols.Environment on the worker's side of the pipe. Every call waits for the answer until `check`
+    raises."""
 
     def __init__(self, pipe: Connection, process: Any, check: Callable[[], None]) -> None:
         self._pipe = pipe

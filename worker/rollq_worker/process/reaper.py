@@ -25,7 +25,7 @@ TICK_S = 1.0
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
 MOST_MESSAGES = 10_000
-"""Most messages at the broker beyond two for each queued job; at that number none is added.
+"""Most messages at the broker, beyond two for each queued job. When there are more, no message is added.
 
 While the engine is away, perhaps for days, no worker takes messages, and every job is published again every ten
 minutes.
@@ -128,7 +128,7 @@ class Reaper:
 
 
 class _Run:
-    """What the reaper remembers of a run."""
+    """The reaper's memory of one run."""
 
     def __init__(self, connection: Any, name: str) -> None:
         self.ledger = Ledger(connection, name)

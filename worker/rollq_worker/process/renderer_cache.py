@@ -50,7 +50,7 @@ class RendererCache:
     def _slot(self, key: tuple[str, tuple[Edge, ...], bool]) -> _Slot:
         with self._lock:
             slot = self._slots.pop(key, None) or _Slot()
-            self._slots[key] = slot  # the one used last comes last
+            self._slots[key] = slot  # moved to the end: the first one was used longest ago
             if len(self._slots) > MAX_RENDERERS:
                 del self._slots[next(iter(self._slots))]
             return slot

@@ -1,6 +1,7 @@
-"""One generation from request to reply: what is said, how long it takes, and what an interruption leaves of it.
+"""One generation from request to reply: what is said, how long it takes, and what remains of it after an interruption.
 
-It knows neither HTTP nor the tasks: requests come checked, and the ground truth knows what to say.
+It knows neither HTTP nor the tasks. Requests are checked before they get here, and the ground truth decides what to
+say.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -175,7 +176,7 @@ class ReplayEngine:
         return found
 
     def _best(self, tokens: Iterable[int], request: GenerateRequest) -> list[Any]:
-        """The best tokens at the position of each of `tokens` but the first."""
+        """For each of `tokens` but the first: the best tokens at its position."""
         count, vocab = request.top_logprobs, self._tokenizer.vocab_size
         return [self._entries(made_up_logprobs.best(*pair, count, vocab), request) for pair in pairwise(tokens)]
 

@@ -250,7 +250,7 @@ def _prompt(given: Mapping[str, Any], size: ModelSize, encode: Callable[[str], a
 
 
 def _max_new_tokens(count: int, params: Mapping[str, Any], size: ModelSize) -> int:
-    """How many tokens will be sampled at most behind a prompt of `count` tokens."""
+    """How many tokens will be sampled at most after a prompt of `count` tokens."""
     asked, context = params.get("max_new_tokens", DEFAULT_NEW_TOKENS), size.context
     if count >= context:
         raise bad_value(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")

@@ -1,6 +1,6 @@
-"""What an imperfect policy says instead of the next move.
+"""Mistakes of an imperfect policy, said in place of the next move.
 
-The invariant: for one task and move, a mistake of one kind is always the same text, so any server can finish a turn
+The invariant: for one task and move, a mistake of one kind is always the same text. So any server can finish a turn
 that was interrupted in the middle of a mistake. Half of the mistakes cost the reward.
 """
 

@@ -1,6 +1,6 @@
-"""Where a planned turn ends: at its length, a stop token or a stop string, as SGLang does it.
+"""Finds where a planned turn ends: at its length, a stop token or a stop string, as SGLang does it.
 
-The invariant: the stop token is part of the ids and never of the text; a turn that reaches its length has none.
+The invariant: the stop token is part of the ids and never of the text. A turn that reaches its length has none.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on

@@ -100,5 +100,5 @@ def _find(tasks: dict[str, Task], text: str) -> Task | None:
 
 
 def _plain(text: str) -> str:
-    """Templates may add or strip white space."""
+    """The text with its white space normalised, because templates may add or strip some."""
     return " ".join(text.split())

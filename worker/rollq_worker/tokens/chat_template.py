@@ -1,6 +1,6 @@
 """One chat template: messages to the text that a model was trained on.
 
-Messages are rendered by transformers, whose semantics chat templates are written for. It knows no token ids.
+transformers renders the messages, because chat templates are written for its semantics. It knows no token ids.
 """
 
 import json
@@ -21,7 +21,7 @@ _CLOCK = re.compile(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
 
 
 class ChatTemplate:
-    """Safe to share between threads."""
+    """A chat template. Threads may share it."""
 
     def __init__(self, name: str, template: Json, named: Mapping[str, str]) -> None:
         """`template` is the Jinja text, or texts by name; `named` are tokens that it may show. Raises SettingsError."""

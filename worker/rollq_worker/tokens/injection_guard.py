@@ -25,7 +25,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """White space around an added token, as the tokenizers library sees it."""
 _MAX_REMEMBERED = 64
-"""Texts whose ids are kept: the system prompts of the environments in use."""
+"""Number of texts whose ids are kept: the system prompts of the environments in use."""
 _FORMAT = frozenset(
     "role system user assistant tool content reasoning_content tool_calls tool_call_id id type function name arguments "
     "description parameters properties required items enum object array string integer number boolean null".split()
@@ -139,9 +139,9 @@ class Guard:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Finds the leftmost longest of these texts in time that does not grow with their number.
+    """A pattern that finds the leftmost longest of these texts, in time that does not grow with their number.
 
-    A vocabulary may have a thousand control tokens that begin alike: a plain alternation would try them one by one.
+    A vocabulary may have a thousand control tokens that begin alike, and a plain alternation would try them one by one.
     """
     root: dict[str, Any] = {}
     for text in texts:

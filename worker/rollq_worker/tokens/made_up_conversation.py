@@ -19,19 +19,19 @@ from rollq_worker.tokens.template_messages import call_id, for_template, short_e
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 _ID = "zqxjkvbwp"
-"""An id, and a text, that nothing else spells. Some templates insist on nine characters."""
+"""An id, and a text, that occurs nowhere else. Some templates insist on nine characters."""
 MAX_HEADS = 4096
-"""Kinds of turns whose rendering is remembered."""
+"""Number of kinds of turns whose rendering is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What stands in front of the turn, beside a user's message."""
+    """What comes before the turn, besides a user's message."""
 
     system: bool = False
-    """A system prompt: some templates refuse a conversation without one; others move it to the last message."""
+    """A system prompt. Some templates refuse a conversation without one; others move it to the last message."""
     tools: bool = False
-    """The tools: some templates write replies or headers differently with tools. Rendering them costs time."""
+    """Tools. Some templates write replies or headers differently with tools. Rendering them costs time."""
 
 
 PREAMBLES = (Preamble(), Preamble(system=True), Preamble(tools=True), Preamble(system=True, tools=True))
@@ -42,13 +42,13 @@ class Answered(NamedTuple):
 
     text: str
     head: str
-    """What stands before the bridge; "" where the template does not end the turn before the reply."""
+    """The text before the bridge; "" where the template does not end the turn before the reply."""
     end: str
     """The end token that closes `head`."""
 
 
 class MadeUpConversation:
-    """Renders turns with their replies behind a preamble. Safe to share between threads."""
+    """Renders turns with their replies after a preamble. Threads may share it."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class MadeUpConversation:
         return Answered(text, *self._head(turn, hidden, tools, text, guard))
 
     def last_end(self, text: str) -> tuple[int, str]:
-        """Where the last end token of a text ends, and that token; 0 and "" where there is none."""
+        """Where the last end token of a text ends, and that token; 0 and "" for a text without one."""
         return max(((at + len(end), end) for end in self.ends if (at := text.rfind(end)) >= 0), default=(0, ""))
 
     def _tools(self) -> Sequence[Json]:
@@ -106,7 +106,7 @@ class MadeUpConversation:
     def _head(
         self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, guard: Guard
     ) -> tuple[str, str]:
-        """What stands before the bridge in `text`, and the end token that closes it; "" and "" if there is none."""
+        """The part of `text` before the bridge, and the end token that closes it; "" and "" if it has none."""
         key = json.dumps([turn, [{**reply, "content": ""} for reply in replies]])
         head, end = self._heads.get(key, ("", ""))
         if not head or not text.startswith(head):
@@ -120,7 +120,7 @@ class MadeUpConversation:
         self, turn: Message, replies: Sequence[Message], tools: Sequence[Json], text: str, mark: str
     ) -> tuple[str, str]:
         """The turn with its end, as the template writes it when it is the last one. Where the template writes it
-        otherwise before a reply: up to the last end token in front of the first reply's content."""
+        differently before a reply, the text up to the last end token before the first reply's content."""
         replies = [{**replies[0], "content": mark}, *replies[1:]]
         before, found, _ = self.render([*self._base, turn, *replies], tools).partition(mark)
         if not found:
@@ -155,14 +155,15 @@ class MadeUpConversation:
         return ""
 
     def _answers_alike(self) -> bool:
-        """Whether the template writes a tool's results behind turns without calls as it does behind calls."""
+        """Whether the template writes a tool's results after turns without calls as it does after calls."""
         try:
             return all(self._after_result(True, again) == self._after_result(False, again) for again in (False, True))
         except JobFailure:
             return False
 
     def _after_result(self, called: bool, again: bool) -> str:
-        """A tool's result and what follows, behind a turn with or without a call; `again`: behind the second such.
+        """A tool's result and what follows it, after a turn with or without a call. `again`: after the second such
+        turn.
 
         Raises JobFailure when the template refuses the result or leaves it out.
         """

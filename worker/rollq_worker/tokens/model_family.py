@@ -1,4 +1,4 @@
-"""Model families as data: what a chat template does not say about itself.
+"""Model families as data: facts about a model that its chat template does not tell.
 
 A family is found by rendering, never by a model's name. A record fits when its stop token is the template's own and its
 reader gets back, argument for argument, the call that the template wrote. A template that fits no record, but whose
@@ -51,29 +51,30 @@ class Family:
 
     name: str
     stops: tuple[str, ...]
-    """The tokens that end a sampled turn; the first one is what the template writes there."""
+    """The tokens that end a sampled turn; the template writes the first one at the end of a turn."""
     parser: str
     """A name in `toolcalls.PARSERS`."""
     template_ends: tuple[str, ...] = ()
     """End tokens that the template writes but the model never samples."""
     header_stops: Mapping[str, str] = field(default_factory=dict)
-    """Stop tokens that are the next header as well, with the role that they call for."""
+    """Stop tokens that are also the next message's header, with the role in that header."""
     reply_roles: frozenset[str] = frozenset({"tool", "user"})
     """The roles that may answer a turn."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     """Arguments for the template, beside messages and tools."""
     call_id_format: str = ""
-    """The id of a call that the template shows, made of `name` and `n`, the number of the call; "": any id will do."""
+    """Form of the id of a call that the template shows, made of `name` and `n`, the number of the call; "": any id is
+    accepted."""
     call_id_pattern: str = ""
-    """Regular expression: ids that the template takes."""
+    """Regular expression for the ids that the template accepts."""
     call_mark: str = ""
-    """A text in every rendered call, where two families share a reader."""
+    """A text that is in every rendered call; it tells apart two families with one reader."""
     tools_prompt: ToolsPrompt | None = None
-    """For a template that does not list the tools itself."""
+    """The text that lists the tools, for a template that does not."""
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
     text_arguments: bool = False
-    """The template takes a call's arguments as a string of JSON."""
+    """Whether the template takes a call's arguments as a string of JSON."""
 
 
 KEEP_REASONING: Mapping[str, Json] = {
@@ -83,7 +84,7 @@ KEEP_REASONING: Mapping[str, Json] = {
     "keep_past_thinking": True,  # LFM2.5
     "drop_thinking": False,  # DeepSeek-V4
 }
-"""Arguments that make a template keep old reasoning; each template knows one of them at most."""
+"""Arguments that make a template keep old reasoning. Each template knows at most one of them."""
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
 _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     head="\n\n## Tools\nYou have access to the following tools:\n",
@@ -143,7 +144,7 @@ FAMILIES = (
 )
 
 _USER = "zqxjkv"
-"""A user's message that nothing else in a rendered conversation spells."""
+"""A user's message whose text occurs nowhere else in a rendered conversation."""
 _TOOL_NAME = "sample_tool"
 _ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
 _TOOL: Json = {
@@ -179,7 +180,8 @@ def shows_tools(tokenizer: Tokenizer) -> bool:
 
 
 def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool) -> str:
-    """A user's message and `turns`, with a tool; with a system prompt where the template wants one."""
+    """The rendering of a user's message and `turns`, with a tool, and with a system prompt where the template wants
+    one."""
     messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
     try:
         return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
@@ -214,14 +216,14 @@ def family_of(tokenizer: Tokenizer) -> Family:
         known = ", ".join(PARSERS)
         raise JobFailure(f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}")
     if refusal is not None:
-        raise JobFailure(f"{refusal}: it cannot write a tool call; mend the template or use another model")
+        raise JobFailure(f"{refusal}: it cannot write a tool call; correct the template or use another model")
     raise JobFailure(
         f"{template} leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like; {remedy}"
     )
 
 
 def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tuple[str, str]:
-    """The end of a rendered prompt, and what the template writes behind it for a turn with a call."""
+    """The end of a rendered prompt, and the text that the template writes after it for a turn with a call."""
     arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
     whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(_USER)[2]
@@ -254,7 +256,8 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
 
 
 def _end_of_turn(tokenizer: Tokenizer) -> str:
-    """The control token with which the template ends an assistant's turn, whether more follows or not; "" for none.
+    """The control token with which the template ends an assistant's turn, whether more follows or not; "" if it has
+    none.
 
     Of several it is the one that the model's files name.
     """

@@ -1,7 +1,7 @@
 """A chat template as token ids: the first prompt once, then only bridges.
 
 A bridge is what the template writes between the end of a sampled turn and the next assistant header. It is rendered
-over a short made-up conversation and cut behind the turn's stop token. Sampled ids are never rendered again.
+over a short made-up conversation and cut after the turn's stop token. Sampled ids are never rendered again.
 
 It does not know environments or engines.
 """
@@ -29,15 +29,15 @@ class Continuation:
     """The template's own text of a conversation whose last turn is answered."""
 
     before_replies: str
-    """Up to and with the token that ends the turn."""
+    """The text up to and including the token that ends the turn."""
     full: str
-    """With the replies and the next assistant header; begins with `before_replies` unless `rewritten`."""
+    """The text with the replies and the next assistant header. It begins with `before_replies` unless `rewritten`."""
     rewritten: str
-    """What the template writes differently once the replies follow; "": nothing."""
+    """The text that the template writes differently once the replies follow; "": nothing."""
 
 
 class ChatRenderer:
-    """protocols.Renderer for one tokenizer. Holds no state of an episode: threads may share it."""
+    """Implements protocols.Renderer for one tokenizer. It holds no state of an episode, so threads may share it."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class ChatRenderer:
         family: Family | None = None,
         preamble: Preamble | None = None,
     ) -> None:
-        """`tools` give types to arguments, and the first one's name to made-up calls.
+        """`tools` give arguments their types. Made-up calls are of the first tool. `preamble`: None takes the first one
+        with which the template renders; the self-check finds the right one.
 
-        `preamble`: None takes the first one with which the template renders; the self-check finds the right one.
         Raises JobFailure for an unknown family, and for a template that renders nothing.
         """
         self.tokenizer = tokenizer
@@ -71,7 +71,7 @@ class ChatRenderer:
 
     @property
     def preamble(self) -> Preamble:
-        """What stands in front of the turns over which bridges are rendered."""
+        """The preamble of the turns over which bridges are rendered."""
         return self._made_up.preamble
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
@@ -83,11 +83,11 @@ class ChatRenderer:
         return guard.encode(self._made_up.render(self._with_tools(shown, hidden), hidden), remember=True)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
-        """What the template writes for `open`, as text. Raises JobFailure."""
+        """The text that the template writes for `open`. Raises JobFailure."""
         return self._made_up.render(self._with_tools(self.shown(messages), tools), tools)
 
     def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
-        """Whether the template writes the conversation so far, its last turn included, otherwise once replies follow.
+        """Whether the template writes the conversation so far, its last turn included, differently once replies follow.
 
         Costs three renderings of the whole conversation. Raises JobFailure when the template cannot do it.
         """
@@ -104,7 +104,7 @@ class ChatRenderer:
     ) -> Continuation:
         """How the template continues `messages`, whose last one is the sampled turn. Raises JobFailure.
 
-        `known`: what `prompt` gives without that turn and with the replies, if that was rendered already.
+        `known`: the result of `prompt` without that turn and with the replies, if that was rendered already.
         """
         render, ends = self._made_up.render, self._made_up.ends
         shown = self._with_tools(self.shown([*messages, *replies]), tools)
@@ -135,11 +135,11 @@ class ChatRenderer:
         return self._read(self.tokenizer.decode(ids), self._thinking, self.tools)
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        """The tokens from right behind the stop token of the turn `message` to the end of the next assistant header.
+        """The tokens from right after the stop token of the turn `message` to the end of the next assistant header.
 
-        `stop` is the token that ended the turn; None: the one that `close` gives. Replies that belong together (several
-        tool results) come in one call. Raises JobFailure for roles that may not follow, and when the template gives no
-        clean cut.
+        `stop` is the token that ended the turn; None: the one that `close` gives. All replies to one turn (several tool
+        results) come in one call. Raises JobFailure for roles that may not follow, and when the end of the turn cannot
+        be found.
         """
         roles = [str(reply.get("role")) for reply in replies]
         if not roles or not self.family.reply_roles.issuperset(roles):
@@ -159,7 +159,8 @@ class ChatRenderer:
         return ids[1:] if turn_has_it else ids
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
-        """The token to put behind a turn that was cut, so that these replies may follow: the template's own there."""
+        """The token to put after a turn that was cut, so that these replies may follow. It is the one that the template
+        writes there."""
         end = self._made_up.answer(message, replies, Guard(self._controls)).end
         return self.tokenizer.added_tokens[end] if end else self.stop_ids[0]
 
@@ -174,8 +175,8 @@ class ChatRenderer:
         return "user" if self._header_stops else "tool"
 
     def call_id(self, id: str, name: str, n: int) -> str:
-        """The id of the n-th call of an episode, of the tool `name`: `id`, which the model gave it (or ""), if the
-        template takes that."""
+        """The id of the n-th call of an episode, a call of the tool `name`: the model's own `id` if there is one (else
+        "") and the template takes it."""
         return call_id(self.family, id or f"call_{n}", name, n)
 
     def is_end(self, id: int) -> bool:

@@ -1,4 +1,4 @@
-"""Messages in OpenAI's form made into what chat templates take.
+"""Turns messages in OpenAI's form into the form that chat templates take.
 
 Arguments become objects, or strings for a template that wants those. Ids take the family's form, and a tool's result
 carries its tool's name. It does not know templates or tokens.
@@ -62,8 +62,8 @@ def with_missing_calls(messages: Sequence[Message], tool: str) -> list[Message]:
 def short_exchange(message: Message, replies: Sequence[Message], tool: str, keep_ids: bool = True) -> list[Message]:
     """A short turn in place of `message`, and its `replies`.
 
-    The short turn calls the same tools without arguments, or says one letter. Tool results want a call in front of
-    them, so a turn that called nothing has called `tool`. Without `keep_ids` all turns have the same ids.
+    The short turn calls the same tools without arguments, or says one letter. Tool results need a call before them, so
+    a turn without a call gets one of `tool`. Without `keep_ids` all turns have the same ids.
     """
     calls = message.get("tool_calls") or ()
     if not calls and replies[0].get("role") != "tool":
@@ -82,7 +82,7 @@ def short_exchange(message: Message, replies: Sequence[Message], tool: str, keep
 
 
 def call_id(family: Family, id: str, name: str, n: int) -> str:
-    """The id of the n-th call, which is of the tool `name`, in the family's form where it has one."""
+    """The id of the n-th call, a call of the tool `name`, in the family's form if it has one."""
     if not family.call_id_format or re.fullmatch(family.call_id_pattern, id):
         return id
     return family.call_id_format.format(name=name, n=n)

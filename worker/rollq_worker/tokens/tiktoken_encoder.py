@@ -1,8 +1,8 @@
 """A faster encoder for plain byte-level BPE: tiktoken with a tokenizer's own ranks and pattern.
 
-It is only used where it gives the tokenizer's ids. Two things make sure of that: the merges are in the order of the ids
-that they make, so the lowest pair and the lowest product are the same; and both encoders agree on a corpus made of the
-vocabulary itself. It does not know added tokens.
+It is only used where it gives the tokenizer's ids. Two checks make sure of that. The merges are in the order of the ids
+that they make, so both encoders merge the same pair first. Both encoders agree on a corpus made of the vocabulary
+itself. It does not know added tokens.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -28,7 +28,7 @@ _WITHOUT_MARKS = re.compile(
 """Scripts and symbols without combining marks: their normal form is the same in every version of Unicode. A tokenizer's
 own tables may lack newer marks that Python knows, and leave them in another order."""
 MAX_LENGTH = 100_000
-"""Characters of a text. Longer texts go to the tokenizer, whose regular expressions take any length."""
+"""Longest text in characters. Longer texts go to the tokenizer, whose regular expressions take any length."""
 _GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _TEXTS = (
     "Hello, world! It's 12:45, isn't it? We'll see; they've said I'd better.",
@@ -47,7 +47,8 @@ _made: dict[str, Encode | None] = {}
 
 
 def fast_encoder(spec: bytes, exact: Exact, normalize: Callable[[str], str]) -> Encode | None:
-    """An encoder that gives the ids of `exact`, the tokenizer with the tokenizer.json `spec`; None if there is none.
+    """An encoder that gives the ids of `exact`, the tokenizer with the tokenizer.json `spec`; None when no encoder
+    gives them.
 
     `normalize` is that tokenizer's own normaliser, for texts whose normal form depends on Unicode's version. Texts must
     not hold surrogates. Costs about half a second for a vocabulary of 150,000, once for each `spec`.

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 MORE_TEMPLATES = "additional_chat_templates"
-"""A folder of further templates: `tool_use.jinja` is the one for conversations with tools."""
+"""A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LONG = 1000
-"""From this many ids on, decoding uses the batch form, which releases the interpreter."""
+"""Number of ids from which decoding uses the batch form, which releases the interpreter."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -39,18 +39,18 @@ _BLANK = re.compile(r"[\s\u2581]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token that `text` always becomes, whatever stands around it."""
+    """A token that its text always becomes, whatever comes before or after it."""
 
     text: str
     id: int
     lstrip: bool
-    """It swallows the white space before it."""
+    """Whether it swallows the white space before it."""
     rstrip: bool
-    """It swallows the white space behind it."""
+    """Whether it swallows the white space after it."""
 
 
 class Tokenizer:
-    """tokenizer.json and a chat template. Safe to share between threads."""
+    """A vocabulary (tokenizer.json) and a chat template. Threads may share it."""
 
     def __init__(self, name: str, spec: bytes, config: Mapping[str, Json], template: Json) -> None:
         """`template` is the Jinja text, or a mapping of names to texts. Raises SettingsError for an unusable spec."""
@@ -84,7 +84,7 @@ class Tokenizer:
         return _encode(self._full, [text])[0]
 
     def encode_plain(self, *texts: str) -> list[array[int]]:
-        """The ids of texts that never become an added token, one array('I') a text.
+        """The ids of texts that never become an added token: one array('I') per text.
 
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """

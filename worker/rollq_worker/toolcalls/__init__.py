@@ -1,8 +1,8 @@
-"""Reads tool calls and reasoning out of a sampled turn; one module a format.
+"""Reads tool calls and reasoning out of a sampled turn; one module per format.
 
-No text is lost: whatever is neither a readable call nor reasoning stays in the content, a broken call with its tags
-included. Readers never raise, never repair a call, and do not know which tools exist; schemas only give types to values
-that a format writes without quotes.
+No text is lost: everything that is neither a readable call nor reasoning stays in the content, broken calls and their
+tags included. Readers never raise and never repair a call. They do not know which tools exist; schemas only give types
+to values that a format writes without quotes.
 """
 
 from collections.abc import Mapping

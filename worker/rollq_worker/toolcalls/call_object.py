@@ -17,7 +17,7 @@ class JsonCalls(NamedTuple):
     end: int
     calls: tuple[Action, ...] = ()
     ids: tuple[str, ...] = ()
-    """One a call; "" where it has no id."""
+    """One per call; "" where it has no id."""
     errors: tuple[str, ...] = ()
 
 

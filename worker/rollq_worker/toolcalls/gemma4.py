@@ -65,7 +65,7 @@ def _list(text: str, at: int, depth: int) -> tuple[list[Json], int]:
 
 
 def _next(text: str, at: int, end: str) -> int:
-    """Behind the comma that must stand here, or at the end tag."""
+    """The position after the comma that must stand here, or that of the end tag."""
     at = skip(text, at)
     if text.startswith(",", at):
         at = skip(text, at + 1)

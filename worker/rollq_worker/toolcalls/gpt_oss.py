@@ -1,10 +1,10 @@
 """OpenAI's harmony format, of gpt-oss: a turn is a row of messages on channels.
 
-    <|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f
-    <|constrain|>json<|message|>{"a": 1}
+<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f
+<|constrain|>json<|message|>{"a": 1}
 
 `analysis` is reasoning; a message to `functions.name` is a call; everything else is said to the user. The turn begins
-behind the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
+after the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there without
 `<|constrain|>`. Headers are taken off the text, so a header that holds anything else is an error.

@@ -1,10 +1,9 @@
-"""Llama's format: a turn that is JSON, or JSON behind the python tag (Llama 3) or the python tokens (Llama 4).
+"""Llama's format: a turn that is JSON, or JSON after the python tag (Llama 3) or the python tokens (Llama 4).
 
-    {"name": "f", "parameters": {"a": 1}}
-    <|python_tag|>{"name": "f", "parameters": {"a": 1}}
-    <|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
+{"name": "f", "parameters": {"a": 1}} <|python_tag|>{"name": "f", "parameters": {"a": 1}}
+<|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
 
-Several calls are separated by ";" or ",". JSON behind other text is text.
+Several calls are separated by ";" or ",". JSON after other text is text.
 """
 
 from collections.abc import Sequence

@@ -34,13 +34,13 @@ class Markup:
     function: tuple[str, str]
     """The beginning of a function's tag, and its end tag."""
     parameter: tuple[str, str]
-    """The same of a parameter."""
+    """The beginning of a parameter's tag, and its end tag."""
     name: re.Pattern[str]
     """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true") or JSON."""
     form: str
     """How a call is written, for the policy."""
     line: bool = False
-    """A line break on either side of a value belongs to the markup."""
+    """Whether a line break on either side of a value belongs to the markup."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:

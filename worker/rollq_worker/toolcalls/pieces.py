@@ -19,7 +19,7 @@ THINK = ("<think>", "</think>")
 _QUOTES = "`'\"“”‘’"
 _SPACES = re.compile(r"[ \t\r\n]*")
 MAX_ERRORS = 20
-"""The errors of a turn that are reported one by one."""
+"""Number of errors of a turn that are reported one by one."""
 
 
 class Kind(StrEnum):
@@ -46,7 +46,7 @@ class Piece:
     inner: str = ""
     """Reasoning without its tags."""
     ids: tuple[str, ...] = ()
-    """One a call: the id that the model gave it, "" for none; empty in formats without ids."""
+    """One per call: the id that the model gave it, "" for none. Empty in formats without ids."""
 
 
 Open = Callable[[str, int, Sequence[Json]], Sequence[Piece]]
@@ -60,15 +60,16 @@ class Reader:
     pieces: Callable[[str, bool | None, Sequence[Json]], list[Piece]]
     """Cuts a turn; the arguments are those of `__call__`."""
     think: tuple[str, str] = THINK
-    """What opens and closes reasoning."""
+    """The texts that open and close reasoning."""
 
     def __call__(self, text: str, thinking: bool | None = False, tools: Sequence[Json] = ()) -> ReadTurn:
-        """`thinking`: the turn starts inside reasoning; None: only if it ends some. `tools`: schemas, for types."""
+        """Read a turn. `thinking`: the turn starts inside reasoning; None: it does if it ends some. `tools`: schemas,
+        for types."""
         return assemble(text, self.pieces(text, thinking, tools))
 
 
 def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK) -> Reader:
-    """The reader of a format whose calls are blocks, each behind a tag of `openers`."""
+    """The reader of a format whose calls are blocks, each of which a tag of `openers` opens."""
     return Reader(lambda text, thinking, tools: cut(text, openers, thinking, tools, think), think)
 
 
@@ -141,7 +142,7 @@ def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _quoted(text: str, start: int, tag: str) -> bool:
-    """The tag stands in quotes by itself: the text speaks of it."""
+    """Whether the tag stands in quotes by itself, so that the text only mentions it."""
     end = start + len(tag)
     return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
 

@@ -1,6 +1,6 @@
 """Types for values that a format writes as bare text: the tool's schema says which.
 
-A value that does not fit its schema stays text; whether text will do is the environment's decision.
+A value that does not fit its schema stays text. Whether text will do is the environment's decision.
 """
 
 import json

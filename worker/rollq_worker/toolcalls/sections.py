@@ -32,7 +32,7 @@ class SectionFormat:
     """What the policy is told when no head fits."""
 
     def reader(self) -> Reader:
-        """Calls are read outside of a section too."""
+        """The reader of this format. Calls are read outside of a section too."""
         return block_reader({self.section[0]: self._section, self.call[0]: lambda *place: [self._call(*place)]})
 
     def _section(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:

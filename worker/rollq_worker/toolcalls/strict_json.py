@@ -1,7 +1,7 @@
 """Strict JSON inside a sampled turn.
 
-What is read can be written as JSON anywhere: no NaN, no key twice, no half characters, no number beyond 64 bits, and
-bounded nesting. It does not know calls.
+The values that it reads can be written as JSON anywhere: no NaN, no repeated key, no half a surrogate pair, no number
+beyond 64 bits, and bounded nesting. It does not know calls.
 """
 
 import json
@@ -14,9 +14,9 @@ from rollq.job import Json
 from rollq_worker.toolcalls.pieces import skip
 
 MAX_DEPTH = 64
-"""Levels of nesting in a call: far less than recursive code can take."""
+"""Most levels of nesting in a call: far fewer than recursive code can take."""
 CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
-"""As JSON writes them, and as Python does: some templates print Python values."""
+"""Constants as JSON writes them, and as Python does, because some templates print Python values."""
 TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
 _BLANK = re.compile(r"\s*+")
 _STARTS = frozenset('{["-0123456789tfnNI')
@@ -35,7 +35,8 @@ class NotJson(ValueError):
 
 
 class _Decoder(threading.local):
-    """Python's decoder; collects what it accepts and JSON forbids. One a thread, because making one is expensive."""
+    """Python's decoder, which also notes what it accepts although JSON forbids it. One per thread, because making one
+    is expensive."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Bridges compared with what a chat template writes itself, over the conversations of the self-check.
+"""Compares bridges with what a chat template itself writes, over the conversations of the self-check.
 
 The sampled history plus the bridge is compared, id for id, with the full render of the same conversation. Where the
 template rewrites the history once more follows, the bridge must still be the end of the full render. It does not know
@@ -36,7 +36,7 @@ class Match(StrEnum):
     REWRITE = "rewrite"
     """The template writes earlier turns differently once more follows; the bridge keeps them as they were sampled."""
     UNSUPPORTED = "unsupported"
-    """There is no bridge, or it is not what the template puts there."""
+    """There is no bridge, or the template writes another text there."""
 
 
 MOVED = "the template moves the tools or the system prompt behind earlier turns; the bridge leaves them where they are"
@@ -45,9 +45,9 @@ UNLIKE_FIRST = (
 )
 LEFT_OUT = "the template leaves out the reasoning of a turn, or the words beside its call"
 _LONGEST_END = 100
-"""Characters: no token that ends turns is longer."""
+"""Number of characters; no token that ends turns is longer."""
 _LAST_TURNS = 3
-"""Turns at the end of the last long conversation at which edges that rewrite are compared."""
+"""Number of turns, at the end of the last long conversation, at which edges that rewrite are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Finding:
     match: Match
     why: str = ""
     renders: bool = True
-    """The template renders this conversation in full, so rendering it again can replace a bridge."""
+    """Whether the template renders this conversation in full, so that rendering it again can replace a bridge."""
 
 
 class BridgeComparison:
@@ -73,7 +73,8 @@ class BridgeComparison:
         self._ids: dict[str, array[int]] = {}
         self._bridges: dict[str, tuple[array[int], str]] = {}
         self._exact: set[tuple[str, str]] = set()
-        """What the template writes behind a history, and the bridge that ends it, where both were compared as ids."""
+        """The texts that the template writes after a history, each with the bridge that ends it, that were compared as
+        ids."""
 
     def find(self, edge: Edge) -> Finding:
         """The class of an edge in a short conversation."""
@@ -99,7 +100,7 @@ class BridgeComparison:
 
     @cached_property
     def _takes_reasoning(self) -> bool:
-        """The template takes reasoning under its key; one that does not may know tags in the content."""
+        """Whether the template takes reasoning under its key. Another template may know tags in the content."""
         conversations = self._conversations
         for turn in (conversations.call(), conversations.reply()):
             with contextlib.suppress(JobFailure):
@@ -109,7 +110,7 @@ class BridgeComparison:
         return False
 
     def _go_through_exact(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
-        """A long conversation of edges that are exact, behind a first call which need not be.
+        """Compares a long conversation of edges that are exact, after a first call that need not be.
 
         An exchange that is not exact is left out of the history, so that it does not spoil the following ones.
         """
@@ -129,7 +130,7 @@ class BridgeComparison:
             history = exchange.messages
 
     def _go_through_supported(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
-        """A long conversation of all edges that are supported; those that rewrite are compared near its end."""
+        """Compares a long conversation of all supported edges. Those that rewrite are compared near its end."""
         history = list(self._conversations.opening)
         for n, edge in enumerate(edges):
             exchange = self._conversations.after(history, edge, "key")
@@ -147,7 +148,7 @@ class BridgeComparison:
             history = exchange.messages
 
     def _blame(self, edge: Edge, exchange: Exchange, worse: Finding) -> Mapping[Edge, Finding]:
-        """The edge that did worse: any call or reply behind this history, or only this special one."""
+        """The edge to blame for a worse result: any call or reply after this history, or only this special one."""
         counts_for = self._conversations.edges_of(edge, exchange)
         plain = Edge.REPLY if exchange.replies[0]["role"] == "user" else Edge.CALL
         other = self._conversations.after(exchange.history, plain, "")
@@ -159,7 +160,7 @@ class BridgeComparison:
         return {counts_for[0]: worse}
 
     def _worse_than(self, match: Match, exchange: Exchange) -> Finding | None:
-        """The finding of an exchange that does worse than this class; None: it does not."""
+        """The finding of an exchange if it is worse than this class; else None."""
         with contextlib.suppress(JobFailure):
             if match is Match.EXACT:
                 good = self._continuation(exchange) in self._exact
@@ -199,21 +200,25 @@ class BridgeComparison:
         return Finding(Match.UNSUPPORTED, "the bridge differs from what the template writes after this history")
 
     def _written(self, messages: Sequence[Message]) -> str:
-        """What the template writes for the conversation so far, with the next assistant header. Raises JobFailure."""
+        """The text that the template writes for the conversation so far, with the next assistant header. Raises
+        JobFailure."""
         key = tuple(map(id, messages))
         if key not in self._texts:
             self._texts[key] = self.renderer.prompt(messages, self._conversations.tools), messages
         return self._texts[key][0]
 
     def _encode(self, text: str) -> array[int]:
-        """The ids of a text; many texts come again."""
+        """The ids of a text. They are kept, because many texts come again."""
         if text not in self._ids:
             self._ids[text] = self._tokenizer.encode(text)
         return self._ids[text]
 
     def _continuation(self, exchange: Exchange) -> tuple[str, str]:
-        """What the template writes behind the history, and the bridge, without ids of calls; "" for the first where it
-        does not end with the bridge. Raises JobFailure."""
+        """The text that the template writes after the history, and the bridge, without ids of calls. The first is ""
+        where the text does not end with the bridge.
+
+        Raises JobFailure.
+        """
         _, text = self._bridge(exchange)
         before, full = self._written(exchange.history), self._written(exchange.messages)
         if not full.startswith(before) or not full.endswith(text):
@@ -248,18 +253,18 @@ class BridgeComparison:
         return found
 
     def _ends_with(self, full: str, bridge: array[int], text: str) -> bool:
-        """The template's own text ends with a turn's end and the bridge, whose text is `text`."""
+        """Whether the template's own text ends with a turn's end and the bridge, whose text is `text`."""
         end = self._encode(full[-len(text) - _LONGEST_END :])
         before = len(end) - len(bridge)
         return before > 0 and end[before:] == bridge and self.renderer.is_end(end[before - 1])
 
     def _is_right_for_plainer(self, exchange: Exchange) -> bool:
-        """The bridge is right behind the same turn as a plain first turn."""
+        """Whether the bridge is right after the same turn as a plain first turn."""
         plainer = self._conversations.plainer(exchange)
         return plainer != exchange and self._compare(plainer).match is not Match.UNSUPPORTED
 
     def _moves_the_prompt(self, exchange: Exchange, continued: Continuation) -> bool:
-        """The bridge is right without tools and system prompt, which the template moves to the last message."""
+        """Whether the bridge is right without tools and system prompt, which the template moves to the last message."""
         prompt = self._written(self._conversations.opening)
         full, words = continued.full, self._conversations.words_shown_once
         if any(full.count(word) > prompt.count(word) for word in words):

@@ -62,14 +62,14 @@ class SelfCheck:
 
     @property
     def table(self) -> str:
-        """One line an edge, for people."""
+        """The table as text for people, one line per edge."""
         width = max(len(edge) for edge in self.edges)
         lines = (f"{edge.value:{width}}  {found.match.value:11}  {found.why}" for edge, found in self.edges.items())
         return "\n".join(line.rstrip() for line in lines)
 
 
 MAX_CHECKS = 256
-"""Self-checks that are remembered: environments may make up tools for every task."""
+"""Number of self-checks that are kept. Environments may make up tools for every task."""
 _checked: dict[tuple[str, str, str, bool], SelfCheck] = {}
 
 
@@ -83,7 +83,8 @@ def check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool = False) -
     key = (tokenizer.hash, tokenizer.template_hash, digest, rerender)
     found = _checked.get(key)
     if found is None:
-        # Marks stand for the control tokens that tools speak of: encoding the rendered text would make tokens of them.
+        # Tools may mention control tokens. Marks stand for them, because encoding the rendered text would make tokens
+        # of them.
         hidden: list[Json] = Guard(ControlTokens(tokenizer)).hide(list(tools))
         found = _check(tokenizer, hidden, rerender)
         if len(_checked) >= MAX_CHECKS:
@@ -120,7 +121,8 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
 
 
 def _with_best_preamble(first: ChatRenderer) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
-    """The findings with the first preamble that leaves nothing unsupported, else with the one that leaves least."""
+    """The findings with the first preamble that leaves no edge unsupported, else with the one that leaves the
+    fewest."""
     found: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
     for preamble in PREAMBLES:
         try:

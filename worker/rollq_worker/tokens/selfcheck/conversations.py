@@ -13,13 +13,13 @@ from rollq.trajectory import Message
 from rollq_worker.tokens.model_family import REASONING, example_call
 
 REASONING_WORD = "thoughtword"
-"""In the reasoning of the sampled turn."""
+"""A word in the reasoning of the sampled turn."""
 ASIDE_WORD = "asideword"
-"""In the words of the sampled turn beside a call."""
+"""A word in the text of the sampled turn beside a call."""
 
 
 class Edge(StrEnum):
-    """What may follow a sampled turn; and what comes before the first one."""
+    """An edge: what may follow a sampled turn. The first prompt is one too."""
 
     OPEN = "first prompt"
     CALL = "call -> tool"
@@ -38,13 +38,13 @@ class Edge(StrEnum):
 
 
 _LONG_TEXT = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
-"""Over 2,000 characters."""
+"""A text of over 2,000 characters."""
 _REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
 _LATER_RESULT = '{"status": "laterword", "total": 7}'
 _SHORT = 4
-"""Messages: the longest history of a short conversation."""
+"""Number of messages of the longest history of a short conversation."""
 _ANSWERED_AT_LENGTH = (Edge.MULTILINE_RESULT, Edge.TRUNCATED, Edge.REASONED_REPLY, Edge.REASONED_SECOND_CALL)
-"""What is answered with a long text in long conversations."""
+"""Edges that get a long text as the answer in long conversations."""
 _REASONED = (Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY)
 LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
     tuple(Edge[name] for name in names.upper().split())
@@ -59,8 +59,10 @@ LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
         """,
     )
 )
-"""One of calls, one of users alone, one of turns that reason. With the short conversations they hold each edge three
-times or more, in orders that episodes take."""
+"""Three conversations: one of calls, one of users alone, one of turns that reason.
+
+With the short conversations they hold each edge three times or more, in orders that episodes take.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Exchange:
     reply_words: Sequence[str]
     """Words of the replies that must show in the bridge."""
     truncated: bool = False
-    """The turn ended without a stop token."""
+    """Whether the turn ended without a stop token."""
     beside: str = ""
     """A word of the turn beside its call or reply, which some templates leave out."""
 
@@ -110,7 +112,7 @@ class Conversations:
         """Words that nothing after the first prompt repeats: of the system prompt, and of tools that are not called."""
 
     def short(self, edge: Edge, tags: bool = True) -> Iterator[Exchange]:
-        """The edge in short conversations, of which one will do. `tags`: also with reasoning in tags."""
+        """Short conversations over the edge, one of which must do. `tags`: also with reasoning in tags."""
         for form in ("key", *["tags"] * tags) if edge in _REASONED else ("",):
             history = list(self.opening)
             if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
@@ -118,7 +120,7 @@ class Conversations:
             yield self.after(history, edge, form)
 
     def after(self, history: Sequence[Message], edge: Edge, form: str) -> Exchange:
-        """The edge behind this history. `form`: "key" or "tags", where the edge's turn reasons."""
+        """An exchange over the edge after this history. `form`: "key" or "tags", where the edge's turn reasons."""
         turn, replies = self._turn(edge, sum(message["role"] == "tool" for message in history))
         if len(history) > _SHORT and edge in _ANSWERED_AT_LENGTH:
             replies = [{**replies[0], "content": f"{replies[0]['content']}\n{_LONG_TEXT}"}]
@@ -133,10 +135,11 @@ class Conversations:
         )
 
     def edges_of(self, edge: Edge, exchange: Exchange) -> Sequence[Edge]:
-        """The edges that an exchange of `edge` counts for behind its history, the most special one first.
+        """The edges that an exchange of `edge` counts for after its history, the most special one first.
 
-        A turn that reasons counts for those that reason alone. Any other counts for its own kind; for a later call or
-        reply, when tools have answered before; and for the turns that reason, when one of those came before.
+        A turn that reasons counts only for the edges that reason. Any other turn counts for its own kind. It also
+        counts for a later call or reply when tools have answered before, and for the turns that reason when one of
+        those came before.
         """
         after_tools = any(message["role"] == "tool" for message in exchange.history)
         if exchange.replies[0]["role"] == "user":
@@ -155,7 +158,7 @@ class Conversations:
         return found
 
     def plainer(self, exchange: Exchange) -> Exchange:
-        """The same as the first turn of the conversation, and without words beside its calls."""
+        """The same exchange as the first turn of a conversation, and without words beside its calls."""
         if not exchange.turn.get("tool_calls"):
             return replace(exchange, history=self.opening)
         return replace(exchange, history=self.opening, turn={**exchange.turn, "content": ""})

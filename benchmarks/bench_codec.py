@@ -39,7 +39,7 @@ from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job
 
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125
-"""Tokens: of the first prompt, and of each turn."""
+"""Number of tokens of the first prompt, and of each turn's sampled part and bridge."""
 MAX_BYTES = 60_000
 MIN_GAIN = 2.0
 
@@ -65,7 +65,7 @@ class RandomText:
 
 
 def episode() -> Trajectory:
-    """The same each time."""
+    """A trajectory of random words, the same each time."""
     writer = RandomText()
     tools = [
         {"type": "function", "function": {"name": f"tool_{n}", "description": writer.text(850)}} for n in range(14)
@@ -102,7 +102,7 @@ def episode() -> Trajectory:
 
 
 def encoded(of: Trajectory) -> list[bytes]:
-    """As it lies in Redis: the job, then the journal."""
+    """The trajectory as Redis stores it: the job, then the journal."""
     return [encode_job(of.job), encode_header(of.header), *(encode_event(event, of.job.id) for event in of.events)]
 
 
@@ -112,13 +112,13 @@ def decoded(blobs: Sequence[bytes]) -> Trajectory:
 
 
 def buffers(blobs: Sequence[bytes]) -> object:
-    """What a trainer reads."""
+    """The buffers that a trainer reads."""
     found = decoded(blobs)
     return found.tokens, found.mask, found.logprobs
 
 
 def lists(blob: bytes) -> object:
-    """The same from plain lists."""
+    """The same values from plain lists."""
     found = msgpack.unpackb(blob)
     return array("I", found["tokens"]), bytes(found["mask"]), array("f", found["logprobs"])
 

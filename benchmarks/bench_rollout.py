@@ -29,9 +29,9 @@ from rollq_worker.tokens.tokenizer import BUNDLED
 ENV, SPLIT = "tau2:retail", "train"
 CONCURRENCY = 16
 SIZE = 2
-"""Samples of each task."""
+"""Number of samples of each task."""
 WARM_UP = 16
-"""Rollouts of other tasks before the measured ones, for imports, data and connections."""
+"""Number of rollouts of other tasks before the measured ones, for imports, data and connections."""
 MIN_RATIO = 4.0
 TIMEOUT_S = 600.0
 
@@ -223,7 +223,7 @@ def _span(span: tuple[float, ...] | None) -> str:
 
 
 def _times(now: float, span: tuple[float, ...] | None) -> str:
-    """Against the nearer end of what was recorded; 1.0 inside."""
+    """The measured value over the nearer end of the recorded range; 1.0 inside the range."""
     if span is None:
         return ""
     nearest = min(max(now, span[0]), span[1])

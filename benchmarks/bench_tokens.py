@@ -29,7 +29,7 @@ from rollq_worker.tokens.tokenizer import load_tokenizer
 
 ENV = "shop"
 TOOLS = 4
-"""So few that the first prompt is shorter than the shortest history."""
+"""Few tools, so that the first prompt is shorter than the shortest history."""
 POLICY = "You help the customers of a shop. Look up an order before you speak of it."
 LENGTHS = (1_000, 4_000, 12_000)
 EPISODES = (30, 60)

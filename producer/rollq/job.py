@@ -26,7 +26,8 @@ meaning."""
 
 
 SAMPLE = re.compile(r"0|[1-9][0-9]{0,15}")
-"""A sample in a job id: one way to write each number, because the id is part of Redis keys."""
+"""Pattern of a sample's number in a job id. Each number can be written in one way only, because the id is part of Redis
+keys."""
 
 
 class Purpose(StrEnum):

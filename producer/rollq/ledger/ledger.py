@@ -297,7 +297,7 @@ class Ledger:
         status, *rest = self.scripts.call("ack", [token, *job_ids])
         if status != b"ok":
             group = f"{self.run}/{rest[0].decode()}"
-            raise NotHeld(f"group {group} is not held under {token} (any more): another consumer gets it or has it")
+            raise NotHeld(f"group {group} is not held under {token} (any more): another consumer has it or will get it")
 
     def reject(self, token: str, job_id: str, reason: str) -> None:
         """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises

@@ -142,7 +142,7 @@ def decode_event(blob: bytes, job_id: str) -> Event:
     fields = unpack(blob, "event", None, where)
     decode = _EVENTS.get(fields[1]) if len(fields) > 1 and type(fields[1]) is str else None
     if decode is None:
-        raise ContractError(f"{where}: {str(fields[1:2])[:80]} is no kind of event")
+        raise ContractError(f"{where}: {str(fields[1:2])[:80]} is not a known kind of event")
     try:
         return decode(fields, where)
     except ContractError:

@@ -86,7 +86,7 @@ class TestReplies:
             read(encoded(**meta))
 
     def test_a_reply_without_tokens(self) -> None:
-        with pytest.raises(RequestFailed, match="no token was sampled, but the reply is finished by length"):
+        with pytest.raises(RequestFailed, match="no token was sampled, but the finish reason is length"):
             read(encoded((), finish_reason={"type": "length", "length": MOST}))
 
     def test_more_tokens_than_were_asked_for(self) -> None:

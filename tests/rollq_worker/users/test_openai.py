@@ -124,12 +124,12 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ((200, b"<html>not JSON"), "no chat completion"),
-        ((200, b"[]"), "no chat completion"),
-        ((200, b'{"choices": []}'), "no chat completion"),
-        ((200, b'{"choices": [null]}'), "no chat completion"),
-        ((200, b"x" * (openai.MAX_BYTES + 1)), "no chat completion"),
-        (CUT_SHORT, "no answer|no chat completion"),
+        ((200, b"<html>not JSON"), "not with a chat completion"),
+        ((200, b"[]"), "not with a chat completion"),
+        ((200, b'{"choices": []}'), "not with a chat completion"),
+        ((200, b'{"choices": [null]}'), "not with a chat completion"),
+        ((200, b"x" * (openai.MAX_BYTES + 1)), "not with a chat completion"),
+        (CUT_SHORT, "no answer|not with a chat completion"),
         (say(None), "answered nothing"),
         (say(" \n"), "answered nothing"),
         (say([{"type": "text", "text": "hi"}]), "answered nothing"),

@@ -83,7 +83,7 @@ def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: 
         _raise_abort_reason(meta["finish_reason"], key)
         return Generated(ids=ids, logprobs=array("f"), versions=(), finish=finish)
     if not ids:
-        raise RequestFailed(f"no token was sampled, but the reply is finished by {finish.value}")
+        raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
     seen = meta.get("prompt_tokens", prompt)
     if seen != prompt:
         raise RequestFailed(f"the engine saw {_clip(seen)} prompt tokens of {prompt} (does it truncate?)")

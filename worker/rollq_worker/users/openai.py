@@ -191,7 +191,7 @@ class OpenAIUser:
 
     def _explain(self, response: Response, key: str | None) -> str:
         if response.status in (401, 403):  # servers quote parts of the key
-            return f": it wants another key than {self._endpoint.key_file or 'none'}"
+            return f": it needs another key than {self._endpoint.key_file or 'none'}"
         if 300 <= response.status < 400:
             return ": it has moved, and redirects are not followed"
         text = " ".join(response.body.decode("utf-8", "replace").split())
@@ -242,7 +242,7 @@ def _text(response: Response) -> str:
         choice: dict[str, Any] = json.loads(response.body)["choices"][0]
         content = choice["message"]["content"]
     except (ValueError, LookupError, TypeError):
-        raise _Retry("answered something that is no chat completion") from None
+        raise _Retry("answered, but not with a chat completion") from None
     finish_reason = choice.get("finish_reason")
     if (problem := UNFINISHED.get(str(finish_reason))) is not None:
         raise _Retry(f"its answer {problem}")

@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 from urllib.parse import unquote
 
 from rollq.errors import SettingsError
@@ -15,26 +14,19 @@ OPTIONAL = frozenset(
 
 
 def install_line(extra: str) -> str:
-    """The command that installs the extra from the same folder, file or address as rollq itself."""
+    """The command that installs the extra from the same folder or index as rollq itself."""
     from importlib import metadata  # imported here: it takes 25 ms, and only a missing package needs it
 
     try:
         text = metadata.distribution("rollq").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from its source folder
         return f"pip install '.[{extra}]' in rollq's folder"
-    return f"pip install {_requirement(extra, json.loads(text or '{}'))}"
-
-
-def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
-    """What to install. `origin` is direct_url.json, in which pip keeps where a package came from (PEP 610); empty for a
-    package from an index."""
+    origin = json.loads(text or "{}")  # where pip installed it from (PEP 610); empty for a package from an index
     url = origin.get("url", "")
     if url.startswith("file://"):
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-        return f"{editable}'{unquote(url.removeprefix('file://'))}[{extra}]'"
-    vcs = origin.get("vcs_info")
-    source = f" @ {vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else f" @ {url}" if url else ""
-    return f"'rollq[{extra}]{source}'"
+        return f"pip install {editable}'{unquote(url.removeprefix('file://'))}[{extra}]'"
+    return f"pip install 'rollq[{extra}]'" + (f", from {url} as rollq itself" if url else "")
 
 
 @contextlib.contextmanager

@@ -16,14 +16,14 @@ from tests.e2e.stack import JOBS, Stack, check_all_delivered, submit_groups
 GROUP = "shop.train.0"
 KEYS: dict[str, Callable[[Keys], str]] = {
     "run": lambda keys: keys.meta,
-    "sources": lambda keys: keys.sources,
+    "sources": lambda keys: f"{keys.prefix}sources",
     "count": lambda keys: keys.count,
     "queued": lambda keys: keys.queued,
     "leased": lambda keys: keys.leased,
     "dead": lambda keys: keys.dead,
-    "open": lambda keys: keys.open("train"),
-    "ready": lambda keys: keys.ready("train"),
-    "held": lambda keys: keys.held("train"),
+    "open": lambda keys: f"{keys.prefix}open:train",
+    "ready": lambda keys: f"{keys.prefix}ready:train",
+    "held": lambda keys: f"{keys.prefix}held:train",
     "group": lambda keys: keys.group(GROUP),
     "job": lambda keys: keys.job(f"{keys.run}/{GROUP}/0"),
     "journal": lambda keys: keys.journal(f"{keys.run}/{GROUP}/0"),

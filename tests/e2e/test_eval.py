@@ -62,8 +62,8 @@ def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path
     held = stack.stats("e")["groups_held"]
     assert stack.stats("e")["groups_acked"] == 0
     with Client(stack.redis_url, run="e") as client:  # so that the test need not wait a minute
-        for group in client.ledger.redis.zrange(client.ledger.keys.held("eval"), 0, -1):
-            client.ledger.redis.zadd(client.ledger.keys.held("eval"), {group: 1})
+        for group in client.ledger.redis.zrange(f"{client.ledger.keys.prefix}held:eval", 0, -1):
+            client.ledger.redis.zadd(f"{client.ledger.keys.prefix}held:eval", {group: 1})
     found, _ = evaluate(stack, "e", "--out", str(out))
     assert (found["done"], found["dead"], found["reward_mean"]) == (32, 0, 1.0)
     assert len({record["job"] for record in read_lines(out)}) == len(read_lines(out)) == 32
@@ -85,8 +85,8 @@ def test_dead_tries_leave_their_task_out_until_they_are_played_again(stack: Stac
     assert stack.stats("e")["groups_acked"] == 0
     assert stack.run("requeue", "--run", "e", dead).returncode == 0
     with Client(stack.redis_url, run="e") as client:
-        for group in client.ledger.redis.zrange(client.ledger.keys.held("eval"), 0, -1):
-            client.ledger.redis.zadd(client.ledger.keys.held("eval"), {group: 1})
+        for group in client.ledger.redis.zrange(f"{client.ledger.keys.prefix}held:eval", 0, -1):
+            client.ledger.redis.zadd(f"{client.ledger.keys.prefix}held:eval", {group: 1})
     found, _ = evaluate(stack, "e")
     assert (found["done"], found["dead"], found["pass_hat_k"]["4"]) == (32, 0, 1.0)
 

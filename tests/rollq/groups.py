@@ -25,7 +25,7 @@ def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float
 def end_holds(ledger: Ledger, *names: str, purpose: Purpose = Purpose.TRAIN) -> None:
     """What time does to holds that are renewed no more."""
     for name in names:
-        ledger.redis.zadd(ledger.keys.held(purpose), {name: 1}, xx=True)
+        ledger.redis.zadd(f"{ledger.keys.prefix}held:{purpose}", {name: 1}, xx=True)
 
 
 def drop_group(ledger: Ledger, name: str) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rollq.errors import ContractError, JobConflict
 from rollq.job import NAME_CHARACTERS, Job
@@ -112,18 +112,6 @@ class SourceReader:
             )
 
 
-@dataclass(slots=True)
-class _Unsettled:
-    """A group and the number of its latest replacement; 0 when it was not replaced."""
-
-    jobs: Sequence[Job]
-    number: int = 0
-
-    @property
-    def name(self) -> str:
-        return replacement(self.jobs[0], self.number).group
-
-
 def replacement(job: Job, number: int) -> Job:
     """The job in that replacement of its group; with 0, the job itself. Raises ContractError."""
     if not number:
@@ -137,21 +125,21 @@ def replacements(ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: i
     A dropped replacement is replaced too, up to `times` times per group. Raises ContractError for a group that was
     never submitted.
     """
-    unsettled = [_Unsettled(jobs) for jobs in groups]
+    unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
     while unsettled:
-        still: list[_Unsettled] = []
+        still: list[tuple[Sequence[Job], int]] = []
         for start in range(0, len(unsettled), PAGE):
             page = unsettled[start : start + PAGE]
-            for group, state in zip(page, ledger.group_states([group.name for group in page]), strict=True):
-                if state == "dropped" and group.number < times:
-                    number = group.number + 1
-                    yield [replacement(job, number) for job in group.jobs]
-                    still.append(_Unsettled(group.jobs, number))
+            names = [replacement(jobs[0], number).group for jobs, number in page]
+            for (jobs, number), name, state in zip(page, names, ledger.group_states(names), strict=True):
+                if state == "dropped" and number < times:
+                    yield [replacement(job, number + 1) for job in jobs]
+                    still.append((jobs, number + 1))
                 elif state == "open":
-                    still.append(group)
+                    still.append((jobs, number))
                 elif not state:
-                    raise ContractError(f"group {ledger.run}/{group.name} was never submitted, or its record is gone")
+                    raise ContractError(f"group {ledger.run}/{name} was never submitted, or its record is gone")
         unsettled = still
         if unsettled:
             time.sleep(pause)

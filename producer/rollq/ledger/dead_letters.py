@@ -5,7 +5,7 @@ a group that comes back no longer counts as dropped.
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import redis
@@ -33,7 +33,11 @@ class DeadLetters:
             return ids
         chosen = []
         for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
-            classes = self._classes(page)
+            pipe = self.redis.pipeline(transaction=False)
+            for job_id in page:
+                pipe.hget(self.keys.job(job_id), "class")
+            replies = self.scripts.guard(self.keys.dead, partial(pipe.execute, raise_on_error=False))
+            classes = [reply if isinstance(reply, bytes) else b"job" for reply in replies]
             chosen += [job_id for job_id, of in zip(page, classes, strict=True) if of == failure.value.encode()]
         return chosen
 
@@ -43,34 +47,16 @@ class DeadLetters:
         Its group comes back if it was dropped. Raises LedgerError when the job is not dead or was discarded, or when
         its group was made ready without it.
         """
-        self.scripts.parse(job_id)
-        status, *rest = self.scripts.call("requeue", [job_id, uuid.uuid4().hex])
-        match status:
-            case b"ok":
-                return
-            case b"gone":
-                raise LedgerError(f"job {job_id} cannot be requeued: its body is gone. Submit its task in a new group.")
-            case b"group":
-                raise LedgerError(
-                    f"job {job_id} cannot be requeued: its group is {rest[0].decode()} without it, and a group is"
-                    " handed out once. Submit its task in a new group."
-                )
-        self._refused(job_id, "requeued", status, rest)
+        self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
 
     def discard(self, job_id: str) -> None:
         """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is not dead."""
-        self.scripts.parse(job_id)
-        status, *rest = self.scripts.call("delete_dead", [job_id])
-        if status != b"ok":
-            self._refused(job_id, "dropped", status, rest)
+        self._act(job_id, "dropped", "delete_dead")
 
     def cancel(self, job_id: str, reason: str = "cancelled") -> None:
         """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError when it has
         ended."""
-        self.scripts.parse(job_id)
-        status, *rest = self.scripts.call("cancel", [job_id, short_reason(reason)])
-        if status != b"ok":
-            self._refused(job_id, "cancelled", status, rest)
+        self._act(job_id, "cancelled", "cancel", short_reason(reason))
 
     def unfinished(self) -> Iterator[str]:
         """Ids of the jobs that are queued or being played right now."""
@@ -94,15 +80,19 @@ class DeadLetters:
                 deleted += self.scripts.guard("forgetting it", partial(self.redis.unlink, *page))
         return deleted
 
-    def _classes(self, ids: Sequence[str]) -> list[bytes | None]:
-        pipe = self.redis.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.hget(self.keys.job(job_id), "class")
-        replies = self.scripts.guard(self.keys.dead, lambda: pipe.execute(raise_on_error=False))
-        return [reply if isinstance(reply, bytes) else b"job" for reply in replies]
-
-    def _refused(self, job_id: str, what: str, status: bytes, rest: Sequence[bytes]) -> None:
+    def _act(self, job_id: str, what: str, script: str, *args: str | bytes) -> None:
+        """Runs the script. Raises LedgerError, with what was tried, when it refuses the job."""
+        self.scripts.parse(job_id)
+        status, *rest = self.scripts.call(script, [job_id, *args])
+        if status == b"ok":
+            return
         if status == b"unknown":
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
-        only = "has ended" if what == "cancelled" else "only dead jobs are"
-        raise LedgerError(f"job {job_id} cannot be {what}: it is {rest[0].decode('utf-8', 'replace')} ({only})")
+        state = rest[0].decode("utf-8", "replace") if rest else ""
+        if status == b"gone":
+            why = "its body is gone. Submit its task in a new group."
+        elif status == b"group":
+            why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."
+        else:
+            why = f"it is {state} ({'has ended' if what == 'cancelled' else 'only dead jobs are'})"
+        raise LedgerError(f"job {job_id} cannot be {what}: {why}")

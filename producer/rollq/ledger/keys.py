@@ -65,10 +65,6 @@ class Keys:
         return f"{self.prefix}run"
 
     @property
-    def sources(self) -> str:
-        return f"{self.prefix}sources"
-
-    @property
     def count(self) -> str:
         return f"{self.prefix}count"
 
@@ -83,18 +79,6 @@ class Keys:
     @property
     def dead(self) -> str:
         return f"{self.prefix}dead"
-
-    def open(self, purpose: str) -> str:
-        return f"{self.prefix}open:{purpose}"
-
-    def ready(self, purpose: str) -> str:
-        return f"{self.prefix}ready:{purpose}"
-
-    def held(self, purpose: str) -> str:
-        return f"{self.prefix}held:{purpose}"
-
-    def hold(self, token: str) -> str:
-        return f"{self.prefix}hold:{token}"
 
     def group(self, group: str) -> str:
         return f"{self.prefix}group:{group}"

@@ -110,7 +110,7 @@ def test_a_slow_consumer_keeps_its_batch(redis_url: str, ledger: Ledger, consume
     consumers.append(other := ConsumerProcess(redis_url, 2))
     assert other.batch() == ["g02", "g03"]
     other.ack()
-    held = ledger.keys.held("train")
+    held = f"{ledger.keys.prefix}held:train"
     before = ledger.redis.zscore(held, "g00")
     until(lambda: ledger.redis.zscore(held, "g00") > before)
     slow.ack()

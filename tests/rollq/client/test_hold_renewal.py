@@ -49,23 +49,23 @@ def take(ledger: Ledger, token: str, groups: int = 1) -> list[str]:
 def released(ledger: Ledger) -> list[str]:
     """The groups whose holds a consumer ends that asks for more groups than there are."""
     keys = ledger.keys
-    before = {name.decode() for name in ledger.redis.zrange(keys.ready("train"), 0, -1)}
+    before = {name.decode() for name in ledger.redis.zrange(f"{keys.prefix}ready:train", 0, -1)}
     assert take(ledger, "another", 9) == []
-    return sorted({name.decode() for name in ledger.redis.zrange(keys.ready("train"), 0, -1)} - before)
+    return sorted({name.decode() for name in ledger.redis.zrange(f"{keys.prefix}ready:train", 0, -1)} - before)
 
 
 def seconds_pass(ledger: Ledger, seconds: float) -> None:
     """Seconds, as production counts them."""
     redis, keys, by = ledger.redis, ledger.keys, seconds * SCALE
     for purpose in Purpose:
-        for name, end in redis.zrange(keys.held(purpose), 0, -1, withscores=True):
-            redis.zadd(keys.held(purpose), {name: end - by})
+        for name, end in redis.zrange(f"{keys.prefix}held:{purpose}", 0, -1, withscores=True):
+            redis.zadd(f"{keys.prefix}held:{purpose}", {name: end - by})
         if at := redis.hget(keys.meta, f"heard:{purpose}"):
             redis.hset(keys.meta, f"heard:{purpose}", float(at) - by)
 
 
 def seconds_left(ledger: Ledger, name: str) -> float:
-    return float(ledger.redis.zscore(ledger.keys.held("train"), name) - ledger.scripts.now()) / SCALE
+    return float(ledger.redis.zscore(f"{ledger.keys.prefix}held:train", name) - ledger.scripts.now()) / SCALE
 
 
 @pytest.mark.parametrize("seconds", [61.0, 66.0, 600.0, 86400.0])
@@ -149,7 +149,7 @@ def test_a_clock_that_jumps_costs_no_batch(held: Ledger, by: float) -> None:
 def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> None:
     """The run's record of it was lost: holds get the grace first, then end as usual."""
     held.redis.hdel(held.keys.meta, "heard:train")
-    held.redis.zadd(held.keys.held("train"), {"a": 1, "b": 1})
+    held.redis.zadd(f"{held.keys.prefix}held:train", {"a": 1, "b": 1})
     assert released(held) == []
     held.extend_hold("a", HOLD_S)
     seconds_pass(held, 4.0)

@@ -87,7 +87,7 @@ def test_the_cursor_never_goes_back(ledger: Ledger) -> None:
     ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))  # a second producer, behind the first
     assert ledger.cursor("s") == Cursor(2, 4, "bb")
     assert ledger.cursor("t") == Cursor()
-    ledger.redis.hset(ledger.keys.sources, "s", "garbage")
+    ledger.redis.hset(f"{ledger.keys.prefix}sources", "s", "garbage")
     assert ledger.cursor("s") == Cursor()  # and everything is sent again
 
 

@@ -46,7 +46,7 @@ class DeliveryRules(Model, RuleBasedStateMachine):
         lost, purpose = self.groups[found].token, PURPOSE[found]
         for name in self.of_state("held"):
             if self.groups[name].token == lost:
-                self.ledger.redis.zadd(self.ledger.keys.held(purpose), {name: 1}, xx=True)
+                self.ledger.redis.zadd(f"{self.ledger.keys.prefix}held:{purpose}", {name: 1}, xx=True)
                 self.groups[name].state = "ready"
         self.claims += 1
         self.take(f"v{self.claims}", groups, purpose)  # only a taker of another batch finds out
@@ -92,7 +92,7 @@ class DeliveryRules(Model, RuleBasedStateMachine):
     @rule(purpose=purposes, seconds=st.sampled_from([6.0, 600.0]))
     def holds_run_out_in_an_outage(self, purpose: Purpose, seconds: float) -> None:
         """No consumer could renew them: the first taker gets none of them, and they are renewed."""
-        redis, held = self.ledger.redis, self.ledger.keys.held(purpose)
+        redis, held = self.ledger.redis, f"{self.ledger.keys.prefix}held:{purpose}"
         mine = [name for name in self.of_state("held") if PURPOSE[name] is purpose]
         if not mine:
             return

@@ -20,13 +20,13 @@ from tests.rollq.samples import claim, closed, events, group, is_over, job, jour
 
 RUN_KEYS: list[Callable[[Keys], str]] = [
     lambda keys: keys.meta,
-    lambda keys: keys.sources,
+    lambda keys: f"{keys.prefix}sources",
     lambda keys: keys.queued,
     lambda keys: keys.leased,
     lambda keys: keys.dead,
-    lambda keys: keys.open("train"),
-    lambda keys: keys.ready("train"),
-    lambda keys: keys.held("train"),
+    lambda keys: f"{keys.prefix}open:train",
+    lambda keys: f"{keys.prefix}ready:train",
+    lambda keys: f"{keys.prefix}held:train",
 ]
 
 

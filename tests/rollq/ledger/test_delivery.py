@@ -47,7 +47,7 @@ class TestDelivery:
         finish_groups(ledger, "a")
         ledger.take(1, "t", hold_s=1.0)
         ledger.extend_hold("t", 100.0)
-        assert 50 < ledger.redis.zscore(ledger.keys.held("train"), "a") - ledger.scripts.now() <= 100
+        assert 50 < ledger.redis.zscore(f"{ledger.keys.prefix}held:train", "a") - ledger.scripts.now() <= 100
 
     def test_acknowledging_is_idempotent_and_drops_the_bodies(self, ledger: Ledger) -> None:
         ledger.submit(group("a"))

@@ -92,7 +92,7 @@ def dead_letters(ledger: Ledger) -> DeadLetters:
 
 def ran_out(ledger: Ledger) -> None:
     held(ledger)
-    ledger.redis.zadd(ledger.keys.held("train"), {"g": 1, "h": 1})
+    ledger.redis.zadd(f"{ledger.keys.prefix}held:train", {"g": 1, "h": 1})
 
 
 END = encode_event(closed(), "r/g/0")
@@ -238,15 +238,15 @@ def test_names_are_built_in_one_way() -> None:
     keys = Keys("my-run")
     built = [
         keys.meta,
-        keys.sources,
+        f"{keys.prefix}sources",
         keys.count,
         keys.queued,
         keys.leased,
         keys.dead,
-        keys.open("train"),
-        keys.ready("eval"),
-        keys.held("train"),
-        keys.hold("t"),
+        f"{keys.prefix}open:train",
+        f"{keys.prefix}ready:eval",
+        f"{keys.prefix}held:train",
+        f"{keys.prefix}hold:t",
         keys.group("g"),
         keys.job("my-run/g/0"),
         keys.journal("my-run/g/0"),

@@ -209,7 +209,7 @@ class LedgerMachine(DeliveryRules):
         """No lease is lost, and no job waits longer."""
         redis, keys = self.ledger.redis, self.ledger.keys
         self.calm()
-        for key in (keys.queued, keys.leased, *(keys.held(purpose) for purpose in Purpose)):
+        for key in (keys.queued, keys.leased, *(f"{keys.prefix}held:{purpose}" for purpose in Purpose)):
             times = {member: at - by for member, at in redis.zrange(key, 0, -1, withscores=True) if at > 0}
             if times:
                 redis.zadd(key, times)

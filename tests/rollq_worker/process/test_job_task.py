@@ -80,7 +80,7 @@ def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
     keys = {
         "group": ledger.keys.group("g"),
         "journal": ledger.keys.journal(job_id),
-        "ready": ledger.keys.ready("train"),
+        "ready": f"{ledger.keys.prefix}ready:train",
     }
     play = loop.play
 

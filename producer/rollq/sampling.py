@@ -47,7 +47,6 @@ def _text(value: object) -> bool:
 
 
 def _list_of(check: Check, most: int = MAX_STOPS) -> Check:
-    """A check that a value is a list of at most `most` valid values."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
 
 

@@ -33,7 +33,6 @@ class TokenStats:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts by name."""
         return asdict(self)
 
     @property

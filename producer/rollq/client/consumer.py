@@ -162,7 +162,6 @@ class HoldRenewal:
             return sum(self._groups.values())
 
     def add(self, token: str, groups: int) -> None:
-        """Renew the hold of this batch from now on."""
         with self._lock:
             self._groups[token] = groups
             if self._thread is None:
@@ -175,7 +174,6 @@ class HoldRenewal:
             self._groups.pop(token, None)
 
     def close(self) -> None:
-        """Stop renewing all holds."""
         self._stop.set()
 
     def _renew(self) -> None:

@@ -91,7 +91,6 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    """The flags that choose dead jobs: by id, by class, or all."""
     add_run(parser)
     _add_class(parser)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="RUN/GROUP/SAMPLE (all dead jobs)")
@@ -147,7 +146,6 @@ def _cancel(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace, client: Client) -> list[str]:
-    """The ids of the jobs that the flags choose. Raises SettingsError."""
     if args.jobs and getattr(args, "failure", None):
         raise SettingsError("name jobs or a class, not both")
     for job_id in args.jobs:
@@ -187,7 +185,6 @@ def _record(job: DeadLetter) -> dict[str, object]:
 
 
 def _table(dead: Sequence[DeadLetter]) -> list[str]:
-    """A table with a header and one line per job."""
     rows = [("JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON")]
     for job in dead:
         numbers = str(job.attempts), str(job.turns), _age(job.age_s)

@@ -156,7 +156,6 @@ def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progres
 
 
 def _facts(evaluation: Evaluation, client: Client, consumer: Consumer) -> dict[str, str]:
-    """The progress display's facts: what is known so far, and what is waited for."""
     mean = evaluation.summary.reward_mean
     facts = {
         "tries": f"graded in run {evaluation.args.run_name}",

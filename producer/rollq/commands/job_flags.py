@@ -38,7 +38,6 @@ def add_tasks(parser: argparse.ArgumentParser, *, split: str, size: int) -> None
 
 
 def add_play(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how tasks are played."""
     add_budget(parser)
     add_sampling(parser)
     add_strategy(parser)
@@ -55,7 +54,6 @@ def add_play(parser: argparse.ArgumentParser) -> None:
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of an attempt's budget."""
     default = Budget()
     for flag, value, help in (
         ("--max-turns", default.max_turns, "turns of the policy"),
@@ -73,7 +71,6 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the sampling parameters."""
     parser.add_argument(
         "--temperature", type=number(0), default=1.0, metavar="T", help="sampling temperature (%(default)s)"
     )

@@ -134,7 +134,6 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
 
 
 def _missing(pull: Pull, client: Client) -> str:
-    """Says what is missing, and a likely reason."""
     stats = client.stats()
     purpose: Purpose = pull.args.purpose
     standing = client.reader.standing(purpose)
@@ -159,7 +158,6 @@ def _missing(pull: Pull, client: Client) -> str:
 
 
 def _report(args: argparse.Namespace, pull: Pull) -> None:
-    """Reports what was received, and what to do next."""
     found = pull.result()
     if args.json:
         print(json.dumps(found))

@@ -73,7 +73,6 @@ def _find(flags: Mapping[str, argparse.Action], path: str, name: str) -> argpars
 
 
 def _value(action: argparse.Action, value: Any) -> Any:
-    """The value, converted as the flag converts it. Raises what the flag's type raises."""
     if action.nargs == 0:
         if isinstance(value, bool):
             return value

@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listed(there: Sequence[str]) -> str:
-    """The names of the latest runs, for the error."""
     if not there:
         return "there are no runs yet"
     shown, more = there[: -LISTED - 1 : -1], len(there) - LISTED

@@ -35,7 +35,6 @@ def add(commands: Commands) -> None:
 
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say what a group is for, and when it is dropped."""
     add_purpose(parser, "train, or eval: groups that are never handed to a trainer (%(default)s)")
     parser.add_argument(
         "--min-viable",
@@ -54,7 +53,6 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_order(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say when groups are submitted, and what is done afterwards."""
     parser.add_argument(
         "--ahead",
         type=whole(1),
@@ -124,7 +122,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace, groups: int, done: Submission, refilled: int) -> None:
-    """Reports what was done, and what to do next."""
     new, known = len(done.new), len(done.known)
     if args.json:
         said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known}

@@ -137,7 +137,6 @@ def read(path: Path, number: int) -> dict[str, Json]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether the text is the start of a line that this module wrote."""
     try:
         json.loads(line)
     except ValueError:
@@ -188,7 +187,6 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _line(trajectory: Trajectory) -> bytes:
-    """The trajectory as a line of the file. Raises Unexportable."""
     try:
         # ASCII, because a policy can write half a surrogate pair.
         return json.dumps(record(trajectory), separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -51,8 +51,6 @@ LOCKS = "rollq:turn:"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names of one run's keys."""
-
     run: str
 
     @property

@@ -80,13 +80,11 @@ class Child:
         return self._process.poll()
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of its output."""
         with self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 16384))
             return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
 
     def how_it_ended(self) -> str:
-        """Its exit code or signal, and its last lines of output."""
         code = self.exit_code
         how = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
         output = "\n".join(f"  | {line}" for line in self.tail().splitlines()) or "  | (no output)"

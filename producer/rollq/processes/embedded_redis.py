@@ -54,7 +54,6 @@ def command(port: int, folder: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A loopback port that is free at the moment."""
     with socket.socket() as s:
         s.bind((HOST, 0))
         return int(s.getsockname()[1])

@@ -133,7 +133,6 @@ class Auditor:
             return None
 
     def _compare_trace(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> None:
-        """Compare the tokens `[start, end)`."""
         positions = self._positions(trajectory, start, end, result)
         if not positions:
             return
@@ -192,7 +191,6 @@ def rescale(scores: Scores, temperature: float) -> list[float | None]:
 def _compare(
     trajectory: ExportedTrajectory, trace_start: int, scored: Mapping[int, float], result: ComparisonResult
 ) -> None:
-    """Compares recorded logprobs with `scored`, which has them by position."""
     for i, logprob in scored.items():
         recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)

@@ -116,7 +116,6 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
 
 
 def _check(trajectory: ExportedTrajectory) -> None:
-    """Checks what the module's docstring promises. Raises ValueError or TypeError."""
     lengths = {name: len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
     if len(set(lengths.values())) > 1:
         raise ValueError("its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))

@@ -148,7 +148,6 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
 def _audit(
     auditor: "Auditor", args: argparse.Namespace, contents: FileContents, report: "Report", progress: ProgressDisplay
 ) -> None:
-    """Audits the file, fills the report and prints the rows. Raises EngineFailure."""
     width = contents.longest_job
 
     def show(row: str) -> None:
@@ -192,7 +191,6 @@ def _row(result: "ComparisonResult", width: int) -> str:
 
 
 def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> None:
-    """Prints the worst tokens, the skipped tokens and the verdict."""
     for token in result["worst"][:3]:
         decoded = "" if token["decoded"] is None else f", decoded {token['decoded']:.4f}"
         print(

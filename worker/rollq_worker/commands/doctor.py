@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +75,8 @@ def run(args: argparse.Namespace) -> int:
     found = settings(args)
     with needs("worker"):
         checks = _checks(args, found)
-    bad = [check for check in checks if not check.ok]
-    if args.json:
-        print(json.dumps(as_json(checks), ensure_ascii=False))
-    else:
-        print("\n".join(as_text(checks)))
-    return 1 if bad else 0
+    print(json.dumps(as_json(checks), ensure_ascii=False) if args.json else "\n".join(as_text(checks)))
+    return 0 if all(check.ok for check in checks) else 1
 
 
 def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
@@ -98,7 +95,6 @@ def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
 
 
 def as_json(checks: Sequence[Check]) -> dict[str, Any]:
-    """The report for programs."""
     bad = [check for check in checks if not check.ok]
     return {
         "verdict": "bad" if bad else "good",
@@ -110,16 +106,12 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def as_text(checks: Sequence[Check]) -> list[str]:
-    """The report for people: the checks, a line with the verdict, and a line for each next step."""
     lines: list[str] = []
     for check in checks:
         lines.append(f"{'ok ' if check.ok else 'BAD'} {check.name}: {check.says}")
         lines += [f"      {line}" for line in check.lines]
     bad = [check for check in checks if not check.ok]
-    if bad:
-        lines += ["", f"verdict: not ready: {', '.join(check.name for check in bad)}"]
-    else:
-        lines += ["", "verdict: ready"]
+    lines += ["", "verdict: " + (f"not ready: {', '.join(check.name for check in bad)}" if bad else "ready")]
     return lines + [f"next: {step}" for step in ([check.next for check in bad] or [READY])]
 
 
@@ -210,19 +202,17 @@ def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
         return Check(
             "engine", False, f"{masked} has no /model_info, so it is not an SGLang server", "pass --engine URL"
         )
-    name = model.get("model_path")
-    details: dict[str, Any] = {"model": name, "ids": "unknown"}
+    serves = f"{masked} serves {model.get('model_path')}"
+    details: dict[str, Any] = {"model": model.get("model_path"), "ids": "unknown"}
     if tokenizer is None:
-        return Check("engine", True, f"{masked} serves {name}", "", (), details)
-    try:
+        return Check("engine", True, serves, "", (), details)
+    same = None
+    with suppress(NoResponse):
         same = same_ids(control.tokenize(TEST_TEXT), tokenizer.encode(TEST_TEXT))
-    except NoResponse:
-        same = None
     if same is None:
-        return Check("engine", True, f"{masked} serves {name}; it does not show its token ids", "", (), details)
-    if not same:
-        step = "give --tokenizer the directory that the engine serves"
-        details["ids"] = "different"
-        return Check("engine", False, f"{masked} serves {name}, whose tokenizer gives other ids", step, (), details)
-    details["ids"] = "same"
-    return Check("engine", True, f"{masked} serves {name}; its tokenizer gives the same ids", "", (), details)
+        return Check("engine", True, f"{serves}; it does not show its token ids", "", (), details)
+    details["ids"] = "same" if same else "different"
+    if same:
+        return Check("engine", True, f"{serves}; its tokenizer gives the same ids", "", (), details)
+    step = "give --tokenizer the directory that the engine serves"
+    return Check("engine", False, f"{serves}, whose tokenizer gives other ids", step, (), details)

@@ -32,7 +32,6 @@ class EngineControl:
         return (f"{path} answers {status}", False) if status >= 500 else ("", False)
 
     def hangs(self) -> bool:
-        """Whether the engine cannot even generate one token. An engine that is paused or starting does not hang."""
         try:
             if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
                 return False

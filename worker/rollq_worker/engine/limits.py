@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rollq_worker.http_client import NoResponse
 
@@ -40,9 +40,6 @@ class ContextLimits:
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens."""
         return max(0, self.context - prompt) if prompt < self.prompt else 0
-
-    def shortened(self, limit: int) -> ContextLimits:
-        return replace(self, context=min(self.context, limit), prompt=min(self.prompt, limit))
 
 
 def read_limits(get: Callable[[str], object]) -> ContextLimits:
@@ -105,7 +102,7 @@ class EngineLimits:
                 return least < asked  # another thread has learnt it meanwhile
             if known.reported:
                 return False
-            self._known = known.shortened(limit)
+            self._known = ContextLimits(min(known.context, limit), min(known.prompt, limit))
         return True
 
 
@@ -159,7 +156,6 @@ class TokenizerCheck:
         self._ask_at = 0.0 if ours else float("inf")  # monotonic time before which the engine is not asked again
 
     def differs(self) -> bool:
-        """Whether the engine's tokenizer gives other ids than ours."""
         if time.monotonic() >= self._ask_at:
             with self._lock:
                 if time.monotonic() >= self._ask_at:

@@ -113,7 +113,6 @@ def _parse(body: bytes) -> Any:
 
 
 def _ids(value: object) -> array[int]:
-    """The ids as an array. Raises TypeError, OverflowError."""
     if not isinstance(value, list) or not all(type(id) is int for id in value):
         raise TypeError("the output ids are not a list of integers")
     return array("I", value)

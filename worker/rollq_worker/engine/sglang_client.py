@@ -251,7 +251,6 @@ class SGLangEngine:
             self._slots.release()
 
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, key: str) -> Generated:
-        """Send it once, under a fresh request id. Raises what `_send`, `read_refusal` and `read_reply` name."""
         rid = uuid.uuid4().hex
         prompt = self._prompts.write(ids, key)
         body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)

@@ -126,7 +126,13 @@ class Tau2Backend:
             raise LookupError(f"Tool {name} not found")
         if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)]:
             raise ValueError(f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}")
-        arguments = {key: int(value) if self._is_integer(name, key) else value for key, value in arguments.items()}
+        # In JSON 2.0 is an integer too; for tools it is not.
+        whole = {
+            key
+            for key, schema in self._validators[name].schema["properties"].items()
+            if schema.get("type") == "integer"
+        }
+        arguments = {key: int(value) if key in whole else value for key, value in arguments.items()}
         try:
             if name in self._functions:
                 return _result_of(self._functions[name](**arguments))
@@ -139,10 +145,6 @@ class Tau2Backend:
         toolkit = self._toolkit()
         toolkit.db = SimpleNamespace(**view)
         return getattr(toolkit, name)(**arguments)
-
-    def _is_integer(self, name: str, key: str) -> bool:
-        """Whether a tool takes the value for an integer. In JSON 2.0 is one too; for tools it is not."""
-        return bool(self._validators[name].schema["properties"][key].get("type") == "integer")
 
 
 def _result_of(coroutine: Any) -> str:

@@ -51,7 +51,6 @@ def load(variant: str | None) -> ConversationDomain:
 
 
 def _imported() -> tuple[Any, Any]:
-    """The package's `get_env` and `to_hashable`. Raises JobFailure."""
     if importlib.util.find_spec("tau_bench") is None:
         raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
     # litellm fetches a price list when it is imported. Only the package's user simulators need it, which are not used

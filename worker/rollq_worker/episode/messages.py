@@ -88,7 +88,6 @@ def assistant_message(read: ReadTurn, results: Sequence[ActionResult]) -> Messag
 
 
 def replying_role(action: Action) -> str:
-    """The role that replies to an action."""
     return "user" if action.name == RESPOND else "tool"
 
 
@@ -105,7 +104,6 @@ def schemas_of(environment: Environment) -> list[Json]:
 
 
 def _tool_name(schema: Json) -> str:
-    """The tool's name."""
     function = schema.get("function") if isinstance(schema, dict) else None
     if not isinstance(function, dict):
         raise ValueError(f'a tool schema is {{"type": "function", "function": {{...}}}}, not {schema!r:.100}')

@@ -80,7 +80,6 @@ class Sampler:
         return len(piece.ids) > 0 and not (interrupted and self._has_grammar)
 
     def _parameters(self, sampled: int) -> Mapping[str, Json]:
-        """The sampling parameters of a turn that has `sampled` tokens so far."""
         parameters = dict(self._job.sampling)
         if parameters.get("min_new_tokens"):
             parameters["min_new_tokens"] = max(0, parameters["min_new_tokens"] - sampled)

@@ -113,7 +113,6 @@ def main(settings: Settings) -> int:
 
 
 def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
-    """The Celery app with its one task."""
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = "rollq_worker.process.kombu_transport:Transport"
     app = celery.Celery("rollq", broker=require_certificate(settings.broker_url), set_as_current=False)

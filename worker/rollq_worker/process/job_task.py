@@ -4,15 +4,12 @@ The invariant: the worker outlives every job, because every error becomes a fail
 and the agent loop; `celery_app` knows how messages arrive.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
 import logging
 import random
 import threading
 import time
 import traceback
 import uuid
-from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
@@ -134,7 +131,10 @@ class JobRunner:
         def claim() -> Claim | Refusal:
             if refusal := self._refuses(ledger):
                 return refusal
-            self._wait_for_engine()
+            self._pause(0.0)
+            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt.
+            while not (self.engine.available or self.engine.ready()):
+                self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
             return ledger.claim(job_id, worker=self.name, token=token)
 
         return self._retry(claim)
@@ -168,17 +168,12 @@ class JobRunner:
         self._accepted.add(ledger)
         return None
 
-    def _wait_for_engine(self) -> None:
-        """Wait while the engine is away, so that an outage costs no job an attempt. Raises Drained."""
-        self._pause(0.0)
-        while not (self.engine.available or self.engine.ready()):
-            self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
-
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self._play(attempt, claim)
-            attempt.complete(trajectory, count_tokens(trajectory, self._reencode))
+            stats = count_tokens(trajectory, lambda ids: self.tokenizer.encode(self.tokenizer.decode(ids)))
+            attempt.complete(trajectory, stats)
         except Fenced as e:
             log.warning("%s", e)
             return {"job": job.id, "stop": "fenced"}
@@ -268,11 +263,10 @@ class JobRunner:
                 self.engine.admit(event.ids)
         return events
 
-    def _reencode(self, ids: array[int]) -> array[int]:
-        return self.tokenizer.encode(self.tokenizer.decode(ids))
-
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
-        reason = f"{failure}\n{trace or _trace(failure)}".strip()
+        if failure.__cause__ and not trace:
+            trace = "".join(traceback.format_exception(failure.__cause__))
+        reason = f"{failure}\n{trace}".strip()
         reason = reason[:REASON_HEAD] + reason[REASON_HEAD:][REASON_HEAD - LONGEST_REASON :]
         try:
             outcome = attempt.fail(failure.failure, reason, final=isinstance(failure, PoisonJob))
@@ -299,8 +293,3 @@ class JobRunner:
             log.warning("%s: not released (%s): its lease expires", attempt.job.id, type(e).__name__)
             return {"job": attempt.job.id, "stop": "fenced"}
         return {"job": attempt.job.id, "stop": "released"}
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback of a typed failure's cause, if it has one."""
-    return "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""

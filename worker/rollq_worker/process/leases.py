@@ -111,7 +111,6 @@ class Leases:
                 log.exception("heartbeat failed; trying again in %g s", TICK_S)
 
     def tick(self) -> None:
-        """Look at every attempt, and renew the leases that are due."""
         all_due = time.monotonic() - self._renewed >= RENEW_EVERY_S - TICK_S / 2
         # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
         self.renew([a for a in self.held() if all_due or a.left_s < LEASE_S])

@@ -19,13 +19,10 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """One assistant message."""
-
     content: str
     calls: Sequence[Action] = field(default=())
 
     def message(self) -> dict[str, Json]:
-        """The message in OpenAI's form."""
         message: dict[str, Json] = {"role": "assistant", "content": self.content, "reasoning_content": None}
         if self.calls:
             message["tool_calls"] = [
@@ -68,7 +65,6 @@ def complete(body: Mapping[str, Json], tasks: TaskIndex, tokenizer: Tokenizer, v
 
 
 def chat_reply(messages: Sequence[Mapping[str, Json]], tasks: TaskIndex) -> ChatReply:
-    """The next message of a conversation."""
     for message in messages:
         if message.get("role") == "system" and (task := tasks.by_instruction(_text(message))):
             said = sum(message.get("role") == "assistant" for message in messages)

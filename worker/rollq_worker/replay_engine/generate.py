@@ -95,7 +95,6 @@ class ReplayEngine:
         self._filler = ground_truth.encode_turn(POLITE)
 
     def randomness(self) -> random.Random:
-        """A random generator for one request."""
         self._count += 1
         return random.Random(f"{self.options.seed}:{self._count}")
 
@@ -186,7 +185,6 @@ class ReplayEngine:
 
 
 def _released(whole: Completion, generation: Generation) -> Completion:
-    """The part of the planned completion that was released."""
     if not generation.aborted:
         return whole
     message = "Aborted" if generation.started else "Abort in waiting queue"

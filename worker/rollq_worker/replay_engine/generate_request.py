@@ -109,8 +109,6 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One /generate call."""
-
     rid: str
     ids: array[int]
     """array('I'): the prompt."""
@@ -250,7 +248,6 @@ def _prompt(given: Mapping[str, Any], size: ModelSize, encode: Callable[[str], a
 
 
 def _max_new_tokens(count: int, params: Mapping[str, Any], size: ModelSize) -> int:
-    """How many tokens will be sampled at most after a prompt of `count` tokens."""
     asked, context = params.get("max_new_tokens", DEFAULT_NEW_TOKENS), size.context
     if count >= context:
         raise bad_value(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")

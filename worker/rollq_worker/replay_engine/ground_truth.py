@@ -37,8 +37,6 @@ _OPEN_THOUGHT = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """The reply to one prompt."""
-
     ids: array[int]
     """array('I'): the rest of the turn, with the stop token at its end; never empty."""
     cached: int
@@ -127,7 +125,6 @@ class GroundTruth:
         return move
 
     def _choices(self, progress: TaskProgress) -> list[Action | str]:
-        """Everything that `_choose` may say here."""
         task, move = progress.task, progress.next_move
         if task is None or move is None:
             return [POLITE]

@@ -89,7 +89,6 @@ def is_map(value: object) -> bool:
 
 
 def are_texts(value: object) -> bool:
-    """Whether the value is a string or a list of strings."""
     return isinstance(value, str) or (isinstance(value, list) and all(map(is_text, value)))
 
 

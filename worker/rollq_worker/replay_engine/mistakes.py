@@ -14,8 +14,6 @@ from rollq_worker.protocols import RESPOND, Action, Task
 
 
 class Mistake(StrEnum):
-    """The kinds of mistakes."""
-
     MALFORMED = "malformed"
     """A tool call that breaks off in the middle of its JSON."""
     UNKNOWN = "unknown"

@@ -32,7 +32,6 @@ class Generation:
     """Monotonic time since which it runs; None while its clock is stopped."""
 
     def released(self) -> int:
-        """Number of tokens released so far."""
         if not self.started:
             return 0
         left = self.seconds_left()

@@ -35,8 +35,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ReplayServer:
-    """The routes of one replay engine."""
-
     def __init__(self, options: ReplayOptions, tokenizer: Tokenizer, tasks: TaskIndex) -> None:
         self.options = options
         self.tokenizer = tokenizer
@@ -88,7 +86,9 @@ class ReplayServer:
         if fault is Fault.FULL:
             raise queue_full()
         if fault is Fault.RESET:
-            _reset(request)
+            if request.transport is not None:
+                request.transport.abort()
+            raise asyncio.CancelledError
         asked = read_request(await json_body(request), self.size, self.tokenizer.encode)
         text = json.dumps(await self.engine.generate(asked, rng, fault))
         if fault is Fault.GARBAGE:
@@ -229,12 +229,6 @@ class ReplayServer:
         return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
 
 
-def _reset(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-    raise asyncio.CancelledError
-
-
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -277,10 +271,6 @@ def serve(**options: Any) -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        await run(chosen, stopped, _announce)
+        await run(chosen, stopped, lambda address: print(f"rollq engine: ready at {address}", flush=True))
 
     asyncio.run(until_signalled())
-
-
-def _announce(address: str) -> None:
-    print(f"rollq engine: ready at {address}", flush=True)

@@ -18,8 +18,6 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The tokens of a reply."""
-
     ids: array[int]
     finish: dict[str, Any]
     """SGLang's finish_reason."""

@@ -57,7 +57,6 @@ def _rendered(body: Mapping[str, Any], messages: object, tokenizer: Tokenizer) -
 
 
 def _text(content: Any) -> Any:
-    """The text of a content in parts."""
     if not isinstance(content, list):
         return content
     return " ".join(part["text"] for part in content if isinstance(part, dict) and is_text(part.get("text")))

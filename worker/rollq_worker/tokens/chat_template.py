@@ -30,7 +30,6 @@ class ChatTemplate:
         self._renderer = _renderer(name, template, named)
 
     def mentions(self, name: str) -> bool:
-        """Whether the template contains this word."""
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
 
     def render(
@@ -40,7 +39,6 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Json],
     ) -> str:
-        """The rendered text. Raises JobFailure when the template refuses or breaks."""
         try:
             text: str = self._renderer.apply_chat_template(
                 list(messages),

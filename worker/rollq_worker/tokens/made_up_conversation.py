@@ -133,7 +133,6 @@ class MadeUpConversation:
         return (before[:cut], end) if cut and text.startswith(before[:cut]) else ("", "")
 
     def _find_preamble(self, preamble: Preamble | None) -> tuple[Preamble, Sequence[Message], str]:
-        """The preamble, its messages, and these rendered with the assistant header."""
         refusal: JobFailure | None = None
         for option in PREAMBLES if preamble is None else (preamble,):
             self.preamble = option

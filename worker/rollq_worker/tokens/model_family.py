@@ -238,7 +238,6 @@ def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tu
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """The number of characters with which both texts begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -61,7 +61,6 @@ def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _message(text: str, start: int, body: int, end: int) -> list[Piece]:
-    """One message: its header as frame and its body, or all of it as one piece."""
     if body < 0:
         error = "The turn holds text outside of any channel; write <|channel|>final<|message|> in front of it."
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
@@ -77,7 +76,6 @@ def _message(text: str, start: int, body: int, end: int) -> list[Piece]:
 
 
 def _wrong(header: str) -> str:
-    """What is wrong with a header."""
     role = _ROLE.match(header)
     if role and role[1].strip() not in ("", "assistant"):
         return f"The turn speaks for another role, {role[1].strip()[:40]!r}."

@@ -109,7 +109,6 @@ class Markup:
 
 
 def _value(text: str, tag: re.Match[str], schema: Json, this: str) -> tuple[Json, str]:
-    """The value of the parameter `this`, and what is wrong with it."""
     is_text = tag[2] if tag.re.groups > 1 else None
     if is_text is None:
         return typed(text, schema), ""

@@ -109,7 +109,6 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
 
 
 def _shape_problems(value: Json) -> list[str]:
-    """What is wrong with a value as a whole."""
     if (depth := _depth(value)) > MAX_DEPTH:
         return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
     try:

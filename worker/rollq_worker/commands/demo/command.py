@@ -148,7 +148,6 @@ def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
 def report(
     args: argparse.Namespace, result: Mapping[str, Any], deaths: Sequence[str], tasks: range, stream: TextIO
 ) -> None:
-    """Prints the summary for people, and the JSON object for programs."""
     mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}"
     hats = "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items())
     stops = ", ".join(f"{stop} {count}" for stop, count in sorted(result["stops"].items()))

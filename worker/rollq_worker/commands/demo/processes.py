@@ -84,7 +84,6 @@ class DemoProcesses:
                 raise RollqError(child.how_it_ended())
 
     def last_output(self) -> str:
-        """The worker's and the engine's last lines of output."""
         return "\n".join(f"last lines of the {c.name}:\n{c.tail()}" for c in reversed(self._children) if c.tail())
 
     def stop(self) -> None:

@@ -51,7 +51,6 @@ def texts(lines: list[list[str]]) -> Iterator[str]:
 
 
 def record(rng: random.Random, trade: list[str], names: list[str], keys: list[str]) -> dict[str, object]:
-    """A tool's result."""
     values: list[object] = [True, False, None, [], {}, 19.5, [{rng.choice(keys): rng.choice(trade)}] * 2]
     user_id = f"{rng.choice(names)}_{rng.choice(names)}_1".lower()
     values += [rng.choice(trade), user_id, rng.choice(names), "a@b.com", "#W1"]
@@ -59,7 +58,6 @@ def record(rng: random.Random, trade: list[str], names: list[str], keys: list[st
 
 
 def schema(rng: random.Random, trade: list[str], keys: list[str]) -> dict[str, object]:
-    """A tool's schema in OpenAI's form."""
     about = " ".join(rng.choices(trade, k=5)).capitalize() + "."
     fields = {rng.choice(keys): {"type": rng.choice(TYPES), "description": about} for _ in range(2)}
     parameters = {"type": "object", "properties": fields, "required": list(fields)}

@@ -235,7 +235,6 @@ class BridgeComparison:
         return self.renderer.shown([*numbered, exchange.turn, *exchange.replies])[len(numbered) :]
 
     def _bridge(self, exchange: Exchange) -> tuple[array[int], str]:
-        """The bridge, and its text. Raises JobFailure."""
         turn, *replies = self._with_shown_ids(exchange)
         if not exchange.turn.get("tool_calls"):
             turn = exchange.turn
@@ -259,7 +258,6 @@ class BridgeComparison:
         return before > 0 and end[before:] == bridge and self.renderer.is_end(end[before - 1])
 
     def _is_right_for_plainer(self, exchange: Exchange) -> bool:
-        """Whether the bridge is right after the same turn as a plain first turn."""
         plainer = self._conversations.plainer(exchange)
         return plainer != exchange and self._compare(plainer).match is not Match.UNSUPPORTED
 

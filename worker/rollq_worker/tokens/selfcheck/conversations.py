@@ -164,7 +164,6 @@ class Conversations:
         return replace(exchange, history=self.opening, turn={**exchange.turn, "content": ""})
 
     def _turn(self, edge: Edge, n: int) -> tuple[Message, list[Message]]:
-        """A turn and its replies, after `n` results."""
         ids = [f"call{n + more:05}" for more in range(3)]
         one = self.result(ids[0])
         match edge:
@@ -186,16 +185,13 @@ class Conversations:
                 return self.call(ids[0]), [one]
 
     def call(self, *ids: str) -> Message:
-        """A turn with a call for each id."""
         calls = [example_call(self._tool, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def reply(self) -> Message:
-        """A turn without a call."""
         return {"role": "assistant", "content": "It is on its way."}
 
     def result(self, id: str = "call00000", content: str = '{"status": "pendingword", "total": 19.5}') -> Message:
-        """A tool's result."""
         return {"role": "tool", "tool_call_id": id, "content": content}
 
     def reason(self, turn: Message, form: str, word: str = REASONING_WORD) -> Message:

@@ -39,26 +39,19 @@ def encode_job(job: Job) -> bytes:
     return pack([SCHEMA, "job", *_content(job).values(), job.seq], job.id)
 
 
+_JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "agent_args", "user", "sampling")
+"""The first fields of a job, in the order of the wire."""
+
+
 def decode_job(blob: bytes, id: str | None = None) -> Job:
     """The job in a blob. Raises ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
     fields = unpack(blob, "job", 18, where)
     try:
-        *head, budget, purpose, seed, size, min_viable, history, seq = fields
-        run, group, sample, env, split, task, env_args, agent, agent_args, user, sampling = head
+        *content, budget, purpose, seed, size, min_viable, history, seq = fields
         max_turns, max_tokens, max_new_tokens, deadline_s = budget
         job = Job(
-            run=run,
-            group=group,
-            sample=sample,
-            env=env,
-            split=split,
-            task=task,
-            env_args=env_args,
-            agent=agent,
-            agent_args=agent_args,
-            user=user,
-            sampling=sampling,
+            **dict(zip(_JOB, content, strict=True)),
             budget=Budget(
                 max_turns=max_turns, max_tokens=max_tokens, max_new_tokens=max_new_tokens, deadline_s=deadline_s
             ),

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Protocol
 
 from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory
-from rollq_worker.audit.scorer import Scores, ScoringRefused
+from rollq_worker.audit.scorer import Scorer, Scores, ScoringRefused
 
 LIKELIEST = 128
 """Number of likeliest tokens from which the normaliser at a temperature other than 1 is computed."""
@@ -33,16 +32,6 @@ CONTEXT = "beyond the engine's context"
 OUTSIDE_VOCABULARY = "in a trace with an id beyond the vocabulary"
 NO_LIST = "sampled at another temperature than 1, and the engine lists no likeliest tokens"
 FLAT = "sampled at another temperature than 1, from too flat a distribution"
-
-
-class ScoringEngine(Protocol):
-    """The methods of `scorer.Scorer` that the comparison needs."""
-
-    max_tokens: int
-
-    def score(self, ids: array[int], start: int, *, likeliest: int = 0) -> Scores: ...
-
-    def score_next(self, ids: array[int], token: int, *, temperature: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +92,7 @@ class Auditor:
     `versions` are the weight versions that the engine has; ids from `vocabulary_end` on are never sent.
     """
 
-    def __init__(self, scorer: ScoringEngine, versions: frozenset[str], vocabulary_end: int) -> None:
+    def __init__(self, scorer: Scorer, versions: frozenset[str], vocabulary_end: int) -> None:
         self._scorer = scorer
         self._versions = versions
         self._vocabulary_end = vocabulary_end

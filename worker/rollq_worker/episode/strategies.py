@@ -6,7 +6,6 @@ A strategy sees texts and values, never tokens.
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from rollq.errors import JobFailure
 from rollq.job import Json
@@ -26,23 +25,6 @@ class Decision:
     """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be acted on."""
     errors: Sequence[str] = ()
     """What was wrong with the turn, for the policy."""
-
-
-class Agent(Protocol):
-    """One way to turn sampled turns into actions."""
-
-    @property
-    def several(self) -> bool:
-        """Whether several calls of one turn may be carried out."""
-        ...
-
-    def system_prompt(self, policy: str) -> str:
-        """The system prompt for an environment with this policy."""
-        ...
-
-    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
-        """What to do after a turn; `tools` are the names that the environment has."""
-        ...
 
 
 class Calls(StrEnum):
@@ -66,12 +48,14 @@ class ToolCalling:
 
     @property
     def several(self) -> bool:
+        """Whether several calls of one turn may be carried out."""
         return self.calls is Calls.ALL
 
     def system_prompt(self, policy: str) -> str:
         return f"{policy}\n\n{SINGLE_TOOL}" if self.single_tool else policy
 
     def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+        """What to do after a turn; `tools` are the names that the environment has."""
         if not turn.calls:
             return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
         if len(turn.calls) > 1 and self.calls is Calls.REFUSE:
@@ -83,7 +67,7 @@ class ToolCalling:
         return Decision(tuple(chosen), turn.errors)
 
 
-def _tool_calling(args: Mapping[str, Json]) -> Agent:
+def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
     single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
     if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in list(Calls):
         raise JobFailure(
@@ -92,11 +76,11 @@ def _tool_calling(args: Mapping[str, Json]) -> Agent:
     return ToolCalling(single_tool, Calls(calls))
 
 
-AGENTS: dict[str, Callable[[Mapping[str, Json]], Agent]] = {"tool-calling": _tool_calling}
+AGENTS: dict[str, Callable[[Mapping[str, Json]], ToolCalling]] = {"tool-calling": _tool_calling}
 """Strategies by name. Each takes the job's agent_args."""
 
 
-def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> Agent:
+def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> ToolCalling:
     """The strategy of that name. Raises JobFailure for an unknown name or wrong arguments."""
     if name not in AGENTS:
         raise JobFailure(f"agent strategy {name!r} is unknown; there is {', '.join(sorted(AGENTS))}")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollq.sampling import MAX_STOP_REGEX, MAX_STOPS
 from rollq_worker.replay_engine.http_bodies import (
     HttpError,
     are_ints,
@@ -29,9 +30,6 @@ from rollq_worker.replay_engine.http_bodies import (
 )
 
 DEFAULT_NEW_TOKENS = 128
-MAX_STOPS = 32
-MAX_STOP_REGEX = 256
-"""Longest stop_regex, in bytes."""
 PROMPT_RESERVE = 6
 """Tokens of the context that a prompt may not use (SGLang's max_req_input_len)."""
 SCHEDULER_RESERVE = 2

@@ -33,14 +33,13 @@ class ToolsPrompt:
 
     def write(self, tools: Sequence[Json]) -> str:
         """The text for these tools."""
-        functions = [tool["function"] for tool in tools]
         listed = [
             self.tool.format(
                 name=function["name"],
                 description=function.get("description", ""),
                 parameters=json.dumps(function.get("parameters", {}), ensure_ascii=False),
             )
-            for function in functions
+            for function in (tool["function"] for tool in tools)
         ]
         return "".join((self.head, *listed, self.tail))
 

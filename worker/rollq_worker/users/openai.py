@@ -15,6 +15,7 @@ from typing import Any
 
 from rollq.errors import JobFailure, UserFailure
 from rollq.job import Json
+from rollq.sampling import number
 from rollq.settings import Endpoint
 from rollq_worker.http_client import HttpClient, NoResponse, Response
 from rollq_worker.protocols import STOP_MARKER
@@ -81,9 +82,9 @@ class OpenAIUserOptions:
         for name, valid in (
             ("endpoint", isinstance(self.endpoint, str) and bool(self.endpoint)),
             ("model", isinstance(self.model, str) and bool(self.model)),
-            ("temperature", self.temperature is None or (_is_number(self.temperature) and 0 <= self.temperature <= 2)),
+            ("temperature", self.temperature is None or (number(self.temperature) and 0 <= self.temperature <= 2)),
             ("max_tokens", type(self.max_tokens) is int and self.max_tokens >= 1),
-            ("timeout_s", _is_number(self.timeout_s) and 0 < self.timeout_s <= 3600),
+            ("timeout_s", number(self.timeout_s) and 0 < self.timeout_s <= 3600),
             ("retries", type(self.retries) is int and 0 <= self.retries <= 100),
         ):
             if not valid:
@@ -252,7 +253,3 @@ def _text(response: Response) -> str:
     if not text:
         raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
     return text
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

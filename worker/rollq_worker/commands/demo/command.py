@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from rollq.client.submission import group_name
@@ -74,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.tokens.tokenizer import find_tokenizer
 
         find_tokenizer(tokenizer)
-    _raise_on_signals()
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
+        signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
@@ -110,16 +110,6 @@ def _check_extra() -> None:
         for package in ("celery", "requests", "tokenizers", "aiohttp"):
             if find_spec(package) is None:
                 raise ModuleNotFoundError(name=package)
-
-
-def _raise_on_signals() -> None:
-    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the processes are stopped in order."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGHUP, leave)
 
 
 def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:

@@ -14,7 +14,7 @@ OPTIONAL = frozenset(
 
 
 def install_line(extra: str) -> str:
-    """The command that installs the extra from the same folder or index as rollq itself."""
+    """The command that installs the extra from the same folder, address or index as rollq itself."""
     from importlib import metadata  # imported here: it takes 25 ms, and only a missing package needs it
 
     try:
@@ -26,7 +26,9 @@ def install_line(extra: str) -> str:
     if url.startswith("file://"):
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
         return f"pip install {editable}'{unquote(url.removeprefix('file://'))}[{extra}]'"
-    return f"pip install 'rollq[{extra}]'" + (f", from {url} as rollq itself" if url else "")
+    vcs = origin.get("vcs_info", {}).get("vcs")
+    source = f" @ {vcs}+{url}" if vcs else f" @ {url}" if url else ""
+    return f"pip install 'rollq[{extra}]{source}'"
 
 
 @contextlib.contextmanager

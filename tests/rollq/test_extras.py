@@ -15,7 +15,7 @@ from rollq.extras import install_line
         ({"url": "file:///src/my%20rollq", "dir_info": {}}, "'/src/my rollq[cli]'"),
         ({"url": "file:///src/rollq", "dir_info": {"editable": True}}, "-e '/src/rollq[cli]'"),
         ({"url": "file:///tmp/rollq-0.1.0.whl", "archive_info": {}}, "'/tmp/rollq-0.1.0.whl[cli]'"),
-        ({"url": "https://h/rollq", "vcs_info": {"vcs": "git"}}, "'rollq[cli]', from https://h/rollq as rollq itself"),
+        ({"url": "https://h/rollq", "vcs_info": {"vcs": "git"}}, "'rollq[cli] @ git+https://h/rollq'"),
     ],
 )
 def test_the_extra_comes_from_the_same_place(

@@ -37,12 +37,18 @@ class FaultyEpisode:
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 2 and self.fault is not None and not (self.once and self.once.exists()):
-            if self.once:
-                self.once.touch()
-            if text := self.fault():
-                return Observation(text)
+        if self.steps == 2 and self.fault is not None and self.is_first() and (text := self.fault()):
+            return Observation(text)
         return self.environment.step(action)
+
+    def is_first(self):
+        """One of all episodes, which come here at the same time, makes the file."""
+        try:
+            if self.once:
+                self.once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def error(self):
         raise ZeroDivisionError("the environment broke")

@@ -3,11 +3,13 @@
     RollqError
     ├── SettingsError          a flag, an environment variable or a file is wrong
     ├── ContractError          a value breaks the data contract: a job, an event, a blob from Redis, an engine's reply
+    │   └── UnknownSchema      a blob was written in another version of the schema
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
     │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
+    │   ├── Gap                a source's group does not follow the last one that the ledger has
     │   └── NotHeld            ack or extension of a batch that this consumer does not hold
     ├── PullTimeout            not enough groups became ready in time
     └── RolloutFailure         an attempt failed; carries a FailureClass
@@ -24,6 +26,7 @@ All errors survive pickling, because they cross threads and processes.
 """
 
 from enum import StrEnum
+from typing import Any
 
 
 class FailureClass(StrEnum):
@@ -55,6 +58,11 @@ class ContractError(RollqError, ValueError):
     """A value breaks the data contract."""
 
 
+class UnknownSchema(ContractError):
+    """A blob was written in a version of the schema that this rollq does not read. The blob itself is sound: nobody may
+    condemn a job for it."""
+
+
 class JobConflict(RollqError, ValueError):
     """This job id was submitted before with other content."""
 
@@ -76,6 +84,14 @@ class JournalConflict(LedgerError):
 
     length: int = 0
     """Number of entries in the journal. After Redis lost its tail, send again from there."""
+
+
+class Gap(LedgerError):
+    """A source's group does not follow the last one that the ledger has, because Redis lost its tail. Nothing was
+    entered: submit again from `cursor`."""
+
+    cursor: Any = None
+    """The `rollq.ledger.replies.Cursor` at which the ledger's copy of the source ends."""
 
 
 class NotHeld(LedgerError):

@@ -16,12 +16,14 @@ from rollq.sampling import number, objection
 Json = Any
 """A JSON value: None, bool, int, float, str, list, dict with str keys."""
 
+QUEUE = "rollq"
+"""The queue of a job that names none."""
 LARGEST_GROUP = 10_000
 """Most samples in a group. The ledger's scripts walk them all, and Redis does nothing else meanwhile."""
 NAME_CHARACTERS = "A-Za-z0-9._-"
 """Characters of a name, as in the brackets of a regular expression."""
 NAME = re.compile(rf"[A-Za-z0-9][{NAME_CHARACTERS}]{{0,99}}")
-"""Pattern of run and group names. Names become parts of Redis keys, where braces, colons, slashes and # have a
+"""Pattern of run, group and queue names. Names become parts of Redis keys, where braces, colons, slashes and # have a
 meaning."""
 
 
@@ -111,6 +113,10 @@ class Job:
     """Number of samples in the group."""
     min_viable: int = 0
     """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for `size`."""
+    queue: str = QUEUE
+    """Name of the queue whose workers play it, the same for the whole group."""
+    labels: Mapping[str, Json] = field(default_factory=dict)
+    """The producer's own notes, for example a dataset's index: `trajectory.job.labels` has them again. At most 2 kB."""
     seq: int = 0
     """The group's place in the run: lower ones are handed out first. The ledger sets it; it is not part of the
     content."""
@@ -136,7 +142,9 @@ class Job:
         for name in ("env", "split", "agent"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
-        for name in ("env_args", "agent_args", "user", "sampling"):
+        if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
+            raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
+        for name in ("env_args", "agent_args", "user", "sampling", "labels"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         if not isinstance(self.budget, Budget):

@@ -91,11 +91,11 @@ class SourceReader:
         self._groups += 1
         self._jobs += len(group)
         first = group[0]
-        self._digest.update(job_digest(first).encode())
+        self._digest.update(job_digest(first))
         for job in group[1:]:
             # Digests are expensive, and most groups are copies of their first job.
             if job != replace(first, sample=job.sample):
-                self._digest.update(job_digest(job).encode())
+                self._digest.update(job_digest(job))
         if self._groups == self._submitted.groups and self.cursor != self._submitted:
             raise JobConflict(
                 f"group {first.run}/{first.group}: source {self.name} was submitted before with other content up to"

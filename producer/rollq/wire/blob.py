@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, UnknownSchema
 from rollq.job import Json
 
-SCHEMA = 1
+SCHEMA = 2
+DIGEST = 16
+"""Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
 LARGE = 512
 """Packed texts of at least this many bytes are compressed."""
 MAX_TEXTS = 256 << 20
@@ -78,9 +80,28 @@ def _unpack_ext(code: int, data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+def check_version(blob: bytes, where: str) -> None:
+    """Raises UnknownSchema for the blob of another version. It reads the version alone: the rest may be in a form that
+    only that version knows. What is no blob at all passes."""
+    at = 3 if blob[:1] == b"\xdc" else 1  # behind the head of a long or a short array
+    version = blob[at : at + 1]
+    if not version or not (blob[0] == 0xDC or 0x91 <= blob[0] <= 0x9F) or not 0 < version[0] < 0x80:
+        return
+    if version[0] > SCHEMA:
+        remedy = "it was written by a newer rollq: upgrade rollq here"
+    elif version[0] < SCHEMA:
+        remedy = "it was written by an older rollq: finish the run with that, or submit it again under another name"
+    else:
+        return
+    raise UnknownSchema(
+        f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}. Nothing changed."
+    )
+
+
 def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
     """The fields of a blob, checked to be `size` fields after version and kind. With None the blob is an event, whose
-    fields include version and kind."""
+    fields include version and kind. Raises UnknownSchema for another version's blob, whatever else is in it."""
+    check_version(blob, where)
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
     except Exception as e:  # msgpack's own errors share no base, and some print empty
@@ -88,7 +109,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
     if type(fields) is not list or not fields:
         raise ContractError(f"{where}: unreadable {kind}: not an array that starts with the schema's version")
     if type(fields[0]) is not int or fields[0] != SCHEMA:
-        raise ContractError(f"{where}: schema {fields[0]!r} of a {kind}; this rollq reads {SCHEMA}. Upgrade rollq.")
+        wrong(where, f"schema of a {kind}", fields[0])
     if size is None:
         return fields
     if len(fields) != size + 2 or fields[1] != kind:

@@ -29,9 +29,12 @@ from rollq.trajectory import (
     Trajectory,
     VersionSpan,
 )
-from rollq.wire.blob import SCHEMA, defer, dump, load, pack, pack_texts, plain, unpack, wrong
+from rollq.wire.blob import DIGEST, SCHEMA, defer, dump, load, pack, pack_texts, plain, unpack, wrong
 
 E = TypeVar("E", Prompt, Observed, Closed)
+
+MAX_LABELS = 2048
+"""Most bytes of a job's packed labels."""
 
 
 def encode_job(job: Job) -> bytes:
@@ -44,11 +47,11 @@ _JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "
 
 
 def decode_job(blob: bytes, id: str | None = None) -> Job:
-    """The job in a blob. Raises ContractError; with `id`, also when the blob is another job's."""
+    """The job in a blob. Raises UnknownSchema or ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
-    fields = unpack(blob, "job", 18, where)
+    fields = unpack(blob, "job", 20, where)
     try:
-        *content, budget, purpose, seed, size, min_viable, history, seq = fields
+        *content, budget, purpose, seed, size, min_viable, history, queue, labels, seq = fields
         max_turns, max_tokens, max_new_tokens, deadline_s = budget
         job = Job(
             **dict(zip(_JOB, content, strict=True)),
@@ -60,6 +63,8 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
             size=size,
             min_viable=min_viable,
             history=History(history),
+            queue=queue,
+            labels=labels,
             seq=seq,
         )
     except ContractError as e:
@@ -71,10 +76,11 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
     return job
 
 
-def job_digest(job: Job) -> str:
-    """sha256 of the job's content in hexadecimal: everything but `seq`, whatever order its mappings are in."""
+def job_digest(job: Job) -> bytes:
+    """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order its mappings are
+    in."""
     text = json.dumps(list(_content(job).values()), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
 
 def encode_header(header: Header, job_id: str = "?") -> bytes:
@@ -168,6 +174,9 @@ def _content(job: Job) -> dict[str, Json]:
     """The job's content as plain JSON values, in the order of the wire."""
     where = f"job {job.id}"
     budget = job.budget
+    labels = plain(job.labels, where)
+    if labels and (size := len(pack(labels, where))) > MAX_LABELS:
+        raise ContractError(f"{where}: labels of {size} bytes: at most {MAX_LABELS} travel with a job")
     return {
         "run": job.run,
         "group": job.group,
@@ -186,6 +195,8 @@ def _content(job: Job) -> dict[str, Json]:
         "size": job.size,
         "min_viable": job.min_viable,
         "history": job.history.value,
+        "queue": job.queue,
+        "labels": labels,
     }
 
 

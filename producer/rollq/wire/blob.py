@@ -94,7 +94,7 @@ def check_version(blob: bytes, where: str) -> None:
     else:
         return
     raise UnknownSchema(
-        f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}. Nothing changed."
+        f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}."
     )
 
 

@@ -4,6 +4,7 @@ Each act is one script that changes everything or nothing. Counts stay true: a d
 a group that comes back no longer counts as dropped.
 """
 
+import time
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +12,7 @@ from functools import partial
 import redis
 
 from rollq.errors import FailureClass, LedgerError
-from rollq.ledger.keys import RUNS
+from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.scripts import Scripts, short_reason
 
 PAGE = 500
@@ -48,6 +49,7 @@ class DeadLetters:
         its group was made ready without it.
         """
         self._act(job_id, "requeued", "requeue", uuid.uuid4().hex)
+        self.redis.zadd(ACTIVE, {self.run: time.time()})
 
     def discard(self, job_id: str) -> None:
         """Delete what a dead job holds in Redis, for good. Raises LedgerError when it is not dead."""
@@ -73,7 +75,8 @@ class DeadLetters:
         pattern = self.keys.prefix.translate({ord(c): f"\\{c}" for c in "*?[]\\"}) + "*"
         # What makes the run known goes first, so that its workers write no new keys meanwhile.
         deleted = int(self.scripts.guard("forgetting it", lambda: self.redis.unlink(self.keys.meta)))
-        self.scripts.guard("forgetting it", lambda: self.redis.zrem(RUNS, self.run))
+        for index in (RUNS, ACTIVE):
+            self.scripts.guard("forgetting it", partial(self.redis.zrem, index, self.run))
         while found := self.scripts.guard("forgetting it", lambda: list(self.redis.scan_iter(pattern, count=PAGE))):
             for start in range(0, len(found), PAGE):
                 page = found[start : start + PAGE]

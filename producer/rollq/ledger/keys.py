@@ -4,35 +4,44 @@ A run's keys share the hash tag `{run}`, so that they lie in one cluster slot an
 get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's clock. `<job>` is `run/group/sample`.
 
     rollq:runs                   zset  run -> when it was first submitted to
-    rollq:pulse                  hash  beat (when a reaper was last here), grace (no lease expires before): outage.py
+    rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
+    rollq:reaper                 str   the worker that reaps now; expires when it stops
+    rollq:workers                hash  live worker -> what it plays (live_workers.py)
     rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
-    rollq                        list  the Celery queue; possibly in another Redis, never touched by a script
+    rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own
-                                       budgets);
-                                       heard:<purpose> (when a taker or a reaper was last here)
+                                       budgets); keep_s (lifetime of records of acknowledged groups);
+                                       beat (when it was last reaped), grace (no lease expires before);
+                                       heard:<purpose> (when a taker or a reaper was last here);
+                                       full:<purpose> (when a producer last waited, and at how many groups)
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerReader.stats`
     rollq:{run}:queued           zset  job -> when to publish it next
-    rollq:{run}:leased           zset  job#attempt -> when the lease expires; membership is the fence
+    rollq:{run}:leased           zset  job#attempt#token -> when the lease expires; membership is the fence
     rollq:{run}:dead             zset  job -> when it died
     rollq:{run}:open:<purpose>   zset  group -> seq; members still to be played
     rollq:{run}:ready:<purpose>  zset  group -> seq; to be handed out
     rollq:{run}:held:<purpose>   zset  group -> when the hold expires
     rollq:{run}:hold:<token>     set   the groups that were taken under this token
-    rollq:{run}:group:<group>    hash  seq, size, viable, purpose; state (open ready held acked dropped); done, dead
-                                       (members so far); token (of the last hold), handed (times);
-                                       submitted, resubmitted (tokens of the first and the last submission);
-                                       discarded (dead members whose remains were deleted);
+    rollq:{run}:waiting:<purpose>  hash  token of a waiting consumer -> how many groups it wants
+    rollq:{run}:wake:<token>     list  one entry: that consumer may try again
+    rollq:{run}:group:<group>    hash  seq, size, viable, purpose, queue, schema (of its jobs' blobs), body (the first
+                                       job); state (open ready held dropped); done, dead (members so far); token (of
+                                       the last hold), handed (times); submitted, resubmitted (tokens of the first and
+                                       the last submission); discarded (dead members whose remains were deleted);
                                        tally:<sample> (what a done member adds to the totals)
-    rollq:{run}:job:<job>        hash  body, digest, deadline_s; state (queued leased done dead); attempt (claims so
-                                       far); token, worker, claimed, deadline, set_aside (of the last claim);
-                                       not_before; restart; reach (journal entries up to the farthest turn); aside
-                                       (attempts whose journal was set aside); ended, ended_by, outcome (of the last
-                                       attempt that ended); fail:<class> (failures), class, reason (of the last);
-                                       turned (turns in the journal); kept (journal entries that the last claim
-                                       found); acked, condemned, requeued (tokens); discarded
+    rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
+    rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
+    rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state
+                                       (queued leased done dead); attempt (claims so far); token, worker, claimed,
+                                       deadline, set_aside (of the last claim); not_before; restart; reach (journal
+                                       entries up to the farthest turn); aside (attempts whose journal was set aside);
+                                       ended (attempt#token), ended_by, outcome (of the last attempt that ended);
+                                       fail:<class> (failures), class, reason (of the last); turned (turns in the
+                                       journal); kept (journal entries that the last claim found); condemned, requeued
+                                       (tokens); discarded
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
 """
@@ -40,13 +49,22 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
 from dataclasses import dataclass
 
 QUEUE = "rollq"
-"""The Celery queue's name."""
+"""Name of the queue of jobs that name no other, and prefix of all Celery queues."""
 RUNS = "rollq:runs"
 """All runs."""
-OUTAGE_STAMP = "rollq:pulse"
-"""The reapers' own key."""
+ACTIVE = "rollq:active"
+"""The runs that a reaper looks at."""
+REAPER = "rollq:reaper"
+"""Who reaps."""
+WORKERS = "rollq:workers"
+"""The live workers."""
 LOCKS = "rollq:turn:"
 """Locks, by a hash of what they are for."""
+
+
+def celery_queue(queue: str) -> str:
+    """The Celery queue of a job's queue. The prefix keeps it apart from other programs' keys in the same Redis."""
+    return queue if queue == QUEUE else f"{QUEUE}.{queue}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,10 @@ class Keys:
     @property
     def meta(self) -> str:
         return f"{self.prefix}run"
+
+    @property
+    def sources(self) -> str:
+        return f"{self.prefix}sources"
 
     @property
     def count(self) -> str:
@@ -80,6 +102,12 @@ class Keys:
 
     def group(self, group: str) -> str:
         return f"{self.prefix}group:{group}"
+
+    def acked(self, group: str) -> str:
+        return f"{self.prefix}acked:{group}"
+
+    def prompts(self, group: str) -> str:
+        return f"{self.prefix}prompts:{group}"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"

@@ -4,11 +4,12 @@ Every change is one Lua script (lua/*.lua, keys in keys.py), atomic and safe to 
 nothing of Celery. Of a journal it knows only the kinds of the events.
 """
 
+import math
 import random
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import Any, NoReturn
 
 import redis
@@ -17,6 +18,7 @@ from rollq.errors import (
     ContractError,
     FailureClass,
     Fenced,
+    Gap,
     JobConflict,
     JournalConflict,
     LedgerError,
@@ -26,12 +28,15 @@ from rollq.errors import (
 from rollq.job import Job, Purpose
 from rollq.ledger import constants
 from rollq.ledger.constants import HOLD_S, PUBLISHING_S
-from rollq.ledger.keys import RUNS
-from rollq.ledger.replies import Claim, Cursor, Outcome, Refusal, State, Submission, TakenGroup
+from rollq.ledger.keys import ACTIVE, RUNS
+from rollq.ledger.records import joined, sample_of
+from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission, TakenGroup
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
-from rollq.wire.codec import decode_event, decode_job, encode_job, is_observed, job_digest
+from rollq.wire.blob import SCHEMA
+from rollq.wire.codec import decode_event, encode_job, is_observed, job_digest
+from rollq.wire.shared_prompt import split_prompt
 
 
 class Ledger:
@@ -52,30 +57,41 @@ class Ledger:
         publish_in_s: float = PUBLISHING_S,
         source: str = "",
         cursor: Cursor = Cursor(),  # noqa: B008 (frozen)
+        ahead: int = 0,
     ) -> Submission:
         """Enter one whole group, or jobs of a known group again.
 
         The caller publishes the new ids within `publish_in_s` seconds and confirms them; with 0 it leaves that to a
-        reaper. The source's cursor moves to `cursor` in the same step.
+        reaper. The source's cursor moves to `cursor` in the same step. With `ahead`, a new group is entered only while
+        fewer groups of its purpose are unacknowledged.
 
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
-        jobs disagree, LedgerError when the run is sealed. Then nothing has changed.
+        jobs disagree, LedgerError when the run is sealed, Gap when `cursor` does not follow the stored one because
+        Redis has lost groups of the source. Then nothing has changed.
         """
         if not jobs:
             return Submission()
         first = jobs[0]
         ids = self._check_group(jobs)
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s, uuid.uuid4().hex]
-        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}"]
+        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA, encode_job(first)]
         for job in jobs:
-            args += [job.id, job_digest(job), job.budget.deadline_s, encode_job(job)]
-        self._list_run()
+            body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
+            args += [job.id, job_digest(job), job.budget.deadline_s, body]
         status, *rest = self.scripts.call("submit", args)
+        if status in (b"new", b"known"):
+            self.activate()
         match status:
             case b"new":
                 return Submission(new=ids)
             case b"known":
                 return Submission(known=ids)
+            case b"acked":
+                return Submission(acked=ids)
+            case b"full":
+                return Submission(full=True)
+            case b"gap":
+                raise self._gap(source, cursor, rest[0])
             case b"conflict":
                 raise JobConflict(
                     f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use"
@@ -87,27 +103,49 @@ class Ledger:
             f"group {self.run}/{first.group} is new and has {len(jobs)} of {first.size} samples: submit it whole"
         )
 
+    def _gap(self, source: str, cursor: Cursor, stored: bytes) -> Gap:
+        gap = Gap(
+            f"run {self.run}: Redis has lost groups of source {source}: it knows {_cursor(stored).groups} of the"
+            f" {cursor.groups - 1} before this one. Submit the source again from there; the same command does"
+        )
+        gap.cursor = _cursor(stored)
+        return gap
+
     def _check_group(self, jobs: Sequence[Job]) -> list[str]:
         """The jobs' ids. Raises ContractError unless they are distinct members of one group of this run."""
         first = jobs[0]
         for job in jobs:
             if (job.run, job.group) != (self.run, first.group):
                 raise ContractError(f"job {job.id}: belongs to another group or run than {self.run}/{first.group}")
-            if (job.size, job.viable, job.purpose) != (first.size, first.viable, first.purpose):
-                raise ContractError(f"job {job.id}: size, min_viable or purpose differ within the group")
+            if (job.size, job.viable, job.purpose, job.queue) != (first.size, first.viable, first.purpose, first.queue):
+                raise ContractError(f"job {job.id}: size, min_viable, purpose or queue differ within the group")
         ids = [job.id for job in jobs]
         if len(set(ids)) < len(ids):
             raise ContractError(f"group {self.run}/{first.group}: a sample is there twice")
         return ids
 
-    def _list_run(self) -> None:
-        self.scripts.guard(RUNS, lambda: self.redis.zadd(RUNS, {self.run: self.scripts.now()}, nx=True))
+    def activate(self) -> None:
+        """List the run, and have reapers look at it. Called after the script that gives it jobs, so that a reaper which
+        found it idle before sees them when it looks again."""
+        pipe = self.redis.pipeline(transaction=False)
+        now = time.time()
+        pipe.zadd(RUNS, {self.run: now}, nx=True)
+        pipe.zadd(ACTIVE, {self.run: now})
+        self.scripts.guard(RUNS, pipe.execute)
 
     def cursor(self, source: str) -> Cursor:
         """How far the source's producer got. Groups before that count as submitted again."""
-        self._list_run()  # a producer may have nothing left to submit
         groups, jobs, mark = self.scripts.call("submission_cursor", [source, uuid.uuid4().hex])
         return Cursor(groups, jobs, mark.decode())
+
+    def forget_source(self, source: str) -> None:
+        """Delete the cursor of a source that ends here."""
+        key = self.keys.sources
+        self.scripts.guard(key, lambda: self.redis.hdel(key, source, f"{source}#"))
+
+    def keep(self, days: float) -> None:
+        """Forget acknowledged groups after that many days. A later submission of such a group is then a new one."""
+        self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "keep_s", math.ceil(days * 86400)))
 
     def fix_budgets(self, budgets: Mapping[FailureClass, int]) -> None:
         """Fix the number of failures of each class that kills a job. The run's first caller decides.
@@ -130,14 +168,33 @@ class Ledger:
 
     def seal(self) -> None:
         """Seal the run: no more groups will come. Consumers get the short last batch, then an end."""
-        self.scripts.guard(self.keys.meta, lambda: self.redis.hset(self.keys.meta, "sealed", 1))
+        self.scripts.call("seal", [])
+        self.activate()
 
-    def reap(self, limit: int = 100, broker_empty: bool = False, expire_until: float = 0.0) -> list[str]:
-        """Expire leases, and return the ids of jobs to publish now; `confirm` those that were.
+    def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
+        """Fix the tokenizer and chat template of the run's episodes; else its first claim does.
 
-        `expire_until`: the time on Redis's clock after which no lease may expire (`OutageDetector.stamp`).
+        Raises SettingsError when the run has others.
         """
-        return [job_id.decode() for job_id in self.scripts.call("reap", [limit, int(broker_empty), expire_until])]
+        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", [tokenizer_hash, template_hash])]
+        if theirs != [tokenizer_hash, template_hash]:
+            raise SettingsError(self._other_tokenizer(theirs, [tokenizer_hash, template_hash]))
+
+    def _other_tokenizer(self, theirs: Sequence[str], ours: Sequence[str]) -> str:
+        what = "tokenizer" if theirs[0] != ours[0] else "chat template"
+        run_has, given = (theirs[0], ours[0]) if theirs[0] != ours[0] else (theirs[1], ours[1])
+        return (
+            f"run {self.run} is played with another {what} ({run_has[:12]}, not {given[:12]}): use the run's tokenizer"
+            " (--tokenizer), a queue of its own for each model (--queue, --queues), or another run"
+        )
+
+    def reap(self, limit: int = 100, empty_queues: Collection[str] = ()) -> list[Publication]:
+        """Expire leases, and return what to publish now, the most urgent first; `confirm` what was published.
+
+        `empty_queues`: the queues (`Job.queue`) for which no message waits at the broker.
+        """
+        rows = self.scripts.call("reap", [limit, *empty_queues])
+        return [Publication(job_id.decode(), queue.decode(), priority) for job_id, queue, priority in rows]
 
     def confirm(self, ids: Sequence[str]) -> None:
         """Note that these jobs were published."""
@@ -149,80 +206,82 @@ class Ledger:
         self.scripts.parse(job_id)
         self.scripts.call("republish", [job_id])
 
-    def fix_hashes(self, tokenizer_hash: str, template_hash: str) -> bool:
-        """Fix the run's tokenizer and chat template. Returns False for an unknown run.
+    def claim(
+        self, job_id: str, *, worker: str, token: str, tokenizer_hash: str = "", template_hash: str = ""
+    ) -> Claim | Refusal:
+        """Lease a queued job. The token tells a repeat of this claim from another worker's, and is part of the lease.
 
-        The run's first caller decides. Raises SettingsError when this caller's hashes differ.
-        """
-        hashes_of_run = self.scripts.call("fix_hashes", [tokenizer_hash, template_hash])
-        if not hashes_of_run:
-            return False
-        tokenizer, template = (value.decode() for value in hashes_of_run)
-        hashes = [("tokenizer", tokenizer_hash, tokenizer), ("chat template", template_hash, template)]
-        for what, ours, theirs in hashes:
-            if ours != theirs:
-                raise SettingsError(
-                    f"run {self.run} is played with another {what} ({theirs[:12]}, this worker has {ours[:12]}): "
-                    "start this worker with the run's tokenizer, or use another run"
-                )
-        return True
-
-    def claim(self, job_id: str, *, worker: str, token: str) -> Claim | Refusal:
-        """Lease a queued job. The token tells a repeat of this claim from another worker's.
-
-        A job whose body cannot be read is failed as class job, so that it does not come again forever.
+        The run's first claim fixes its tokenizer and chat template. A job whose body cannot be read is failed as class
+        job, so that it does not come again forever.
         """
         self.scripts.parse(job_id)
-        status, *rest = self.scripts.call("claim", [job_id, token, worker])
-        if status != b"claimed":
-            return Refusal(status.decode(), float(rest[0]) if rest else None)
-        attempt, seq, set_aside, body, length = rest
+        ours = [tokenizer_hash, template_hash]
+        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, SCHEMA])
+        match status:
+            case b"tokenizer":
+                return Refusal("tokenizer", detail=self._other_tokenizer([value.decode() for value in rest], ours))
+            case b"schema":
+                detail = f"job {job_id} has schema {rest[0].decode()}, and this rollq reads {SCHEMA}. Upgrade rollq."
+                return Refusal("schema", detail=detail)
+            case b"claimed":
+                return self._claim(job_id, token, *rest)
+        return Refusal(status.decode(), float(rest[0]) if rest else None)
+
+    def _claim(
+        self, job_id: str, token: str, attempt: int, seq: bytes, set_aside: int, body: bytes, length: int
+    ) -> Claim | Refusal:
+        lease = f"{attempt}#{token}"
         try:
-            job = decode_job(body, job_id)
+            job = sample_of(body, job_id)
         except ContractError as e:
-            self.fail(job_id, attempt, FailureClass.JOB, str(e))
+            self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
-        return Claim(replace(job, seq=int(seq)), attempt, bool(set_aside), length)
+        return Claim(replace(job, seq=int(seq)), attempt, lease, bool(set_aside), length)
 
     def journal(self, job_id: str) -> list[bytes]:
-        """The claimed job's journal to go on with: header and events, encoded."""
-        key = self.keys.journal(job_id)
-        return list(self.scripts.guard(key, lambda: self.redis.lrange(key, 0, -1)))
+        """The claimed job's journal to go on with: header and events, encoded. Raises ContractError."""
+        group, _ = self.scripts.parse(job_id)
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.lrange(self.keys.journal(job_id), 0, -1)
+        pipe.hgetall(self.keys.prompts(group))
+        entries, prompts = self.scripts.guard(f"journal of job {job_id}", pipe.execute)
+        return joined(entries, prompts, job_id)
 
-    def append(self, job_id: str, attempt: int, index: int, blob: bytes) -> None:
-        """Journal one blob (index 0: the header) and renew the lease. Raises Fenced, or JournalConflict."""
-        turn = int(is_observed(blob))
-        self._check_written(self.scripts.call("append", [job_id, attempt, index, turn, blob]), job_id, attempt, index)
+    def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
+        """Journal blobs that follow one another, the first at `index` (0: the header), and renew the lease. Raises
+        Fenced, or JournalConflict."""
+        reply = self.scripts.call("append", [job_id, lease, index, *_entries(index, blobs)])
+        self._check_written(reply, job_id, lease, index)
 
-    def renew_leases(self, members: Sequence[tuple[str, int]], left_s: Sequence[float] = ()) -> list[tuple[str, int]]:
-        """Extend the leases of these (job id, attempt). Returns the lost ones, whose episodes must stop.
+    def renew_leases(self, members: Sequence[tuple[str, str]], left_s: Sequence[float] = ()) -> list[tuple[str, str]]:
+        """Extend the leases of these (job id, lease). Returns the lost ones, whose episodes must stop.
 
         `left_s`: for each member, the seconds to the attempt's deadline. A lease never lasts past it.
         """
         if not members:
             return []
         args: list[Any] = []
-        for (job_id, attempt), left in zip(members, left_s or [inf] * len(members), strict=True):
-            args += [job_id, attempt, left]
+        for (job_id, lease), left in zip(members, left_s or [math.inf] * len(members), strict=True):
+            args += [job_id, lease, left]
         return [members[position] for position in self.scripts.call("renew_leases", args)]
 
     def complete(
         self,
         job_id: str,
-        attempt: int,
+        lease: str,
         index: int,
-        blob: bytes,
+        blobs: Sequence[bytes],
         *,
         turns: int = 0,
         sampled_tokens: int = 0,
         total_tokens: int = 0,
         token_stats: TokenStats = TokenStats(),  # noqa: B008 (frozen)
     ) -> None:
-        """Journal the `Closed` event of a graded episode and end the job as done. The numbers are for the stats.
+        """Journal the last blobs of a graded episode and end the job as done. The numbers are for the stats.
 
-        Raises Fenced, JournalConflict, or ContractError when the event is not a graded `Closed`.
+        Raises Fenced, JournalConflict, or ContractError when the last event is not a graded `Closed`.
         """
-        closed = decode_event(blob, job_id)
+        closed = decode_event(blobs[-1], job_id)
         if not isinstance(closed, Closed) or closed.stop not in GRADED:
             raise ContractError(f"job {job_id}: only a graded Closed completes a job")
         tally = {
@@ -233,38 +292,39 @@ class Ledger:
             "total_tokens": total_tokens,
             **token_stats.counts,
         }
-        text = " ".join(f"{name} {number}" for name, number in tally.items())
-        reply = self.scripts.call("complete", [job_id, attempt, index, blob, text])
-        self._check_written(reply, job_id, attempt, index)
+        text = " ".join(f"{name} {number}" for name, number in tally.items() if number)
+        reply = self.scripts.call("complete", [job_id, lease, index, text, *_entries(index, blobs)])
+        self._check_written(reply, job_id, lease, index)
 
-    def fail(self, job_id: str, attempt: int, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
+    def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
         """End the attempt. The job is queued again, or dead when the class's budget is spent. Raises Fenced.
 
         `final`: the job is dead whatever its budget, because playing it again would harm other jobs.
         """
-        args = [job_id, attempt, failure.value, short_reason(reason), random.random(), int(final)]
+        args = [job_id, lease, failure.value, short_reason(reason), random.random(), int(final)]
         status, *rest = self.scripts.call("fail", args)
         if status == b"fenced":
-            self._fenced(job_id, attempt)
+            self._fenced(job_id, lease)
         return Outcome(State(status.decode()), float(rest[0]))
 
-    def release(self, job_id: str, attempt: int) -> None:
+    def release(self, job_id: str, lease: str) -> None:
         """Give the job back at no cost. Raises Fenced."""
-        if self.scripts.call("release", [job_id, attempt])[0] == b"fenced":
-            self._fenced(job_id, attempt)
+        if self.scripts.call("release", [job_id, lease])[0] == b"fenced":
+            self._fenced(job_id, lease)
 
-    def _check_written(self, reply: list[Any], job_id: str, attempt: int, index: int) -> None:
+    def _check_written(self, reply: list[Any], job_id: str, lease: str, index: int) -> None:
         if reply[0] == b"fenced":
-            self._fenced(job_id, attempt)
+            self._fenced(job_id, lease)
         if reply[0] == b"conflict":
             conflict = JournalConflict(
-                f"job {job_id}: the journal has {reply[1]} entries; entry {index} of attempt {attempt} does not fit"
+                f"job {job_id}: the journal has {reply[1]} entries; entry {index} of attempt {_attempt(lease)} does not"
+                " fit"
             )
             conflict.length = reply[1]
             raise conflict
 
-    def _fenced(self, job_id: str, attempt: int) -> NoReturn:
-        raise Fenced(f"job {job_id}: attempt {attempt} no longer holds the lease")
+    def _fenced(self, job_id: str, lease: str) -> NoReturn:
+        raise Fenced(f"job {job_id}: attempt {_attempt(lease)} no longer holds the lease")
 
     def take(
         self, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN
@@ -305,3 +365,22 @@ class Ledger:
         self.scripts.parse(job_id)
         if self.scripts.call("reject", [token, job_id, short_reason(reason)])[0] != b"ok":
             raise NotHeld(f"job {job_id} is not held under {token} any more")
+
+
+def _entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
+    """The blobs as scripts take them (lua/journal.lua). A prompt at entry 1 is shared by the group."""
+    turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
+    digest = content = b""
+    entries = list(blobs)
+    if index <= 1 < index + len(blobs) and (shared := split_prompt(blobs[1 - index])):
+        entries[1 - index], digest, content = shared
+    return [turns, digest, content, *entries]
+
+
+def _attempt(lease: str) -> str:
+    return lease.partition("#")[0]
+
+
+def _cursor(stored: bytes) -> Cursor:
+    groups, jobs, mark = (*stored.decode().split(" "), "0", "")[:3] if stored else ("0", "0", "")
+    return Cursor(int(groups), int(jobs), mark)

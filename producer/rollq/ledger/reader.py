@@ -8,16 +8,18 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+import msgpack
 import redis
 
-from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
+from rollq.errors import ContractError, FailureClass, LedgerError, UnknownSchema, Unwritable
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.keys import RUNS
+from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.scripts import Scripts
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Header, Stop, Trajectory
-from rollq.wire.codec import decode_job, read_trajectory
+from rollq.wire.codec import read_trajectory
 
 COUNTS = (
     "submitted",
@@ -63,21 +65,39 @@ class LedgerReader:
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
-        sealed, queued, leased, _, *groups = self.scripts.call("snapshot", [0])
-        groups_open, ready, held = groups[:3] if purpose is Purpose.TRAIN else groups[3:]
-        return Standing(groups_open, ready, held, bool(sealed), queued, leased)
+        known, sealed, queued, leased, _, *rest = self.scripts.call("snapshot", [0])
+        groups, waits = (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
+        return Standing(
+            open=groups[0],
+            ready=groups[1],
+            held=groups[2],
+            sealed=bool(sealed),
+            queued=queued,
+            leased=leased,
+            known=bool(known),
+            full=waits[0],
+            wanted=waits[1],
+        )
 
     def group_states(self, names: Sequence[str]) -> list[str]:
         """The state of each group: open, ready, held, acked or dropped; empty for an unknown one."""
         pipe = self.redis.pipeline(transaction=False)
         for name in names:
             pipe.hget(self.keys.group(name), "state")
-        return [_text(state) for state in self.scripts.guard("groups", pipe.execute)]
+            pipe.exists(self.keys.acked(name))
+        found = self.scripts.guard("groups", pipe.execute)
+        return [
+            _text(state) or ("acked" if acked else "") for state, acked in zip(found[::2], found[1::2], strict=True)
+        ]
 
     def journal(self, job_id: str, attempt: int) -> list[bytes]:
         """The journal that was set aside under `attempt`: header and events, encoded."""
-        key = self.keys.journal(job_id, attempt)
-        return list(self.scripts.guard(key, lambda: self.redis.lrange(key, 0, -1)))
+        group, _ = self.scripts.parse(job_id)
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.lrange(self.keys.journal(job_id, attempt), 0, -1)
+        pipe.hgetall(self.keys.prompts(group))
+        entries, prompts = self.scripts.guard(self.keys.journal(job_id, attempt), pipe.execute)
+        return joined(entries, prompts, job_id)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode, finished or not. That of a dead job is closed with the failure that killed it.
@@ -116,8 +136,15 @@ class LedgerReader:
         return _ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
 
     def read(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
-        """The trajectories of done jobs, in one round trip. A job that cannot be read has its error instead."""
+        """The trajectories of done jobs, in one round trip. A job that cannot be read has its error instead.
+
+        Raises UnknownSchema when another version of rollq wrote one of them.
+        """
+        groups = list(dict.fromkeys(self.scripts.parse(job_id)[0] for job_id in job_ids))
         pipe = self.redis.pipeline(transaction=False)
+        for group in groups:
+            pipe.hget(self.keys.group(group), "body")
+            pipe.hgetall(self.keys.prompts(group))
         for job_id in job_ids:
             pipe.hmget(self.keys.job(job_id), "body", "attempt")
             pipe.lrange(self.keys.journal(job_id), 0, -1)
@@ -125,9 +152,11 @@ class LedgerReader:
         for reply in replies:  # a Redis that is busy or failing over: the jobs may be fine
             if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
                 raise self.scripts.translated("reading trajectories", reply)
+        shared = {name: replies[2 * i : 2 * i + 2] for i, name in enumerate(groups)}
+        own = replies[2 * len(groups) :]
         return [
-            _read(job_id, record, journal)
-            for job_id, record, journal in zip(job_ids, replies[::2], replies[1::2], strict=True)
+            _read(job_id, shared[self.scripts.parse(job_id)[0]], record, journal)
+            for job_id, record, journal in zip(job_ids, own[::2], own[1::2], strict=True)
         ]
 
     def job(self, job_id: str) -> JobState | None:
@@ -137,7 +166,7 @@ class LedgerReader:
         except Unwritable:  # a Redis that is out of memory refuses even to read in MULTI
             raw, journal, of_group = self._read_job(job_id, transaction=False)
         if not raw:
-            return None
+            return self._acked_job(job_id, of_group[-1])
         try:
             return self._job_state(job_id, {key.decode(): value for key, value in raw.items()}, journal, *of_group)
         except (KeyError, ValueError) as e:
@@ -152,8 +181,18 @@ class LedgerReader:
         pipe = self.redis.pipeline(transaction=transaction)
         pipe.hgetall(self.keys.job(job_id))
         pipe.lrange(self.keys.journal(job_id), 0, -1)
-        pipe.hmget(self.keys.group(group), "seq", "purpose", "state")
-        return self.scripts.guard(f"job {job_id}", pipe.execute)
+        pipe.hgetall(self.keys.prompts(group))
+        pipe.hmget(self.keys.group(group), "seq", "purpose", "state", "body")
+        pipe.get(self.keys.acked(group))
+        raw, entries, prompts, of_group, acked = self.scripts.guard(f"job {job_id}", pipe.execute)
+        return raw, joined(entries, prompts, job_id), [*of_group, acked]
+
+    def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
+        """What is left of a member of an acknowledged group; None when there is no such group or member."""
+        _, sample = self.scripts.parse(job_id)
+        if record is None or sample >= msgpack.unpackb(record, raw=True)[1]:
+            return None
+        return JobState(id=job_id, job=None, state=State.DONE, attempt=0, group_state="acked")
 
     def _job_state(
         self,
@@ -163,22 +202,24 @@ class LedgerReader:
         seq: bytes | None,
         purpose: bytes | None,
         group_state: bytes | None,
+        group_body: bytes | None,
+        acked: bytes | None,
     ) -> JobState:
-        attempt = int(got["attempt"])
-        member = f"{job_id}#{attempt}"
+        attempt, body = int(got["attempt"]), got.get("body", group_body)
+        held = f"{job_id}#{attempt}#{_text(got.get('token'))}"
         return JobState(
             id=job_id,
-            job=replace(decode_job(got["body"], job_id), seq=int(seq or 0)) if "body" in got else None,
+            job=replace(sample_of(body, job_id), seq=int(seq or 0)) if body and "discarded" not in got else None,
             state=State(_text(got["state"])),
             attempt=attempt,
             worker=_text(got.get("worker")),
-            purpose=Purpose(_text(purpose)),
-            group_state=_text(group_state),
+            purpose=Purpose(_text(purpose) or Purpose.TRAIN),
+            group_state="acked" if acked else _text(group_state),
             failures={c: int(n) for c in FailureClass if (n := got.get(f"fail:{c}")) and int(n)},
             failure=FailureClass(_text(got["class"])) if "class" in got else None,
             reason=_text(got.get("reason")),
             not_before=float(got.get("not_before", b"0")),
-            lease_until=self.scripts.guard(self.keys.leased, lambda: self.redis.zscore(self.keys.leased, member)),
+            lease_until=self.scripts.guard(self.keys.leased, lambda: self.redis.zscore(self.keys.leased, held)),
             set_aside=[int(n) for n in _text(got.get("aside")).split()],
             journal=journal,
         )
@@ -214,7 +255,7 @@ class LedgerReader:
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
-        sealed, queued, leased, dead, *groups, raw = self.scripts.call("snapshot", [1])
+        _, sealed, queued, leased, dead, *groups, raw = self.scripts.call("snapshot", [1])
         try:
             counts = {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
             if odd := [name for name, value in counts.items() if not isfinite(value)]:
@@ -225,7 +266,7 @@ class LedgerReader:
         stats: dict[str, Any] = {"run": self.run, "sealed": bool(sealed)}
         stats |= {name: int(counts.get(name, 0)) for name in COUNTS}
         stats |= {"queued": queued, "leased": leased, "dead": dead + stats["discarded"]}
-        for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:], strict=True):
+        for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:6], strict=True):
             stats[f"groups_{place}"] = train + evaluation
         stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
         stats["failures"] = _by_name(counts, "failures:")
@@ -235,18 +276,22 @@ class LedgerReader:
         return stats
 
 
-def _read(job_id: str, record: Any, journal: Any) -> Trajectory | ContractError:
-    for reply in (record, journal):
+def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Trajectory | ContractError:
+    group_body, prompts = shared
+    for reply in (group_body, prompts, record, journal):
         if isinstance(reply, Exception):
             return ContractError(f"job {job_id}: {reply}")
-    body, attempt = record
+    body, attempt = record[0] or group_body, record[1]
     if not body or not journal:
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:
-        trajectory = read_trajectory(decode_job(body, job_id), journal[0], journal[1:])
+        blobs = joined(journal, prompts, job_id)
+        trajectory = read_trajectory(sample_of(body, job_id), blobs[0], blobs[1:])
         if not trajectory.graded:
             return ContractError(f"job {job_id}: its journal has no graded end")
         return _ended_by(trajectory, int(attempt))
+    except UnknownSchema:
+        raise
     except ContractError as e:
         return e
     except (TypeError, ValueError) as e:

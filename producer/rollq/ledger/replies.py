@@ -24,7 +24,22 @@ class Submission:
     new: Sequence[str] = ()
     """Ids that were not there before."""
     known: Sequence[str] = ()
-    """Ids that were submitted before with the same content: nothing changed."""
+    """Ids that were submitted before with the same content: nothing changed. Those in `acked` are not among them."""
+    acked: Sequence[str] = ()
+    """Ids that were submitted before and whose group is acknowledged."""
+    full: bool = False
+    """Nothing was entered, because as many groups as `ahead` allows are unacknowledged. Try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A message to publish: it tells a worker that this job may be claimed."""
+
+    job_id: str
+    queue: str
+    """The job's queue (`Job.queue`)."""
+    priority: int
+    """Lower ones are delivered first (`rollq.ledger.constants`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,10 @@ class Claim:
 
     job: Job
     attempt: int
-    """Counts claims from 1; every write of the attempt carries it."""
+    """Counts claims from 1."""
+    lease: str
+    """`attempt#token`; every write of the attempt carries it. After Redis has lost its last writes, two workers may
+    hold the same attempt, but never the same lease."""
     set_aside: bool
     """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty one."""
     journal: int = 0
@@ -55,11 +73,13 @@ class Refusal:
     """The job cannot be claimed; its message is spent."""
 
     reason: str
-    """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), or `unreadable` (failed as class job)."""
+    """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), `unreadable` (failed as class job), or why this
+    worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob has another
+    version). The last two leave the job to other workers."""
     not_before: float | None = None
     """For `early`: Unix time on Redis's clock from which it may be claimed. The job is published again by then."""
     detail: str = ""
-    """For `unreadable`: what is wrong with the job."""
+    """For `unreadable`, `tokenizer` and `schema`: what is wrong, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,12 @@ class Standing:
     """Jobs, of either purpose."""
     leased: int = 0
     """Jobs, of either purpose."""
+    known: bool = True
+    """Whether the run exists: a producer has submitted to it or fixed something for it."""
+    full: int = 0
+    """The number of groups at which a producer waits right now (its `ahead`); 0: none waits."""
+    wanted: int = 0
+    """The fewest groups that a waiting consumer wants; 0: none waits."""
 
     @property
     def unacknowledged(self) -> int:

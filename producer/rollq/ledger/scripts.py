@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import redis
 
 from rollq.errors import ContractError, LedgerError
-from rollq.job import LARGEST_GROUP, parse_id
+from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
 from rollq.ledger.connection import translated
 from rollq.ledger.keys import Keys
 
 T = TypeVar("T")
 
-SHARED = ("common", "settle")
+SHARED = ("common", "settle", "journal")
 """Lua files that every script of a run starts with, in this order: each uses what is before it."""
 
 
@@ -77,9 +77,10 @@ def source(name: str) -> tuple[str, str]:
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def outage_script() -> str:
-    """The script of the outage detector, the only one that belongs to no run."""
-    return _text("outage")
+@cache
+def lone_script(name: str) -> str:
+    """The text of a script that belongs to no run, without the shared files. It is sent whole, because it is small."""
+    return _text(name)
 
 
 def short_reason(reason: str) -> bytes:
@@ -97,9 +98,18 @@ def _constants() -> str:
             "lease_s": constants.LEASE_S,
             "publishing_s": constants.PUBLISHING_S,
             "confirmed_s": constants.CONFIRMED_S,
+            "refused_s": constants.REFUSED_S,
+            "outage_s": constants.OUTAGE_S,
+            "grace_s": constants.GRACE_S,
+            "wake_s": constants.WAKE_S,
             "longest_backoff_s": constants.LONGEST_BACKOFF_S,
             "largest_group": LARGEST_GROUP,
             "budgets": constants.BUDGETS,
+            "priorities": {
+                "interrupted": constants.INTERRUPTED,
+                Purpose.EVAL: constants.EVAL,
+                Purpose.TRAIN: constants.NEW,
+            },
             "infrastructure": dict.fromkeys(constants.INFRASTRUCTURE, True),
         }
     )

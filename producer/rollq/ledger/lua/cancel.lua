@@ -1,14 +1,15 @@
 -- A job that has not ended is dead, of class cancelled; a worker that plays it is fenced.
--- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> job:<job> group:<group>
+-- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> waiting:<purpose> wake:<token> job:<job>
+--                   group:<group>
 -- ARGV   id reason
 -- reply  ok | unknown | state (of a job that has ended)
 check_indexes()
 local id, why = ARGV[2], ARGV[3]
 local state, class = unpack(redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'class'))
-if not state then return { 'unknown' } end
+if not state then return { acked_record(parse(id)) and 'state' or 'unknown', 'done' } end
 if state == 'dead' and class == 'cancelled' then return { 'ok' } end
 if state ~= 'queued' and state ~= 'leased' then return { 'state', state } end
 local group = open_group(id)
 redis.call('ZREM', prefix .. 'queued', id)
-fail_attempt(id, attempts(id), group, 'cancelled', why, 'cancel', nil, now())
+fail_attempt(id, lease_of(id), group, 'cancelled', why, 'cancel', nil, now())
 return { 'ok' }

@@ -1,15 +1,18 @@
 -- Lease a queued job to a worker. A repeat under the same token gets the same answer. The attempt goes on with
 -- the journal. After a failure that wants a fresh start (restart), the journal is set aside under the number of the
--- attempt that wrote its end.
--- reads and writes  queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
+-- attempt that wrote its end. The run's first claim fixes tokenizer and chat template, unless its producer did.
+-- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
--- ARGV   id token worker
--- reply  claimed attempt seq set_aside body journal_length | early not_before | leased | done | dead | unknown
+-- ARGV   id token worker tokenizer_hash template_hash schema (of what the worker can read)
+-- reply  claimed attempt seq set_aside body journal_length | early not_before | tokenizer theirs template theirs |
+--        schema theirs | leased | done | dead | unknown
 --        (a job that cannot be read, or whose group cannot, is dead from now on)
 check_indexes()
-local id, token, worker = ARGV[2], ARGV[3], ARGV[4]
-local job, journal, time = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
-if redis.call('EXISTS', job) == 0 and not redis.call('ZSCORE', prefix .. 'queued', id) then return { 'unknown' } end
+local id, token, worker, schema = ARGV[2], ARGV[3], ARGV[4], ARGV[7]
+local meta, job, journal, time = typed('run', 'hash'), prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
+if redis.call('EXISTS', job) == 0 and not redis.call('ZSCORE', prefix .. 'queued', id) then
+  return { acked_record(parse(id) or '') and 'done' or 'unknown' }
+end
 
 local function read_job()
   local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt', 'token', 'body', 'deadline_s',
@@ -28,12 +31,21 @@ if not well then
   return { 'dead' }
 end
 local state, attempt, not_before = got[1], got[2], backoff_end(got[6], time)
-local kind = redis.call('TYPE', journal)['ok']
-if state == 'leased' and got[3] == token then
-  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, got[4] or '',
+if state ~= 'queued' and (state ~= 'leased' or got[3] ~= token) then return { state } end
+local of_group, written = unpack(redis.call('HMGET', group.key, 'body', 'schema'))
+local body, kind = got[4] or of_group or '', redis.call('TYPE', journal)['ok']
+if state == 'leased' then
+  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body,
     kind == 'list' and redis.call('LLEN', journal) or 0 }
 end
-if state ~= 'queued' then return { state } end
+
+-- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
+local hashes = redis.call('HMGET', meta, 'tokenizer_hash', 'template_hash')
+local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
+if other or (written and written ~= schema) then
+  redis.call('ZADD', prefix .. 'queued', 'XX', math.max(not_before, time + constants.refused_s), id)
+  return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written }
+end
 if not_before > time then
   -- This message is spent; the job is published again when its backoff is over.
   redis.call('ZADD', prefix .. 'queued', 'XX', 'LT', not_before, id)
@@ -41,6 +53,7 @@ if not_before > time then
 end
 
 local set_aside, aside, length = 0, got[9] or '', 0
+if not hashes[1] then redis.call('HSET', meta, 'tokenizer_hash', ARGV[5], 'template_hash', ARGV[6]) end
 if kind ~= 'none' and (kind ~= 'list' or got[7] == '1') then
   redis.call('HSET', job, 'set_aside', 1) -- before the journal moves: Redis refuses this one when memory is short
   redis.call('RENAME', journal, journal .. '#' .. attempt)
@@ -54,6 +67,6 @@ local deadline = time + got[5]
 redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, 'worker', worker, 'claimed', time,
   'deadline', deadline, 'restart', 0, 'set_aside', set_aside, 'aside', aside, 'kept', length)
 redis.call('ZREM', prefix .. 'queued', id)
-redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt)
+redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
 count('claims')
-return { 'claimed', attempt, tostring(group.seq), set_aside, got[4] or '', length }
+return { 'claimed', attempt, tostring(group.seq), set_aside, body, length }

@@ -1,8 +1,8 @@
 -- What the scripts share, with settle.lua; both are put in front of each script. keys.py says what the keys hold.
 --
 -- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:', so that all of them lie in the run's slot
--- ARGV[1]  the ledger's constants as JSON (scripts.py): lease_s, publishing_s, confirmed_s, longest_backoff_s,
---          largest_group, budgets (failures by class), infrastructure (true by class)
+-- ARGV[1]  the ledger's constants as JSON (scripts.py): lease_s, publishing_s, confirmed_s, refused_s, outage_s, grace_s,
+--          longest_backoff_s, largest_group, budgets (failures by class), infrastructure (true by class), priorities
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
 --
 -- A script reads and checks everything before its first write, because Redis keeps what a failing script has written.
@@ -95,12 +95,6 @@ local function tally(text, sign)
   end
 end
 
--- The attempt has replayed the journal and goes on with it.
-local function resumed(turned)
-  count('resumed')
-  count('turns_saved', whole(turned, 0, MOST) or 0)
-end
-
 -- Group and sample of a job id of this run; nil for any other name.
 local function parse(id)
   local of, name, sample = string.match(id, '^([^/]+)/([^/]+)/(%d+)$')
@@ -117,11 +111,16 @@ local function field(name, of)
   return type(found) == 'string' and found or nil
 end
 
+-- The score in queued of a job that is due at once: what was interrupted goes in the order of its groups.
+local function at_once(seq)
+  return seq / MOST
+end
+
 -- The group as a table with its key, checked so that settle() cannot fail half-way.
 local function read_group(name)
   local key = typed('group:' .. name, 'hash')
   local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed',
-    'discarded')
+    'discarded', 'queue')
   local size = whole(got[2], 1, constants.largest_group)
   local group = {
     size = size, seq = whole(got[1], 0, MOST), handed = whole(got[9], 0, MOST),
@@ -132,7 +131,7 @@ local function read_group(name)
   for _, of in ipairs({ 'size', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'purpose', 'state' }) do
     if not group[of] then damaged(key, 'has no readable ' .. of) end
   end
-  group.name, group.key, group.token = name, key, got[8]
+  group.name, group.key, group.token, group.queue = name, key, got[8], got[11] or ''
   return group
 end
 
@@ -141,6 +140,16 @@ local function open_group(id)
   local group = read_group(parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run'))
   if group.state ~= 'open' then damaged(group.key, 'is ' .. group.state .. ' although job ' .. id .. ' has not ended') end
   return group
+end
+
+-- The record of an acknowledged group (settle.lua: shrink); nil when there is none.
+local function acked_record(name)
+  local key = typed('acked:' .. name, 'string')
+  local packed = redis.call('GET', key)
+  if not packed then return nil end
+  local well, got = pcall(cmsgpack.unpack, packed)
+  if not well or type(got) ~= 'table' or #got ~= 5 then damaged(key, 'is no record of an acknowledged group') end
+  return { seq = got[1], size = got[2], token = got[3], dead = got[4], digests = got[5] }
 end
 
 -- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).

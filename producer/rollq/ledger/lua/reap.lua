@@ -1,58 +1,92 @@
 -- Expired leases go back to queued, and what is due is handed to the caller to publish. A job that cannot be read, or
 -- whose group cannot, is dead from now on; the others go on.
--- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> held:<purpose> job:<job> group:<group>
--- ARGV   limit broker_empty (1: nothing waits at the broker) expire_until (after that time no lease expires: outage.lua)
--- reply  ids to publish now
+-- The last reap (run: beat) tells an outage: after a silence either Redis or all workers were away, so live workers get
+-- the time to renew their leases first, and nothing expires until then (run: grace).
+-- reads and writes  run leased queued dead count open:<purpose> ready:<purpose> held:<purpose> waiting:<purpose>
+--                   wake:<token> job:<job> group:<group>
+-- ARGV   limit, then the queues for which nothing waits at the broker
+-- reply  for each job to publish now: id queue priority; what was interrupted first, each in the order of the groups
 check_indexes()
-local limit, broker_empty, expire_until = tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
-local leased, queued, time, due = prefix .. 'leased', prefix .. 'queued', now(), {}
+local limit, idle = tonumber(ARGV[2]), {}
+for i = 3, #ARGV do idle[ARGV[i]] = true end
+local leased, queued, time, due, rows = prefix .. 'leased', prefix .. 'queued', now(), {}, {}
 local lease_s, publishing_s, confirmed_s = constants.lease_s, constants.publishing_s, constants.confirmed_s
+if redis.call('EXISTS', typed('run', 'hash'), queued, leased) == 0 then return {} end
 allow_without_memory()
 
-local function expire(id, attempt)
+local function in_grace()
+  local beat, grace = stored_number(field('run', 'beat')), stored_number(field('run', 'grace'))
+  -- A silence below 0 means that the clock was set back, so every lease ends later than it should.
+  if time < beat or time - beat > constants.outage_s then grace = time + constants.grace_s end
+  grace = math.min(grace, time + constants.grace_s)
+  redis.call('HSET', prefix .. 'run', 'beat', time, 'grace', grace)
+  return time < grace
+end
+
+local function expire(id, lease)
   local group, job = open_group(id), typed('job:' .. id, 'hash')
-  local state, current, worker = unpack(redis.call('HMGET', job, 'state', 'attempt', 'worker'))
-  if state ~= 'leased' or current ~= attempt then damaged(job, 'is not leased under attempt ' .. attempt) end
+  local state, worker = unpack(redis.call('HMGET', job, 'state', 'worker'))
+  if state ~= 'leased' or lease_of(id) ~= lease then damaged(job, 'is not leased under ' .. lease) end
   -- No backoff: the job has already waited for its lease to end.
-  fail_attempt(id, attempt, group, 'worker', 'lease of ' .. (worker or '?') .. ' expired', 'expiry', nil, time)
+  fail_attempt(id, lease, group, 'worker', 'lease of ' .. (worker or '?') .. ' expired', 'expiry', nil, time)
   count('expired')
 end
 
 -- Later than any lease can end: Redis's clock was set back.
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '(' .. seconds(time + lease_s), '+inf', 'LIMIT', 0, limit)) do
-  redis.call('ZADD', leased, time + lease_s, member)
+for _, held in ipairs(redis.call('ZRANGEBYSCORE', leased, '(' .. seconds(time + lease_s), '+inf', 'LIMIT', 0, limit)) do
+  redis.call('ZADD', leased, time + lease_s, held)
 end
-if time < expire_until then
+if not in_grace() then
   for purpose in pairs(PURPOSES) do
     if redis.call('EXISTS', prefix .. 'held:' .. purpose) == 1 then stamp(purpose, time) end
   end
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
-    local id, attempt = string.match(member, '^(.*)#(%d+)$')
-    local well, why = pcall(expire, id, attempt)
+  for _, held in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', time, 'LIMIT', 0, limit)) do
+    local id, lease = string.match(held, '^([^#]*)#(.*)$')
+    local well, why = pcall(expire, id, lease)
     if id and not well then end_unreadable(id, reason(why), time) end
-    redis.call('ZREM', leased, member)
+    redis.call('ZREM', leased, held)
   end
 end
 
-local function check_queued(id)
-  open_group(id)
+local function read_queued(id)
+  local group = open_group(id)
   local state, attempt = unpack(redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt'))
-  if state ~= 'queued' or not whole(attempt, 0, MOST) then damaged(prefix .. 'job:' .. id, 'is not a queued job') end
+  attempt = whole(attempt, 0, MOST)
+  if state ~= 'queued' or not attempt then damaged(prefix .. 'job:' .. id, 'is not a queued job') end
+  local order = attempt > 0 and 'interrupted' or group.purpose
+  return { id = id, queue = group.queue, seq = group.seq, priority = constants.priorities[order] }
 end
 
-local function publish_between(from, to)
-  if #due >= limit then return end
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queued, from, to, 'LIMIT', 0, limit - #due)) do
-    local well, why = pcall(check_queued, id)
-    if well then due[#due + 1] = id else end_unreadable(id, reason(why), time) end
+-- With `of`, only jobs of these queues. So that others cannot hide them, it looks at more jobs than it needs.
+local function publish_between(from, to, of)
+  for offset = 0, of and limit * 9 or 0, limit do
+    local ids = redis.call('ZRANGEBYSCORE', queued, from, to, 'LIMIT', offset, limit)
+    for _, id in ipairs(ids) do
+      if #due >= limit then return end
+      local well, job = pcall(read_queued, id)
+      if not well then
+        end_unreadable(id, reason(job), time)
+      elseif not of or of[job.queue] then
+        due[#due + 1] = job
+      end
+    end
+    if #ids < limit then return end
   end
 end
 
 publish_between('-inf', time)
 publish_between('(' .. seconds(time + confirmed_s), '+inf') -- the clock was set back
-if broker_empty then
+if next(idle) then
   -- Confirmed, but the message is gone. Younger ones may still be on their way; a backoff ends before this range begins.
-  publish_between(time + constants.longest_backoff_s + publishing_s, time + confirmed_s - publishing_s)
+  publish_between(time + constants.longest_backoff_s + publishing_s, time + confirmed_s - publishing_s, idle)
 end
-for _, id in ipairs(due) do redis.call('ZADD', queued, time + publishing_s, id) end
-return due
+table.sort(due, function(a, b)
+  if a.priority ~= b.priority then return a.priority < b.priority end
+  if a.seq ~= b.seq then return a.seq < b.seq end
+  return a.id < b.id
+end)
+for _, job in ipairs(due) do
+  redis.call('ZADD', queued, time + publishing_s, job.id)
+  rows[#rows + 1] = { job.id, job.queue, job.priority }
+end
+return rows

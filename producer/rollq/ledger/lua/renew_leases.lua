@@ -1,7 +1,7 @@
 -- Extend many leases in one call, none past its attempt's deadline. The worker says how far that is, by a clock that
 -- does not jump and stands still while the engine or Redis is away.
 -- reads and writes  leased
--- ARGV   for each lease: id attempt left_s (until its deadline)
+-- ARGV   for each lease: id lease left_s (until its deadline)
 -- reply  the positions (from 0) of the leases that are lost
 local leased, time, lost = typed('leased', 'zset'), now(), {}
 allow_without_memory()

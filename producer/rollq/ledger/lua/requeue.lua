@@ -1,6 +1,6 @@
 -- Start a dead job again, with no failures and an empty journal at its next claim. Its group comes back if it was
 -- dropped.
--- reads and writes  dead queued count open:<purpose> job:<job> group:<group>
+-- reads and writes  dead queued count open:<purpose> job:<job> group:<group> acked:<group>
 -- ARGV   id token
 -- reply  ok | unknown | state (of a job that is not dead) | gone (its body) | group state (of one that goes without it)
 check_indexes()
@@ -10,15 +10,17 @@ local state, requeued, body = unpack(redis.call('HMGET', job, 'state', 'requeued
 if not state then return { 'unknown' } end
 if requeued == token then return { 'ok' } end
 if state ~= 'dead' then return { 'state', state } end
-if not body then return { 'gone' } end
+if acked_record(parse(id)) then return { 'group', 'acked' } end
+if redis.call('HEXISTS', job, 'discarded') == 1 then return { 'gone' } end
 local group = read_group(parse(id))
+if not body and redis.call('HEXISTS', group.key, 'body') == 0 then return { 'gone' } end
 if group.state ~= 'open' and group.state ~= 'dropped' then return { 'group', group.state } end
 
 redis.call('ZREM', prefix .. 'dead', id)
 for class in pairs(constants.budgets) do redis.call('HDEL', job, 'fail:' .. class) end
 redis.call('HDEL', job, 'reach')
 redis.call('HSET', job, 'state', 'queued', 'not_before', 0, 'restart', 1, 'requeued', token, 'attempt', attempts(id))
-redis.call('ZADD', prefix .. 'queued', 0, id)
+redis.call('ZADD', prefix .. 'queued', at_once(group.seq), id)
 redis.call('HSET', group.key, 'dead', math.max(0, group.dead - 1), 'state', 'open')
 redis.call('ZADD', prefix .. 'open:' .. group.purpose, group.seq, group.name)
 count('requeued')

@@ -5,34 +5,86 @@ local function budget(class)
   return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
 
--- Claims so far. If the record does not say, it is the last attempt that ended or has a lease. A later attempt must not
--- get the number of one that may still run, because the lease set tells attempts apart by it.
+-- Claims so far. If the record does not say, it is the last attempt that ended or has a lease.
 local function attempts(id)
   local known = whole(field('job:' .. id, 'attempt'), 0, MOST)
   if known then return known end
-  local highest, start = whole(field('job:' .. id, 'ended'), 0, MOST) or 0, id .. '#'
-  for _, member in ipairs(redis.call('ZRANGE', prefix .. 'leased', 0, -1)) do
-    if string.sub(member, 1, #start) == start then
-      highest = math.max(highest, whole(string.sub(member, #start + 1), 0, MOST) or 0)
-    end
+  local highest = whole(string.match(field('job:' .. id, 'ended') or '', '^%d+'), 0, MOST) or 0
+  for _, held in ipairs(redis.call('ZRANGE', prefix .. 'leased', 0, -1)) do
+    local of, number = string.match(held, '^([^#]*)#(%d+)')
+    if of == id then highest = math.max(highest, whole(number, 0, MOST) or 0) end
   end
   return highest
 end
 
--- Deletes the body and the journals of a job that is over.
-local function free(id)
-  local record = 'job:' .. id
-  for attempt in string.gmatch(field(record, 'aside') or '', '%d+') do
+-- The last claim of a job as the lease set names it: attempt#token.
+local function lease_of(id)
+  return attempts(id) .. '#' .. (field('job:' .. id, 'token') or '')
+end
+
+-- Deletes the journals of a job.
+local function free_journals(id)
+  for attempt in string.gmatch(field('job:' .. id, 'aside') or '', '%d+') do
     redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
   end
   redis.call('DEL', prefix .. 'journal:' .. id)
-  redis.pcall('HDEL', prefix .. record, 'body', 'aside', 'reason')
+end
+
+-- Deletes the body and the journals of a job that is over.
+local function free(id)
+  free_journals(id)
+  redis.pcall('HDEL', prefix .. 'job:' .. id, 'body', 'aside', 'reason')
+end
+
+-- Consumers that wait for groups of that purpose look again, when there are enough for them or no more can come.
+local function wake_consumers(purpose)
+  local waiting = prefix .. 'waiting:' .. purpose
+  if redis.call('TYPE', waiting)['ok'] ~= 'hash' then return end
+  local ready, open = redis.call('ZCARD', prefix .. 'ready:' .. purpose), redis.call('ZCARD', prefix .. 'open:' .. purpose)
+  local waiters = redis.call('HGETALL', waiting)
+  for i = 1, #waiters, 2 do
+    if open == 0 or ready >= stored_number(waiters[i + 1]) then
+      local wake = prefix .. 'wake:' .. waiters[i]
+      redis.call('DEL', wake)
+      redis.call('LPUSH', wake, 1)
+      redis.call('EXPIRE', wake, constants.wake_s)
+      redis.call('HDEL', waiting, waiters[i])
+    end
+  end
 end
 
 -- A dropped group whose dead members were all discarded can never come back, so its graded members are freed too.
 local function free_graded_members(group)
   if group.state ~= 'dropped' or group.discarded < group.dead then return end
   for sample = 0, group.size - 1 do free(member(group.name, sample)) end
+  redis.call('DEL', prefix .. 'prompts:' .. group.name)
+  redis.call('HDEL', group.key, 'body')
+end
+
+-- An acknowledged group becomes one small record, by which a later submission of it is recognised. Dead members that
+-- were not discarded keep what they hold.
+local function shrink(group, token)
+  local digests, dead, letters = {}, {}, false
+  for sample = 0, group.size - 1 do
+    local id = member(group.name, sample)
+    local job = prefix .. 'job:' .. id
+    local state, digest, discarded = field('job:' .. id, 'state'), field('job:' .. id, 'digest'), field('job:' .. id, 'discarded')
+    digests[#digests + 1] = string.sub((digest or '') .. string.rep('\0', 8), 1, 8)
+    if state == 'dead' then dead[#dead + 1] = sample end
+    if state == 'dead' and not discarded then
+      letters = true
+      if not field('job:' .. id, 'body') then redis.pcall('HSET', job, 'body', field('group:' .. group.name, 'body') or '') end
+    else
+      free_journals(id)
+      redis.call('DEL', job)
+    end
+  end
+  redis.call('DEL', group.key)
+  if not letters then redis.call('DEL', prefix .. 'prompts:' .. group.name) end
+  local record = prefix .. 'acked:' .. group.name
+  redis.call('SET', record, cmsgpack.pack({ group.seq, group.size, token, dead, table.concat(digests) }))
+  local keep_s = whole(field('run', 'keep_s'), 1, MOST)
+  if keep_s then redis.call('EXPIRE', record, keep_s) end
 end
 
 -- One more member of the group is 'done' or 'dead'. When all have ended, the group is ready or dropped.
@@ -50,11 +102,12 @@ local function settle(group, outcome)
     count('groups_dropped')
     count('dropped', group.done)
   end
+  wake_consumers(group.purpose)
 end
 
 -- The lease's attempt has failed: queued again, not before its backoff, or dead. `roll` in [0, 1) is the jitter; nil:
 -- no backoff. `final`: dead, whatever its budget. Returns 'queued' or 'dead', and not_before.
-local function fail_attempt(id, attempt, group, class, reason, by, roll, time, final)
+local function fail_attempt(id, lease, group, class, reason, by, roll, time, final)
   local job, most = typed('job:' .. id, 'hash'), budget(class)
   local before = whole(redis.call('HGET', job, 'fail:' .. class) or '0', 0, MOST)
   local failures = before and before + 1 or most -- a job whose count cannot be read must still end
@@ -64,15 +117,15 @@ local function fail_attempt(id, attempt, group, class, reason, by, roll, time, f
   elseif roll and constants.infrastructure[class] then
     not_before = time + 1 + roll * (math.min(constants.longest_backoff_s, 2 ^ failures) - 1)
   end
-  redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
-  redis.call('HSET', job, 'state', outcome, 'not_before', not_before, 'ended', attempt, 'ended_by', by,
+  redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease)
+  redis.call('HSET', job, 'state', outcome, 'not_before', not_before, 'ended', lease, 'ended_by', by,
     'outcome', outcome, 'fail:' .. class, failures, 'class', class, 'reason', reason)
   if not constants.infrastructure[class] then redis.call('HSET', job, 'restart', 1) end
   if outcome == 'dead' then
     redis.call('ZADD', prefix .. 'dead', time, id)
     settle(group, 'dead')
   else
-    redis.call('ZADD', prefix .. 'queued', not_before, id)
+    redis.call('ZADD', prefix .. 'queued', math.max(not_before, at_once(group.seq)), id)
   end
   count('failures:' .. class)
   return outcome, not_before
@@ -80,13 +133,13 @@ end
 
 -- The job is dead, of class job, whatever its record holds.
 local function end_as_dead(id, why, time)
-  local key, attempt = prefix .. 'job:' .. id, attempts(id)
+  local key, attempt, lease = prefix .. 'job:' .. id, attempts(id), lease_of(id)
   local failures = whole(field('job:' .. id, 'fail:job'), 0, MOST) or 0
   if redis.call('TYPE', key)['ok'] ~= 'hash' then redis.call('DEL', key) end
-  redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage', 'class', 'job',
+  redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', lease, 'ended_by', 'damage', 'class', 'job',
     'reason', why, 'fail:job', failures + 1)
   redis.call('ZREM', prefix .. 'queued', id)
-  redis.call('ZREM', prefix .. 'leased', id .. '#' .. attempt)
+  redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease)
   redis.call('ZADD', prefix .. 'dead', time, id)
   count('failures:job')
 end

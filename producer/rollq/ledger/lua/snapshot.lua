@@ -1,10 +1,23 @@
--- Where all jobs and groups are, at one instant. It is a script because a Redis that is out of memory refuses even
--- reads in MULTI.
--- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> held:<purpose> (reads only)
+-- Where all jobs and groups are, at one instant, and who waits. It is a script because a Redis that is out of memory
+-- refuses even reads in MULTI.
+-- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> held:<purpose> waiting:<purpose> (reads
+--                   only)
 -- ARGV   totals (1: with them)
--- reply  sealed, the number of entries in each index (in the order of common.lua), then totals (name value, ...)
+-- reply  known (1: the run exists), sealed, the number of entries in each index (in the order of common.lua); for train
+--        and for eval: the limit at which a producer waits, the groups that the most modest waiting consumer wants (0: none);
+--        then totals (name value, ...)
 check_indexes()
-local reply = { redis.call('HEXISTS', typed('run', 'hash'), 'sealed') }
+local meta, time = typed('run', 'hash'), now()
+local reply = { redis.call('EXISTS', meta), redis.call('HEXISTS', meta, 'sealed') }
 for _, name in ipairs(INDEXES) do reply[#reply + 1] = redis.call('ZCARD', prefix .. name) end
+for _, purpose in ipairs({ 'train', 'eval' }) do
+  local at, ahead = string.match(field('run', 'full:' .. purpose) or '', '^(%S+) (%d+)$')
+  reply[#reply + 1] = at and time - stored_number(at) < constants.outage_s and tonumber(ahead) or 0
+  local least
+  for _, wanted in ipairs(redis.call('HVALS', typed('waiting:' .. purpose, 'hash'))) do
+    least = math.min(least or MOST, stored_number(wanted))
+  end
+  reply[#reply + 1] = least or 0
+end
 if ARGV[2] == '1' then reply[#reply + 1] = redis.call('HGETALL', typed('count', 'hash')) end
 return reply

@@ -1,0 +1,29 @@
+"""Reads what the ledger stores once for a whole group: the jobs' body and the first prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rollq.errors import ContractError
+from rollq.job import Job, parse_id
+from rollq.wire.codec import decode_job
+from rollq.wire.shared_prompt import join_prompt, prompt_digest
+
+
+def sample_of(body: bytes, job_id: str) -> Job:
+    """The job in its own body, or in that of its group's first job, which has another sample. Raises ContractError."""
+    job = decode_job(body)
+    _, _, sample = parse_id(job_id)
+    if job.sample != sample and sample < job.size:
+        job = replace(job, sample=sample)
+    if job.id != job_id:
+        raise ContractError(f"job {job_id}: the blob is that of job {job.id}")
+    return job
+
+
+def joined(entries: Sequence[bytes], prompts: Mapping[bytes, bytes], job_id: str) -> list[bytes]:
+    """A journal with its prompt in place of the reference. `prompts`: those of the group, by digest. Raises
+    ContractError."""
+    journal = list(entries)
+    if len(journal) > 1 and (digest := prompt_digest(journal[1], job_id)):
+        journal[1] = join_prompt(journal[1], prompts.get(digest), job_id)
+    return journal

@@ -1,0 +1,96 @@
+"""The live workers: who plays at this moment, which queues, and with which tokenizer.
+
+Every worker registers itself every few seconds in one hash of the ledger's Redis. An entry that was not renewed for
+LIVE_S seconds of Redis's clock is a dead worker's. Reapers and people decide with it whether a run can be played at
+all; no job's state depends on it.
+"""
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import redis
+
+from rollq.ledger.connection import translated
+from rollq.ledger.keys import WORKERS
+from rollq.ledger.scripts import lone_script
+
+T = TypeVar("T")
+
+REGISTER_EVERY_S = 5.0
+"""Seconds after which a worker registers itself again."""
+LIVE_S = 15
+"""Seconds without a registration after which a worker counts as dead."""
+READY, AWAY = "ready", "away"
+"""What a worker says of its engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWorker:
+    """What a worker says of itself."""
+
+    name: str
+    queues: tuple[str, ...]
+    """The queues that it takes jobs from (`Job.queue`)."""
+    tokenizer: str
+    """Hash of its tokenizer."""
+    template: str
+    """Hash of its chat template."""
+    engine: str
+    """READY, or AWAY: then it claims nothing."""
+    slots: int
+    """Episodes that it plays at once."""
+    busy: int
+    """Episodes that it plays now."""
+
+    def plays(self, tokenizer: str, template: str) -> bool:
+        """Whether it may play a run with these hashes; empty ones are not fixed yet, so every worker may."""
+        return tokenizer in ("", self.tokenizer) and template in ("", self.template)
+
+
+def register(client: "redis.Redis", worker: LiveWorker) -> None:
+    """Say that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
+    entry = asdict(worker)
+    name = entry.pop("name")
+    _guard(lambda: _eval(client, "register_worker", name, json.dumps(entry)))
+
+
+def unregister(client: "redis.Redis", name: str) -> None:
+    """Remove a worker that ends. Raises LedgerError."""
+    _guard(lambda: client.hdel(WORKERS, name))
+
+
+def live_workers(client: "redis.Redis") -> list[LiveWorker]:
+    """The live workers, by name. Raises LedgerError."""
+    rows: Any = _guard(lambda: _eval(client, "live_workers", LIVE_S))
+    return sorted(map(_worker, rows[::2], rows[1::2]), key=lambda worker: worker.name)
+
+
+def queues_of(workers: Collection[LiveWorker]) -> set[str]:
+    """The queues that at least one of them takes jobs from."""
+    return {queue for worker in workers for queue in worker.queues}
+
+
+def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
+    return client.eval(lone_script(script), 1, WORKERS, *args)
+
+
+def _guard(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except redis.ResponseError as e:
+        raise translated(e, f"{WORKERS} (delete that key: live workers register again)") from e
+
+
+def _worker(name: bytes, entry: bytes) -> LiveWorker:
+    found = json.loads(entry)
+    return LiveWorker(
+        name=name.decode(),
+        queues=tuple(found["queues"]),
+        tokenizer=found["tokenizer"],
+        template=found["template"],
+        engine=found["engine"],
+        slots=found["slots"],
+        busy=found["busy"],
+    )

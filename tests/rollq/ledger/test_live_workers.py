@@ -1,0 +1,80 @@
+"""The live workers: who is there, for how long, and what they say of themselves."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from rollq.errors import LedgerError
+from rollq.ledger.connection import connect
+from rollq.ledger.keys import WORKERS
+from rollq.ledger.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
+
+WORKER = LiveWorker(
+    name="rollq@host-1", queues=("rollq", "b"), tokenizer="t1", template="c1", engine="ready", slots=64, busy=3
+)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator["redis.Redis"]:
+    found = connect(redis_url)
+    yield found
+    found.close()
+
+
+def aged(client: "redis.Redis", name: str, by_s: int) -> None:
+    """As if the worker had registered that many seconds earlier."""
+    entry = client.hget(WORKERS, name)
+    assert isinstance(entry, bytes)
+    before, _, rest = entry.decode().partition(", ")
+    at = int(before.removeprefix('{"at": ')) - by_s
+    client.hset(WORKERS, name, f'{{"at": {at}, {rest}')
+
+
+def test_a_worker_is_live_from_its_registration_to_its_end(client: "redis.Redis") -> None:
+    assert live_workers(client) == []
+    other = replace(WORKER, name="rollq@host-2", queues=(), engine="away", busy=0)
+    register(client, other)
+    register(client, WORKER)
+    assert live_workers(client) == [WORKER, other]
+    register(client, replace(WORKER, busy=4))
+    assert live_workers(client)[0].busy == 4
+    unregister(client, WORKER.name)
+    unregister(client, WORKER.name)
+    assert live_workers(client) == [other]
+
+
+@pytest.mark.parametrize(("by_s", "live"), [(LIVE_S - 5, True), (LIVE_S + 2, False), (-60, False)])
+def test_one_that_is_silent_is_dead_and_forgotten(client: "redis.Redis", by_s: int, live: bool) -> None:
+    """An entry from the future was written before Redis's clock was set back; a live worker writes it again."""
+    register(client, WORKER)
+    register(client, replace(WORKER, name="other"))
+    aged(client, WORKER.name, by_s)
+    assert [worker.name for worker in live_workers(client)] == ["other"] + [WORKER.name] * live
+    assert client.hlen(WORKERS) == 1 + live
+
+
+def test_registrations_need_no_memory(client: "redis.Redis") -> None:
+    """Without them a Redis that is full would publish nothing, also what makes room."""
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            client.hset(WORKERS, "x", "y")
+        register(client, WORKER)
+        assert live_workers(client) == [WORKER]
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_what_a_worker_plays() -> None:
+    assert WORKER.plays("", "") and WORKER.plays("t1", "c1")
+    assert not WORKER.plays("t2", "c1") and not WORKER.plays("t1", "c2")
+    assert queues_of([WORKER, replace(WORKER, queues=("c",))]) == {"rollq", "b", "c"}
+
+
+def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
+    client.set(WORKERS, "junk")
+    for call in (lambda: register(client, WORKER), lambda: live_workers(client), lambda: unregister(client, "w")):
+        with pytest.raises(LedgerError, match=r"rollq:workers \(delete that key"):
+            call()

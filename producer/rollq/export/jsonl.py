@@ -8,8 +8,9 @@ import fcntl
 import json
 import os
 import re
+import sqlite3
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rollq.errors import ContractError, RollqError, SettingsError
@@ -21,6 +22,8 @@ WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
 """Matches a line that this module wrote."""
 START = b'{"job":"'
 """How such a line starts. This tells a torn line from the text of another program."""
+CACHE_KIB = 16 * 1024
+"""Most memory, in KiB, for what is known of a file's lines: enough for some 200,000. The rest is on disk."""
 
 
 class Unexportable(ContractError):
@@ -41,8 +44,7 @@ class TrajectoryFile:
         self.path = path
         self.repeated = 0
         """Trajectories that were in the file already and were not written again."""
-        self._lines: dict[str, int] = {}
-        """The hash of each job's line, which tells one episode from another."""
+        self._lines = _Lines()
         self._begun = append
         self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
@@ -66,7 +68,7 @@ class TrajectoryFile:
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 written_here = WHOLE_LINE.fullmatch(whole)  # faster than parsing the whole line for its job
                 job_id = written_here[1].decode() if written_here else _parse(line, f"{self.path}:{number}")["job"]
-                self._lines[job_id] = hash(whole)
+                self._lines.add({job_id: hash(whole)})
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -87,24 +89,25 @@ class TrajectoryFile:
         one of the jobs, RollqError when the file cannot be written.
         """
         lines = {trajectory.job.id: _line(trajectory) for trajectory in trajectories}
-        new = [line for job_id, line in lines.items() if not self._has(job_id, line)]
+        new = {job_id: line for job_id, line in lines.items() if not self._has(job_id, line)}
         try:
-            self._append(b"".join(new))
+            self._append(b"".join(new.values()))
         except OSError as e:
             raise RollqError(
                 f"cannot write {self.path}: {e.strerror}. It holds everything that was acknowledged; the rest will be"
                 " handed out again"
             ) from e
-        self._lines.update({job_id: hash(line) for job_id, line in lines.items()})
+        self._lines.add({job_id: hash(line) for job_id, line in new.items()})
         self.repeated += len(lines) - len(new)
 
     def _has(self, job_id: str, line: bytes) -> bool:
-        if self._lines.get(job_id, hash(line)) != hash(line):
+        known = self._lines.get(job_id)
+        if known not in (None, hash(line)):
             raise SettingsError(
                 f"{self.path} has another episode of job {job_id}, perhaps from an earlier run of that name: write to"
                 " another file. The new episode is not lost; it is handed out again within a minute"
             )
-        return job_id in self._lines
+        return known is not None
 
     def _append(self, data: bytes) -> None:
         self.begin()
@@ -115,6 +118,7 @@ class TrajectoryFile:
             os.fsync(self._fd)
 
     def close(self) -> None:
+        self._lines.close()
         os.close(self._fd)
 
     def __enter__(self) -> "TrajectoryFile":
@@ -122,6 +126,31 @@ class TrajectoryFile:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class _Lines:
+    """Which jobs are in the file, and a hash of each one's line, which tells one episode from another.
+
+    They are in a temporary database on disk, which SQLite deletes when it is closed: a file may have millions of lines.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = OFF")  # nothing is ever rolled back
+        self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self._database.execute("CREATE TABLE line (job TEXT PRIMARY KEY, hash INTEGER) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+
+    def add(self, hashes: Mapping[str, int]) -> None:
+        """A job that is there already gets the new hash."""
+        self._database.executemany("INSERT OR REPLACE INTO line VALUES (?, ?)", hashes.items())
+
+    def get(self, job_id: str) -> int | None:
+        found = self._database.execute("SELECT hash FROM line WHERE job = ?", (job_id,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def close(self) -> None:
+        self._database.close()
 
 
 def read(path: Path, number: int) -> dict[str, Json]:

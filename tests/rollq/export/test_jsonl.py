@@ -3,6 +3,7 @@
 import json
 import pickle
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_a_job_is_written_once_however_often_it_comes(tmp_path: Path) -> None:
         out.save([played(1, 0, 1.0)])
         assert out.repeated == 0
     assert jobs(path) == ["r/g0/0", "r/g0/1", "r/g1/0"]
+
+
+def test_the_jobs_of_a_long_file_are_known_without_being_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with TrajectoryFile(path, append=True) as out:
+        out.save([played(0, 0, 1.0)])
+    line = path.read_bytes()
+    lines = 20_000
+    path.write_bytes(b"".join(line.replace(b"r/g0/0", b"r/g%d/0" % n) for n in range(lines)))
+    tracemalloc.start()
+    try:
+        with TrajectoryFile(path, append=True) as out:
+            kept, _ = tracemalloc.get_traced_memory()
+            out.save([played(0, 0, 1.0)])
+    finally:
+        tracemalloc.stop()
+    assert kept < 20 * lines  # an id alone takes more
+    assert out.repeated == 1
 
 
 def test_another_episode_of_the_same_job_is_never_skipped(tmp_path: Path) -> None:

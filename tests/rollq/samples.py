@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from math import inf
 
 from rollq.job import Job, Purpose
 from rollq.ledger.ledger import Ledger
@@ -89,8 +88,9 @@ def is_over(ledger: Ledger, purpose: Purpose = Purpose.TRAIN) -> bool:
 
 
 def reap(ledger: Ledger) -> list[str]:
-    """As a reaper does that was never cut off from Redis."""
-    return ledger.reap(expire_until=inf)
+    """As a reaper does that was never cut off from Redis. Returns the jobs to publish."""
+    ledger.redis.hset(ledger.keys.meta, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    return [publication.job_id for publication in ledger.reap()]
 
 
 def claim(ledger: Ledger, job_id: str, token: str = "token") -> Claim:
@@ -99,19 +99,19 @@ def claim(ledger: Ledger, job_id: str, token: str = "token") -> Claim:
     return found
 
 
-def journal(ledger: Ledger, job_id: str, attempt: int, some: Sequence[Event]) -> int:
+def journal(ledger: Ledger, job_id: str, lease: str, some: Sequence[Event]) -> int:
     """Header and events; returns the next index."""
-    ledger.append(job_id, attempt, 0, encode_header(Header(attempt=attempt, worker="w")))
+    ledger.append(job_id, lease, 0, [encode_header(Header(attempt=1, worker="w"))])
     for index, event in enumerate(some, 1):
-        ledger.append(job_id, attempt, index, encode_event(event, job_id))
+        ledger.append(job_id, lease, index, [encode_event(event, job_id)])
     return len(some) + 1
 
 
-def play(ledger: Ledger, job_id: str, reward: float = 1.0) -> int:
-    """The whole episode; returns its attempt."""
-    attempt = claim(ledger, job_id, f"token-{job_id}-{reward}").attempt
+def play(ledger: Ledger, job_id: str, reward: float = 1.0) -> str:
+    """The whole episode; returns its lease."""
+    lease = claim(ledger, job_id, f"token-{job_id}-{reward}").lease
     *some, end = events(reward)
-    index = journal(ledger, job_id, attempt, some)
+    index = journal(ledger, job_id, lease, some)
     blob = encode_event(end, job_id)
-    ledger.complete(job_id, attempt, index, blob, turns=2, sampled_tokens=4, total_tokens=11)
-    return attempt
+    ledger.complete(job_id, lease, index, [blob], turns=2, sampled_tokens=4, total_tokens=11)
+    return lease

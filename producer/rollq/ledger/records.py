@@ -11,7 +11,10 @@ from rollq.wire.shared_prompt import join_prompt, prompt_digest
 
 def sample_of(body: bytes, job_id: str) -> Job:
     """The job in its own body, or in that of its group's first job, which has another sample. Raises ContractError."""
-    job = decode_job(body)
+    try:
+        job = decode_job(body)
+    except ContractError as e:
+        raise type(e)(f"job {job_id}: {e}") from e
     _, _, sample = parse_id(job_id)
     if job.sample != sample and sample < job.size:
         job = replace(job, sample=sample)

@@ -8,6 +8,7 @@ from rollq.errors import (
     ContractError,
     FailureClass,
     Fenced,
+    Gap,
     JobConflict,
     LedgerError,
     SettingsError,
@@ -16,14 +17,19 @@ from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
-from rollq.ledger.replies import Outcome, Refusal, State
+from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
 from rollq.trajectory import Header, Stop
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap
 
 
-def expire_lease(ledger: Ledger, job_id: str, attempt: int) -> None:
-    ledger.redis.zadd(ledger.keys.leased, {f"{job_id}#{attempt}": 1}, xx=True)
+def expire_lease(ledger: Ledger, job_id: str, lease: str) -> None:
+    ledger.redis.zadd(ledger.keys.leased, {f"{job_id}#{lease}": 1}, xx=True)
+
+
+def due(ledger: Ledger, empty: bool = False) -> list[str]:
+    """What is to be published, while `empty` says whether the broker has nothing."""
+    return [publication.job_id for publication in ledger.reap(100, ["rollq"] if empty else [])]
 
 
 def forget_backoff(ledger: Ledger, job_id: str) -> None:
@@ -36,9 +42,9 @@ def queue_score(ledger: Ledger, job_id: str) -> float | None:
     return None if score is None else score - ledger.scripts.now()
 
 
-def fail_late(ledger: Ledger, job_id: str, attempt: int, failure: FailureClass) -> Outcome:
+def fail_late(ledger: Ledger, job_id: str, lease: str, failure: FailureClass) -> Outcome:
     """With a backoff that is longer than any test takes."""
-    outcome = ledger.fail(job_id, attempt, failure, "x")
+    outcome = ledger.fail(job_id, lease, failure, "x")
     later = ledger.scripts.now() + 29
     ledger.redis.hset(ledger.keys.job(job_id), "not_before", later)
     ledger.redis.zadd(ledger.keys.queued, {job_id: later})
@@ -75,6 +81,37 @@ class TestSubmit:
             ledger.submit([job(0), job(1, min_viable=1)])
         assert reader(ledger).stats()["submitted"] == 0
 
+    def test_a_cursor_that_does_not_follow_is_a_gap(self, ledger: Ledger) -> None:
+        """Redis came back without the last groups of the source."""
+        ledger.submit(group("a"), source="s", cursor=Cursor(1, 2, "aa"))
+        for name in ("c", "a"):
+            with pytest.raises(Gap, match="1 of the 2") as caught:
+                ledger.submit(group(name), source="s", cursor=Cursor(3, 6, "cc"))
+            assert caught.value.cursor == Cursor(1, 2, "aa")
+        assert reader(ledger).stats()["submitted"] == 2
+        ledger.submit(group("b"), source="s", cursor=Cursor(2, 4, "bb"))
+        ledger.submit(group("c"), source="s", cursor=Cursor(3, 6, "cc"))
+        assert ledger.cursor("s") == Cursor(3, 6, "cc")
+        ledger.forget_source("s")
+        with pytest.raises(Gap, match="0 of the 3"):
+            ledger.submit(group("d"), source="s", cursor=Cursor(4, 8, "dd"))
+
+    def test_only_so_many_groups_are_unacknowledged(self, ledger: Ledger) -> None:
+        assert ledger.submit(group("a"), ahead=2).new
+        assert ledger.submit(group("b"), ahead=2).new
+        full = ledger.submit(group("c"), ahead=2)
+        assert (full.full, full.new, reader(ledger).standing().full) == (True, (), 2)
+        assert ledger.submit(group("a"), ahead=2).known
+        assert ledger.submit(group("e", purpose="eval"), ahead=2).new
+        assert ledger.submit(group("c"), ahead=3).new
+
+    def test_a_body_is_stored_once_for_a_group(self, ledger: Ledger) -> None:
+        ledger.submit([*group(size=3)[:2], job(2, size=3, seed=9)])
+        for sample, stored in enumerate((False, False, True)):
+            assert ledger.redis.hexists(ledger.keys.job(f"r/g/{sample}"), "body") is stored
+        jobs = [claim(ledger, f"r/g/{sample}").job for sample in range(3)]
+        assert [(of.sample, of.seed) for of in jobs] == [(0, 0), (1, 0), (2, 9)]
+
 
 class TestClaim:
     def test_refusals(self, ledger: Ledger) -> None:
@@ -93,19 +130,19 @@ class TestClaim:
         ledger.submit(group(budget=Budget(deadline_s=2.0)))
         before = ledger.scripts.now()
         claim(ledger, "r/g/0")
-        end = ledger.redis.zscore(ledger.keys.leased, "r/g/0#1")
+        end = ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token")
         assert before + 2.0 <= end <= ledger.scripts.now() + 2.0
-        ledger.append("r/g/0", 1, 0, encode_header(Header(attempt=1)))
-        assert ledger.renew_leases([("r/g/0", 1)], left_s=[1.9]) == []
-        assert ledger.redis.zscore(ledger.keys.leased, "r/g/0#1") - ledger.scripts.now() <= 2.0
+        ledger.append("r/g/0", "1#token", 0, [encode_header(Header(attempt=1))])
+        assert ledger.renew_leases([("r/g/0", "1#token")], left_s=[1.9]) == []
+        assert ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") - ledger.scripts.now() <= 2.0
         before = ledger.scripts.now()
-        ledger.renew_leases([("r/g/0", 1)], left_s=[60.0])  # the engine was away for a minute
-        assert before + 15.0 <= ledger.redis.zscore(ledger.keys.leased, "r/g/0#1") <= ledger.scripts.now() + 15.0
+        ledger.renew_leases([("r/g/0", "1#token")], left_s=[60.0])  # the engine was away for a minute
+        assert before + 15.0 <= ledger.redis.zscore(ledger.keys.leased, "r/g/0#1#token") <= ledger.scripts.now() + 15.0
 
     def test_an_early_one_is_refused_and_comes_again_in_time(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
-        outcome = fail_late(ledger, "r/g/0", 1, FailureClass.ENGINE)
+        outcome = fail_late(ledger, "r/g/0", "1#token", FailureClass.ENGINE)
         ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 600})  # published all the same
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("early", pytest.approx(outcome.not_before))
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
@@ -131,9 +168,9 @@ class TestFail:
     def test_a_budget_counts_failures_of_its_class(self, ledger: Ledger, failure: str, budget: int) -> None:
         ledger.submit(group())
         for attempt in range(1, budget + 1):
-            claim(ledger, "r/g/0", str(attempt))
+            lease = claim(ledger, "r/g/0", str(attempt)).lease
             before = ledger.scripts.now()
-            outcome = ledger.fail("r/g/0", attempt, FailureClass(failure), f"reason {attempt}")
+            outcome = ledger.fail("r/g/0", lease, FailureClass(failure), f"reason {attempt}")
             assert outcome.status == ("dead" if attempt == budget else "queued")
             if outcome.status == State.QUEUED and failure in ("engine", "user", "worker"):
                 assert before + 0.99 < outcome.not_before < ledger.scripts.now() + min(30, 2**attempt)
@@ -152,35 +189,34 @@ class TestFail:
         ledger.submit(group())
         classes = [*[FailureClass.ENGINE] * 4, *[FailureClass.USER] * 4, FailureClass.ENV]
         for attempt, failure in enumerate(classes, 1):
-            claim(ledger, "r/g/0", f"a{attempt}")
-            assert ledger.fail("r/g/0", attempt, failure, "x").status == "queued"
+            lease = claim(ledger, "r/g/0", f"a{attempt}").lease
+            assert ledger.fail("r/g/0", lease, failure, "x").status == "queued"
             forget_backoff(ledger, "r/g/0")
         for attempt in range(10, 30):
-            claim(ledger, "r/g/0", f"b{attempt}")
-            ledger.release("r/g/0", attempt)
+            ledger.release("r/g/0", claim(ledger, "r/g/0", f"b{attempt}").lease)
         assert queue_score(ledger, "r/g/0") == pytest.approx(-ledger.scripts.now())
         assert reader(ledger).stats()["dead"] == 0
 
     def test_only_a_turn_beyond_all_before_resets_the_workers_budget(self, ledger: Ledger) -> None:
         ledger.submit(group())
         for attempt in range(1, 5):  # kills its worker after the first turn, each time
-            claim(ledger, "r/g/0", f"a{attempt}")
+            lease = claim(ledger, "r/g/0", f"a{attempt}").lease
             if attempt == 1:
-                journal(ledger, "r/g/0", attempt, events()[:3])
-            expire_lease(ledger, "r/g/0", attempt)
+                journal(ledger, "r/g/0", lease, events()[:3])
+            expire_lease(ledger, "r/g/0", lease)
             reap(ledger)
         state = reader(ledger).job("r/g/0")
         assert state.failures == {FailureClass.WORKER: 4}
         claim(ledger, "r/g/0", "b")
         for index, event in enumerate(events()[3:5], 4):
-            ledger.append("r/g/0", 5, index, encode_event(event, "r/g/0"))
+            ledger.append("r/g/0", "5#b", index, [encode_event(event, "r/g/0")])
         state = reader(ledger).job("r/g/0")
         assert state.failures == {}
 
     def test_a_reason_may_hold_anything(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
-        ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "\ud800" + "x" * 100_000)
+        ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "\ud800" + "x" * 100_000)
         assert 7000 < len(reader(ledger).dead()[0].reason) <= 8000
 
 
@@ -188,11 +224,11 @@ class TestReap:
     def test_an_expired_lease_costs_one_worker_failure(self, ledger: Ledger) -> None:
         ledger.submit(group())
         claim(ledger, "r/g/0")
-        expire_lease(ledger, "r/g/0", 1)
-        assert ledger.reap() == []  # without permission nothing expires
+        expire_lease(ledger, "r/g/0", "1#token")
+        assert due(ledger) == []  # nobody has reaped before: Redis may have been away
         assert reap(ledger) == ["r/g/0"]
         with pytest.raises(Fenced):
-            ledger.append("r/g/0", 1, 0, b"late")
+            ledger.append("r/g/0", "1#token", 0, [b"late"])
         state = reader(ledger).job("r/g/0")
         assert (state.state, state.failures, state.worker) == ("queued", {FailureClass.WORKER: 1}, "w")
         assert claim(ledger, "r/g/0", "u").attempt == 2
@@ -200,8 +236,7 @@ class TestReap:
     def test_the_last_expiry_kills(self, ledger: Ledger) -> None:
         ledger.submit(group())
         for attempt in range(1, 6):
-            claim(ledger, "r/g/0", str(attempt))
-            expire_lease(ledger, "r/g/0", attempt)
+            expire_lease(ledger, "r/g/0", claim(ledger, "r/g/0", str(attempt)).lease)
             reap(ledger)
         (letter,) = reader(ledger).dead()
         assert (letter.failure, letter.attempts) == (FailureClass.WORKER, 5)
@@ -211,8 +246,8 @@ class TestReap:
         monkeypatch.setattr(constants, "PUBLISHING_S", 100.0)
         ledger.submit(group(), publish_in_s=0)
         before = ledger.scripts.now()
-        assert ledger.reap() == ["r/g/0", "r/g/1"]
-        assert ledger.reap() == []  # being published
+        assert due(ledger) == ["r/g/0", "r/g/1"]
+        assert due(ledger) == []  # being published
         for job_id in ("r/g/0", "r/g/1"):
             assert before + 100 <= ledger.redis.zscore(ledger.keys.queued, job_id) <= ledger.scripts.now() + 100
         before = ledger.scripts.now()
@@ -220,10 +255,10 @@ class TestReap:
         assert before + 600 <= ledger.redis.zscore(ledger.keys.queued, "r/g/0") <= ledger.scripts.now() + 600
         assert queue_score(ledger, "r/g/1") <= 100
         ledger.redis.zadd(ledger.keys.queued, {"r/g/1": ledger.scripts.now() + 30})
-        assert ledger.reap(broker_empty=True) == []  # perhaps still on its way
+        assert due(ledger, empty=True) == []  # perhaps still on its way
         ledger.redis.zadd(ledger.keys.queued, {"r/g/0": ledger.scripts.now() + 494})
-        assert ledger.reap(broker_empty=False) == []
-        assert ledger.reap(broker_empty=True) == ["r/g/0"]
+        assert due(ledger) == []
+        assert due(ledger, empty=True) == ["r/g/0"]
 
     def test_a_confirmation_does_not_hide_what_happened_since(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -233,11 +268,11 @@ class TestReap:
         claim(ledger, "r/g/0")
         ledger.confirm(["r/g/0", "r/unknown/0"])
         assert queue_score(ledger, "r/g/0") is None
-        ledger.release("r/g/0", 1)
+        ledger.release("r/g/0", "1#token")
         ledger.confirm(["r/g/0"])
-        assert ledger.reap() == ["r/g/0"]
+        assert due(ledger) == ["r/g/0"]
         claim(ledger, "r/g/0", "u")
-        outcome = fail_late(ledger, "r/g/0", 2, FailureClass.ENGINE)
+        outcome = fail_late(ledger, "r/g/0", "2#u", FailureClass.ENGINE)
         ledger.confirm(["r/g/0"])
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/0") == pytest.approx(outcome.not_before, abs=1e-5)
 
@@ -245,13 +280,31 @@ class TestReap:
         ledger.submit(group())
         ledger.confirm(["r/g/0", "r/g/1"])
         ledger.republish("r/g/0")
-        assert ledger.reap() == ["r/g/0"]
+        assert due(ledger) == ["r/g/0"]
         claim(ledger, "r/g/1")
         ledger.republish("r/g/1")
         assert queue_score(ledger, "r/g/1") is None
-        outcome = fail_late(ledger, "r/g/1", 1, FailureClass.USER)
+        outcome = fail_late(ledger, "r/g/1", "1#token", FailureClass.USER)
         ledger.republish("r/g/1")
         assert ledger.redis.zscore(ledger.keys.queued, "r/g/1") == pytest.approx(outcome.not_before, abs=1e-5)
+
+    def test_what_was_interrupted_goes_first_then_eval_then_the_rest(self, ledger: Ledger) -> None:
+        for name, purpose in (("z", "train"), ("e", "eval"), ("a", "train"), ("b", "train")):
+            ledger.submit(group(name, size=1, purpose=purpose, queue="q" if name == "b" else "rollq"), publish_in_s=0)
+        for name in ("b", "a"):
+            claim(ledger, f"r/{name}/0", name)
+            ledger.release(f"r/{name}/0", f"1#{name}")
+        first, second, third, last = ledger.reap()
+        assert first == Publication("r/a/0", "rollq", constants.INTERRUPTED)
+        assert second == Publication("r/b/0", "q", constants.INTERRUPTED)
+        assert third == Publication("r/e/0", "rollq", constants.EVAL)
+        assert last == Publication("r/z/0", "rollq", constants.NEW)
+
+    def test_only_the_jobs_of_an_empty_queue_come_again(self, ledger: Ledger) -> None:
+        for name, queue in (("a", "p"), ("b", "q")):
+            ledger.submit(group(name, size=1, queue=queue))
+            ledger.redis.zadd(ledger.keys.queued, {f"r/{name}/0": ledger.scripts.now() + 400})
+        assert [publication.job_id for publication in ledger.reap(100, ["q"])] == ["r/b/0"]
 
     def test_a_call_is_bounded(self, ledger: Ledger) -> None:
         ledger.submit(group(size=30), publish_in_s=0)
@@ -260,22 +313,44 @@ class TestReap:
 
 
 class TestRun:
-    def test_the_first_worker_fixes_the_hashes(self, ledger: Ledger) -> None:
-        assert not ledger.fix_hashes("tok", "tmpl")  # an unknown run
-        assert not ledger.redis.exists(ledger.keys.meta)
+    def test_the_first_claim_fixes_the_tokenizer(self, ledger: Ledger) -> None:
         ledger.submit(group())
-        assert ledger.fix_hashes("tok", "tmpl")
-        assert ledger.fix_hashes("tok", "tmpl")
-        with pytest.raises(SettingsError, match="tokenizer"):
-            ledger.fix_hashes("other", "tmpl")
+        refused = ledger.claim("r/g/0", worker="w", token="t", tokenizer_hash="tok", template_hash="tmpl")
+        assert isinstance(refused, Claim)
+        for hashes in (("other", "tmpl"), ("tok", "other")):
+            refused = ledger.claim(
+                "r/g/1", worker="v", token="u", **dict(zip(("tokenizer_hash", "template_hash"), hashes, strict=True))
+            )
+            assert isinstance(refused, Refusal)
+            assert (refused.reason, reader(ledger).stats()["claims"]) == ("tokenizer", 1)
+            assert "--queue" in refused.detail
+        assert 0 < queue_score(ledger, "r/g/1") <= constants.REFUSED_S
+
+    def test_a_producer_may_pin_the_tokenizer(self, ledger: Ledger) -> None:
+        for _ in range(2):
+            ledger.pin_tokenizer("tok", "tmpl")
         with pytest.raises(SettingsError, match="template"):
-            ledger.fix_hashes("tok", "other")
+            ledger.pin_tokenizer("tok", "other")
+        ledger.submit(group())
+        refused = ledger.claim("r/g/0", worker="w", token="t", tokenizer_hash="other", template_hash="tmpl")
+        assert isinstance(refused, Refusal)
+        assert refused.reason == "tokenizer"
+
+    def test_another_schema_is_left_alone(self, ledger: Ledger) -> None:
+        ledger.submit(group())
+        ledger.redis.hset(ledger.keys.group("g"), "schema", 3)
+        before = ledger.redis.hgetall(ledger.keys.job("r/g/0"))
+        refused = ledger.claim("r/g/0", worker="w", token="t")
+        assert isinstance(refused, Refusal)
+        assert refused.reason == "schema"
+        assert "Upgrade" in refused.detail
+        assert ledger.redis.hgetall(ledger.keys.job("r/g/0")) == before
 
     def test_an_unplayed_and_a_half_played_job_can_be_shown(self, ledger: Ledger) -> None:
         ledger.submit(group())
         assert reader(ledger).trajectory("r/g/0").events == []
         claim(ledger, "r/g/0")
-        journal(ledger, "r/g/0", 1, [prompt()])
+        journal(ledger, "r/g/0", "1#token", [prompt()])
         found = reader(ledger).trajectory("r/g/0")
         assert list(found.events) == [prompt()]
         assert (found.stop, found.header.attempt) == (None, 1)

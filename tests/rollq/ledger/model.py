@@ -21,12 +21,13 @@ TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
 class ModelJob:
     state: str = "queued"
     attempt: int = 0
+    lease: str = "0#none"
     backoff: bool = False
     restart: bool = False
     journal: list[bytes] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     reach: int = 0
-    ended: tuple[int, str] = (0, "")
+    ended: tuple[str, str] = ("", "")
     discarded: bool = False
     reward: float = 0.0
 
@@ -76,7 +77,7 @@ class Model:
         found.state = "dead" if found.failures[failure] >= self.budget[failure] else "queued"
         found.backoff = found.state == "queued" and how == "fail" and failure in ("engine", "user", "worker")
         found.restart = found.restart or failure not in ("engine", "user", "worker")
-        found.ended = (found.attempt, how)
+        found.ended = (found.lease, how)
         if found.state == "dead":
             self.settle(job_id)
         return found.state
@@ -87,7 +88,7 @@ class Model:
         if found.restart:
             found.journal = []
         assert got.journal == len(found.journal)
-        found.state, found.attempt, found.restart = "leased", got.attempt, False
+        found.state, found.attempt, found.lease, found.restart = "leased", got.attempt, got.lease, False
 
     def of_jobs(self, state: str) -> list[str]:
         return [job_id for job_id, found in self.jobs.items() if found.state == state]

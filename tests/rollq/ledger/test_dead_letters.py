@@ -15,7 +15,7 @@ from rollq.ledger.replies import State
 from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import finish_groups
-from tests.rollq.samples import claim, closed, events, group, journal, play, reader
+from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
 
@@ -30,10 +30,11 @@ def kill(ledger: Ledger, job_id: str, failure: FailureClass = FailureClass.ENV, 
     state = reader(ledger).job(job_id)
     attempt = state.attempt
     while reader(ledger).job(job_id).state is not State.DEAD:  # type: ignore[union-attr]
-        attempt = claim(ledger, job_id, f"kill-{job_id}-{attempt + 1}").attempt
+        attempt += 1
+        lease = claim(ledger, job_id, f"kill-{job_id}-{attempt}").lease
         if not ledger.journal(job_id):
-            journal(ledger, job_id, attempt, events()[: 1 + 2 * turns])
-        ledger.fail(job_id, attempt, failure, TRACE)
+            journal(ledger, job_id, lease, events()[: 1 + 2 * turns])
+        ledger.fail(job_id, lease, failure, TRACE)
         ledger.redis.hset(ledger.keys.job(job_id), "not_before", 0)
 
 
@@ -54,11 +55,11 @@ class TestRequeue:
         state = reader(ledger).job("r/g/0")
         assert (state.state, state.failures, state.attempt) == (State.QUEUED, {}, 2)
         assert (reader(ledger).dead(), reader(ledger).stats()["dead"], reader(ledger).stats()["requeued"]) == ([], 0, 1)
-        assert ledger.reap() == ["r/g/0"]  # published at once
+        assert reap(ledger) == ["r/g/0"]  # published at once
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
         assert reader(ledger).journal("r/g/0", 2) == last
-        assert ledger.fail("r/g/0", 3, FailureClass.ENV, "x").status == "queued"  # its budget is whole again
+        assert ledger.fail("r/g/0", "3#token", FailureClass.ENV, "x").status == "queued"  # its budget is whole again
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
         (taken,) = ledger.take(1, "t")
@@ -176,10 +177,10 @@ class TestCancel:
         with pytest.raises(LedgerError, match="it is done"):
             letters.cancel("r/g/2")
         with pytest.raises(Fenced):
-            ledger.append("r/g/1", 1, 0, b"late")
+            ledger.append("r/g/1", "1#token", 0, [b"late"])
         with pytest.raises(Fenced):
-            ledger.complete("r/g/1", 1, 0, encode_event(closed(), "r/g/1"))
-        assert ledger.renew_leases([("r/g/1", 1)]) == [("r/g/1", 1)]
+            ledger.complete("r/g/1", "1#token", 0, [encode_event(closed(), "r/g/1")])
+        assert ledger.renew_leases([("r/g/1", "1#token")]) == [("r/g/1", "1#token")]
         assert {letter.failure for letter in reader(ledger).dead()} == {FailureClass.CANCELLED}
         assert reader(ledger).trajectory("r/g/0").stop is Stop.ABORTED
         stats = reader(ledger).stats()
@@ -236,13 +237,13 @@ def test_deleting_a_run_leaves_the_others(ledger: Ledger, letters: DeadLetters) 
 
 def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLetters) -> None:
     ledger.submit(group())
-    attempt = claim(ledger, "r/g/0").attempt
+    lease = claim(ledger, "r/g/0").lease
     letters.forget_run()
     with pytest.raises(Fenced):
-        ledger.append("r/g/0", attempt, 0, b"header")
+        ledger.append("r/g/0", lease, 0, [b"header"])
     with pytest.raises(Fenced):
-        ledger.fail("r/g/0", attempt, FailureClass.ENV, "broke")
-    ledger.reap(expire_until=float("inf"))
+        ledger.fail("r/g/0", lease, FailureClass.ENV, "broke")
+    ledger.reap()
     assert not list(ledger.redis.scan_iter(r"rollq:*"))
 
 

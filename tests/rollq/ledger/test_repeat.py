@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
-from math import inf
 from typing import Any
 
 import pytest
@@ -43,21 +42,22 @@ def leased(ledger: Ledger) -> None:
 
 def half_played(ledger: Ledger) -> None:
     leased(ledger)
-    journal(ledger, "r/g/0", 1, events()[:4])
+    journal(ledger, "r/g/0", "1#token", events()[:4])
 
 
 def released(ledger: Ledger) -> None:
     half_played(ledger)
-    ledger.release("r/g/0", 1)
+    ledger.release("r/g/0", "1#token")
 
 
 def expired(ledger: Ledger) -> None:
     half_played(ledger)
-    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1": 1})
+    ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1#token": 1})
 
 
 def last_expiry(ledger: Ledger) -> None:
     expired(ledger)
+    ledger.redis.hset(ledger.keys.meta, mapping={"beat": ledger.scripts.now(), "grace": 0})
     ledger.redis.hset(ledger.keys.job("r/g/0"), "fail:worker", 4)
 
 
@@ -74,7 +74,7 @@ def held(ledger: Ledger) -> None:
 
 def dead(ledger: Ledger) -> None:
     half_played(ledger)
-    ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")
+    ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")
 
 
 def dropped(ledger: Ledger) -> None:
@@ -103,16 +103,18 @@ CASES = [
     Case("submit", two_groups, lambda ledger: ledger.submit(group()[1:])),
     Case("claim", two_groups, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
     Case("claim", released, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
-    Case("append", leased, lambda ledger: ledger.append("r/g/0", 1, 0, b"header")),
-    Case("append", half_played, lambda ledger: ledger.append("r/g/0", 1, 5, encode_event(events()[2], "r/g/0"))),
-    Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", 1), ("r/g/1", 1)])),
-    Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", 1, 5, END, turns=2)),
-    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.ENGINE, "down")),
-    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", 1, FailureClass.CANCELLED, "no")),
-    Case("release", half_played, lambda ledger: ledger.release("r/g/0", 1)),
+    Case("append", leased, lambda ledger: ledger.append("r/g/0", "1#token", 0, [b"header"])),
+    Case(
+        "append", half_played, lambda ledger: ledger.append("r/g/0", "1#token", 5, [encode_event(events()[2], "r/g/0")])
+    ),
+    Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")])),
+    Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
+    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),
+    Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")),
+    Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token")),
     Case("republish", two_groups, lambda ledger: ledger.republish("r/g/0")),
     Case("reap", expired, reap),
-    Case("reap", last_expiry, lambda ledger: ledger.reap(broker_empty=True, expire_until=inf)),
+    Case("reap", last_expiry, lambda ledger: ledger.reap(100, ["rollq"])),
     Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
     Case("take", ready, lambda ledger: ledger.take(2, "t")),
     Case("take", ran_out, lambda ledger: ledger.take(2, "u")),
@@ -130,7 +132,8 @@ CASES = [
     Case("cancel", half_played, lambda ledger: dead_letters(ledger).cancel("r/g/0")),
     Case("snapshot", dropped, lambda ledger: reader(ledger).stats()),
     Case("snapshot", held, lambda ledger: reader(ledger).standing()),
-    Case("fix_hashes", two_groups, lambda ledger: ledger.fix_hashes("a", "b")),
+    Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
+    Case("seal", two_groups, Ledger.seal),
 ]
 
 
@@ -164,9 +167,9 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     calls: list[tuple[str, Any]] = []
     call = Scripts.call
 
-    def recorded(self: Scripts, name: str, args: Any) -> Any:
+    def recorded(self: Scripts, name: str, args: Any, **options: Any) -> Any:
         calls.append((name, args))
-        return call(self, name, args)
+        return call(self, name, args, **options)
 
     monkeypatch.setattr(Scripts, "call", recorded)
     return calls
@@ -190,7 +193,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
 
 
 LUA = resources.files("rollq.ledger") / "lua"
-SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*SHARED, "outage"})
+SCRIPTS = sorted({file.name.removesuffix(".lua") for file in LUA.iterdir()} - {*SHARED})
 
 
 def test_every_script_is_in_the_table() -> None:

@@ -21,9 +21,7 @@ from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, Led
 from rollq.job import Purpose
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import OUTAGE_STAMP
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.outage import OutageDetector
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
 from rollq.wire.codec import encode_event
@@ -40,7 +38,6 @@ class LedgerMachine(DeliveryRules):
         self.ledger = Ledger(connect(self.url), "r")
         self.reader = LedgerReader(self.ledger.redis, "r")
         self.dead_letters = DeadLetters(self.ledger.redis, "r")
-        self.outages = OutageDetector(self.ledger.redis)
         self.ledger.redis.flushdb()
         self.budget = BUDGET | (OWN if own else {})
         self.ledger.fix_budgets(OWN if own else {})
@@ -55,10 +52,13 @@ class LedgerMachine(DeliveryRules):
 
     def calm(self) -> None:
         """Redis was never away."""
-        self.ledger.redis.hset(OUTAGE_STAMP, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
+        self.ledger.redis.hset(self.ledger.keys.meta, mapping={"beat": self.ledger.scripts.now(), "grace": 0})
 
-    def leases(self) -> list[tuple[str, int]]:
-        return [(job_id, self.jobs[job_id].attempt) for job_id in self.of_jobs("leased")]
+    def leases(self) -> list[tuple[str, str]]:
+        return [(job_id, self.jobs[job_id].lease) for job_id in self.of_jobs("leased")]
+
+    def reap(self, *empty: str) -> set[str]:
+        return {publication.job_id for publication in self.ledger.reap(100, empty)}
 
     def pick(self, data: st.DataObject, state: str) -> str:
         """A job, most often one in that state."""
@@ -113,9 +113,9 @@ class LedgerMachine(DeliveryRules):
         blob = encode_event(observed(index), job_id)
         if index > len(found.journal):
             with pytest.raises(JournalConflict):
-                self.ledger.append(job_id, found.attempt, index, blob)
+                self.ledger.append(job_id, found.lease, index, [blob])
         else:
-            self.ledger.append(job_id, found.attempt, index, blob)
+            self.ledger.append(job_id, found.lease, index, [blob])
             found.journal[index:] = [blob]
             if index + 1 > found.reach:
                 found.reach = index + 1
@@ -126,7 +126,7 @@ class LedgerMachine(DeliveryRules):
     def fail(self, data: st.DataObject, failure: FailureClass) -> None:
         job_id = data.draw(st.sampled_from(self.of_jobs("leased")))
         expected = self.fails(job_id, failure, "fail")
-        assert self.ledger.fail(job_id, self.jobs[job_id].attempt, failure, "why").status == expected
+        assert self.ledger.fail(job_id, self.jobs[job_id].lease, failure, "why").status == expected
         if self.jobs[job_id].backoff:  # longer than this takes on any machine: only a rule ends it
             later = self.ledger.scripts.now() + 29
             self.ledger.redis.hset(self.ledger.keys.job(job_id), "not_before", later)
@@ -136,25 +136,25 @@ class LedgerMachine(DeliveryRules):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         found = self.jobs[job_id := data.draw(st.sampled_from(self.of_jobs("leased")))]
-        self.ledger.release(job_id, found.attempt)
-        found.state, found.ended = "queued", (found.attempt, "release")
+        self.ledger.release(job_id, found.lease)
+        found.state, found.ended = "queued", (found.lease, "release")
 
     @rule(data=st.data(), stale=st.integers(0, 1))
     def write_without_a_lease(self, data: st.DataObject, stale: int) -> None:
         """Only the attempt that ended the job itself may say so again."""
         job_id = data.draw(st.sampled_from(IDS))
         found = self.jobs.get(job_id, ModelJob())
-        attempt = found.attempt - stale
+        lease = f"{found.attempt - 1}#older" if stale else found.lease
         if found.state == "leased" and not stale:
             return
         writes = {
-            "append": lambda: self.ledger.append(job_id, attempt, 0, b"x"),
-            "complete": lambda: self.ledger.complete(job_id, attempt, 0, encode_event(closed(), job_id)),
-            "fail": lambda: self.ledger.fail(job_id, attempt, FailureClass.ENV, "why"),
-            "release": lambda: self.ledger.release(job_id, attempt),
+            "append": lambda: self.ledger.append(job_id, lease, 0, [b"x"]),
+            "complete": lambda: self.ledger.complete(job_id, lease, 0, [encode_event(closed(), job_id)]),
+            "fail": lambda: self.ledger.fail(job_id, lease, FailureClass.ENV, "why"),
+            "release": lambda: self.ledger.release(job_id, lease),
         }
         for how, write in writes.items():
-            if found.ended == (attempt, how):
+            if found.ended == (lease, how):
                 write()
             else:
                 self.counts["fenced"] += 1
@@ -175,15 +175,15 @@ class LedgerMachine(DeliveryRules):
                 assert isinstance(got, Claim)
                 self.takes_over(found, got)
             if found.state == "leased" and sample == cancel:
-                self.ledger.fail(job_id, found.attempt, FailureClass.CANCELLED, "why")
+                self.ledger.fail(job_id, found.lease, FailureClass.CANCELLED, "why")
                 self.fails(job_id, "cancelled", "fail")
             elif found.state == "leased":
                 found.reward = sample + 0.3
                 blob = encode_event(closed(found.reward), job_id)
                 for _ in range(2):
-                    self.ledger.complete(job_id, found.attempt, len(found.journal), blob, **TALLY)
+                    self.ledger.complete(job_id, found.lease, len(found.journal), [blob], **TALLY)
                 found.journal.append(blob)
-                found.state, found.ended = "done", (found.attempt, "complete")
+                found.state, found.ended = "done", (found.lease, "complete")
                 self.counts["done"] += 1
                 self.settle(job_id)
 
@@ -193,16 +193,16 @@ class LedgerMachine(DeliveryRules):
         leased = self.of_jobs("leased")
         chosen = data.draw(st.lists(st.sampled_from(leased), min_size=1, unique=True))
         for job_id in chosen:
-            self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].attempt}": 1}, xx=True)
+            self.ledger.redis.zadd(self.ledger.keys.leased, {f"{job_id}#{self.jobs[job_id].lease}": 1}, xx=True)
         self.calm()
         if after_an_outage:
-            self.ledger.redis.hset(OUTAGE_STAMP, "beat", self.ledger.scripts.now() - 6)
-            assert not set(self.ledger.reap(expire_until=self.outages.stamp())) & set(leased)
+            self.ledger.redis.hset(self.ledger.keys.meta, "beat", self.ledger.scripts.now() - 6)
+            assert not self.reap() & set(leased)
             assert self.ledger.renew_leases(self.leases()) == []
             return
         expected = {job_id for job_id in chosen if self.fails(job_id, "worker", "expiry") == "queued"}
         # What runs out is due at once; released and freshly failed ones may be due as well.
-        assert expected <= set(self.ledger.reap(expire_until=self.outages.stamp()))
+        assert expected <= self.reap()
 
     @rule(by=st.sampled_from([-7200.0, -100.0, 100.0, 7200.0]))
     def redis_is_set_another_time(self, by: float) -> None:
@@ -222,14 +222,14 @@ class LedgerMachine(DeliveryRules):
         for purpose in Purpose:
             if heard := float(redis.hget(keys.meta, f"heard:{purpose}") or 0):
                 redis.hset(keys.meta, f"heard:{purpose}", heard - by)
-        redis.hset(OUTAGE_STAMP, "beat", self.ledger.scripts.now() - by)
-        due = self.ledger.reap(expire_until=self.outages.stamp())
-        assert set(due) <= set(self.of_jobs("queued"))
+        redis.hset(keys.meta, "beat", self.ledger.scripts.now() - by)
+        due = self.reap()
+        assert due <= set(self.of_jobs("queued"))
         if abs(by) > 1000:
-            assert set(due) == set(self.of_jobs("queued"))
+            assert due == set(self.of_jobs("queued"))
         before = self.ledger.scripts.now()
         assert self.ledger.renew_leases(self.leases()) == []
-        ends = [redis.zscore(keys.leased, f"{job_id}#{attempt}") for job_id, attempt in self.leases()]
+        ends = [redis.zscore(keys.leased, f"{job_id}#{lease}") for job_id, lease in self.leases()]
         assert all(before + 15 <= end <= self.ledger.scripts.now() + 15 for end in ends)
         for name in self.of_state("held"):
             self.ledger.extend_hold(self.groups[name].token)
@@ -245,16 +245,16 @@ class LedgerMachine(DeliveryRules):
 
     @rule()
     def publish(self) -> None:
-        due = self.ledger.reap(broker_empty=True)
+        due = self.reap("rollq")
         assert all(self.jobs[job_id].state == "queued" for job_id in due)
-        self.ledger.confirm(due)
+        self.ledger.confirm(sorted(due))
 
     @rule(data=st.data())
     def bounce(self, data: st.DataObject) -> None:
         job_id = self.pick(data, "queued")
         self.ledger.republish(job_id)
         if job_id in self.jobs and self.jobs[job_id].state == "queued" and not self.jobs[job_id].backoff:
-            assert job_id in self.ledger.reap()
+            assert job_id in self.reap()
 
     @precondition(lambda self: self.of_jobs("queued") or self.of_jobs("leased"))
     @rule(data=st.data())
@@ -280,7 +280,7 @@ class LedgerMachine(DeliveryRules):
             if of.state == "dropped":
                 of.state = "open"
                 self.counts["dropped"] -= sum(self.jobs[m].state == "done" for m in self.members(job_id.split("/")[1]))
-            assert job_id in self.ledger.reap()
+            assert job_id in self.reap()
         else:
             with pytest.raises(LedgerError):
                 self.dead_letters.requeue(job_id)

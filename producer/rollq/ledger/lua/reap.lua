@@ -17,8 +17,8 @@ allow_without_memory()
 local function in_grace()
   local beat, grace = stored_number(field('run', 'beat')), stored_number(field('run', 'grace'))
   -- A silence below 0 means that the clock was set back, so every lease ends later than it should.
-  if time < beat or time - beat > constants.outage_s then grace = time + constants.grace_s end
-  grace = math.min(grace, time + constants.grace_s)
+  local reaped_lately = beat <= time and time - beat <= constants.outage_s
+  if not (reaped_lately and grace <= time + constants.grace_s) then grace = time + constants.grace_s end
   redis.call('HSET', prefix .. 'run', 'beat', time, 'grace', grace)
   return time < grace
 end

@@ -4,12 +4,14 @@ import threading
 import time
 from typing import Any
 
+import msgpack
 import pytest
 import redis
 
 from rollq.errors import Fenced, SettingsError, Unwritable
 from rollq.job import Budget, Job
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.sglang_client import SGLangEngine
@@ -18,6 +20,7 @@ from rollq_worker.process import job_task
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
+from tests.rollq import samples
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import FailsFirst
@@ -111,15 +114,72 @@ def test_a_key_that_is_damaged_during_an_attempt_costs_nothing(
     assert runner.run(job_id)["stop"] == "done"
 
 
-def test_a_run_with_another_tokenizer(runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    job_id = submit(ledger)
-    ledger.fix_hashes("another", "template")
-    for _ in range(3):
-        assert runner.run(job_id) == {"stop": "refused: another tokenizer"}
-    assert caplog.text.count("does not play run") == 1  # though messages come by the hundred
-    with pytest.raises(SettingsError):
-        ledger.fix_hashes("third", "template")
-    assert reader(ledger).stats()["queued"] == 1
+class TestRunsOfOthers:
+    """Runs that this worker cannot play."""
+
+    @pytest.fixture(autouse=True)
+    def no_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(job_task, "REFUSED_PAUSE_S", 0.0)
+
+    def test_another_tokenizer(
+        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
+        ledger.pin_tokenizer("another", "template")
+        for job_id in jobs * 2:
+            assert runner.run(job_id) == {"stop": "refused: tokenizer"}
+        assert caplog.text.count("does not play run r: run r is played with another tokenizer (another, not") == 1
+        stats = reader(ledger).stats()
+        assert (stats["queued"], stats["claims"], stats["failures"]) == (3, 0, {})
+
+    def test_the_first_claim_fixes_tokenizer_and_template(self, runner: JobRunner, ledger: Ledger) -> None:
+        assert runner.run(submit(ledger))["stop"] == "done"
+        ledger.pin_tokenizer(runner.tokenizer.hash, runner.tokenizer.template_hash)
+        with pytest.raises(SettingsError):
+            ledger.pin_tokenizer("another", runner.tokenizer.template_hash)
+
+    def test_a_job_of_a_newer_schema(
+        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollq.wire.blob.SCHEMA", 3)
+        monkeypatch.setattr("rollq.ledger.ledger.SCHEMA", 3)
+        monkeypatch.setattr("rollq.wire.codec.SCHEMA", 3)
+        jobs = [submit(ledger, group=f"g{n}") for n in range(3)]
+        monkeypatch.undo()
+        monkeypatch.setattr(job_task, "REFUSED_PAUSE_S", 0.0)
+        before = {job_id: ledger.redis.hgetall(ledger.keys.job(job_id)) for job_id in jobs}
+        for job_id in jobs * 2:
+            assert runner.run(job_id) == {"stop": "refused: schema"}
+        assert {job_id: ledger.redis.hgetall(ledger.keys.job(job_id)) for job_id in jobs} == before
+        errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
+        assert len(errors) == 1 and "schema 3" in errors[0] and "pgrade rollq" in errors[0]
+
+    def test_a_journal_of_a_newer_schema(
+        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id, sibling = submit(ledger), submit(ledger, group="h")
+        begun = ledger.claim(
+            job_id,
+            worker="w",
+            token="t",
+            tokenizer_hash=runner.tokenizer.hash,
+            template_hash=runner.tokenizer.template_hash,
+        )
+        assert isinstance(begun, Claim)
+        ledger.redis.rpush(ledger.keys.journal(job_id), newer := msgpack.packb([3, "header", "what is new"]))
+        ledger.release(job_id, begun.lease)
+        assert runner.run(job_id) == {"job": job_id, "stop": "released"}
+        for message in (job_id, sibling):
+            assert runner.run(message) == {"stop": "refused: schema"}
+        stats = reader(ledger).stats()
+        assert (stats["queued"], stats["claims"], stats["failures"]) == (2, 2, {})
+        assert ledger.redis.lrange(ledger.keys.journal(job_id), 0, -1) == [newer]
+        assert set(samples.reap(ledger)) == {job_id, sibling}  # other workers get them at once
+        errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
+        assert len(errors) == 1 and "pgrade rollq" in errors[0]
+        monkeypatch.setattr(job_task, "time", clock := Clock())
+        clock.ahead += job_task.SCHEMA_PAUSE_S
+        assert runner.run(sibling)["stop"] == "done"
 
 
 class TestDraining:

@@ -1,8 +1,11 @@
-"""Leases: renewed in time, moved on while the engine is away; attempts that cannot stop by themselves are ended."""
+"""Leases: renewed in time, moved on while the engine is away; attempts that cannot stop by themselves are ended. Late
+writes: what an attempt holds back for long is journaled by another thread."""
 
+import gc
 import threading
 import time
-from math import inf
+import weakref
+from typing import Any
 
 import pytest
 import redis
@@ -11,10 +14,11 @@ from rollq.errors import EnvironmentFailure, FailureClass, Fenced, Unwritable, U
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Header
 from rollq_worker.process import leases as leases_module
+from rollq_worker.process.attempt import Attempt
 from rollq_worker.process.leases import LEASE_S, Leases
 from rollq_worker.process.time_limits import ThreadAbandoned
 from tests.clock import Clock
-from tests.rollq.samples import reader
+from tests.rollq.samples import observed, prompt, reader, reap, sampled
 from tests.rollq_worker.process.ledgers import FailsFirst, claim
 from tests.waiting import until
 
@@ -52,10 +56,10 @@ class TestRenewing:
         leases = Leases(threading.Event())
         with leases.hold(ledger, claim(ledger, deadline_s=5.0)) as attempt:
             leases.tick()
-            ledger.redis.zincrby(ledger.keys.leased, -6.0, "r/g0/0#1")  # six seconds later
+            ledger.redis.zincrby(ledger.keys.leased, -6.0, f"r/g0/0#{attempt.lease}")  # six seconds later
             clock.ahead += 6.0
             leases.tick()
-            assert ledger.reap(expire_until=inf) == [] and not attempt.lost.is_set()
+            assert reap(ledger) == [] and not attempt.lost.is_set()
             assert attempt.fail(FailureClass.ENGINE, "late") == "queued"
 
     def test_the_heartbeat_survives_every_error(
@@ -69,6 +73,60 @@ class TestRenewing:
         leases._thread.join(60)
         assert not leases._thread.is_alive()
         assert "heartbeat: ConnectionError: refused" in caplog.text and "a bug" in caplog.text
+
+
+class TestLateWrites:
+    def start(self, attempt: Attempt) -> None:
+        attempt.open(Header(attempt=1))
+        attempt.append(prompt())
+        attempt.append(sampled(0))
+
+    def test_a_turn_in_flight_is_journaled_while_its_step_takes_long(self, ledger: Ledger) -> None:
+        leases = Leases(threading.Event())
+        leases.start()
+        with leases.hold(ledger, claim(ledger)) as attempt:
+            self.start(attempt)
+            until(lambda: len(ledger.journal("r/g0/0")) == 3)
+            attempt.append(observed(0))
+            assert len(ledger.journal("r/g0/0")) == 4
+        leases.stop()
+        for thread in (leases._thread, leases._late_writer):
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def test_one_job_that_cannot_be_written_holds_up_no_other(
+        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollq_worker.process.attempt.HELD_BACK_S", -1.0)
+        append, refused = ledger.append, ["r/g0/0"]
+
+        def fails(job_id: str, *args: Any) -> None:
+            if job_id in refused:
+                raise error
+            append(job_id, *args)
+
+        monkeypatch.setattr(ledger, "append", fails)
+        leases = Leases(threading.Event())
+        with leases.hold(ledger, claim(ledger, 0)) as first, leases.hold(ledger, claim(ledger, 1)) as second:
+            for error in (Unwritable("full"), redis.TimeoutError("slow"), ValueError("a bug")):
+                for attempt in (first, second):
+                    attempt.append(sampled(0))
+                assert leases.write_behind() is isinstance(error, ValueError)
+            assert [len(ledger.journal(a.job.id)) for a in (first, second)] == [0, 3]
+            refused.clear()
+            first.append(observed(0))
+            assert len(ledger.journal("r/g0/0")) == 4
+
+    def test_ended_attempts_are_not_kept(self, ledger: Ledger) -> None:
+        leases = Leases(threading.Event())
+        leases.start()
+        with leases.hold(ledger, claim(ledger)) as attempt:
+            self.start(attempt)
+            until(lambda: len(ledger.journal("r/g0/0")) == 3)
+            left = weakref.ref(attempt)
+            del attempt
+        until(lambda: gc.collect() >= 0 and left() is None)
+        leases.stop()
 
 
 class TestWatching:
@@ -165,7 +223,7 @@ class TestWatching:
 def test_release_all_goes_on_past_what_has_ended(ledger: Ledger) -> None:
     leases = Leases(threading.Event())
     with leases.hold(ledger, claim(ledger, 0)) as first, leases.hold(ledger, claim(ledger, 1)) as second:
-        ledger.fail(first.job.id, first.number, FailureClass.ENV, "broke")
+        ledger.fail(first.job.id, first.lease, FailureClass.ENV, "broke")
         assert leases.release_all() == 1
         assert first.lost.is_set() and second.lost.is_set()
     stats = reader(ledger).stats()

@@ -1,22 +1,26 @@
 """An attempt: one claimed job, which the agent loop sees as its journal.
 
-Every append renews the lease. The ledger only takes writes of attempts in its lease set, so an attempt that lost its
-lease can write nothing more. It knows nothing of what is played or of other attempts.
+Events are held back until their turn has ended and then written in one call. When that takes longer than HELD_BACK_S,
+another thread writes them (`Leases`). So a turn costs one call to Redis, and a kill costs the turn in flight at most.
+
+Every write renews the lease. The ledger only takes writes under a lease in its set, so an attempt that lost its lease
+can write nothing more. It knows nothing of what is played or of other attempts.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
-from rollq.ledger.connection import RetryLoop
+from rollq.ledger.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Header, Trajectory
+from rollq.trajectory import Event, Header, Observed, Prompt, Trajectory
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
 from rollq_worker.failures import DeadlineExceeded, Drained
 from rollq_worker.process.time_limits import TimeLimits
@@ -25,6 +29,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+OPENING = 2
+"""Number of entries before the first turn: the header and the first prompt. They may travel with it."""
+HELD_BACK_S = 0.2
+"""Seconds for which an event waits for the end of its turn. Then another thread writes it."""
 SHORT_WAIT_S = 1.0
 """Seconds. A call to Redis that takes longer stops the deadline's clock, because Redis was away."""
 
@@ -36,12 +44,19 @@ class Attempt:
         self.ledger = ledger
         self.job = claim.job
         self.number = claim.attempt
+        self.lease = claim.lease
         self.time_limits = TimeLimits()
         self.lost = threading.Event()
         """Set once the lease is lost."""
         self.abandoned_at: float | None = None
         """Monotonic time at which it was failed while its thread was in foreign code."""
         self._blobs: list[bytes] = []
+        """The whole journal. All of it is kept, because Redis may lose its tail."""
+        self._written = 0
+        """Number of entries that are in Redis. It changes under `_writing` only."""
+        self._held_since = inf
+        """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
+        self._writing = threading.Lock()
         self._draining = draining
         self._outage_s = outage_s
         self._outage_before = outage_s()
@@ -70,47 +85,75 @@ class Attempt:
         return self.left_s < 0
 
     def open(self, header: Header) -> None:
-        """Write the header, the first blob of every journal."""
-        self._append(encode_header(header, self.job.id))
+        """Begin a new journal. Its header is written with the first events."""
+        self._record(encode_header(header, self.job.id))
 
     def resume(self) -> tuple[Header, list[Event]]:
-        """Take over an earlier attempt's journal: its header and its events. Raises ContractError."""
+        """Take over an earlier attempt's journal: its header and its events.
+
+        Raises ContractError, and UnknownSchema when another version of rollq has written it.
+        """
         self._blobs = self._call(lambda: self.ledger.journal(self.job.id))
+        self._written = len(self._blobs)
         if not self._blobs:
             raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
         return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
 
     def append(self, event: Event) -> None:
-        self._append(encode_event(event, self.job.id))
+        """Record an event. Once its turn has ended, everything that is held back is in Redis."""
+        self._record(encode_event(event, self.job.id))
+        another_turn_follows = len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
+        if another_turn_follows and len(self._blobs) > OPENING:
+            self._call(lambda: self._write(self.ledger.append))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
-        """Append the closing event and end the job, in one step."""
+        """Append what is held back and the closing event, and end the job, in one step."""
         closed = trajectory.closed
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
-        blob = encode_event(closed, self.job.id)
         end = partial(
             self.ledger.complete,
-            self.job.id,
-            self.number,
-            len(self._blobs),
-            blob,
             turns=trajectory.turns,
             sampled_tokens=trajectory.sampled_tokens,
             total_tokens=len(trajectory.tokens),
             token_stats=token_stats,
         )
-        self._write(len(self._blobs), end)
+        last = encode_event(closed, self.job.id)
+        self._call(lambda: self._write(end, [last]))
+
+    def write_behind(self) -> None:
+        """Write what has been held back for too long. For another thread than the attempt's own.
+
+        Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at its next call.
+        """
+        late = time.monotonic() - self._held_since > HELD_BACK_S
+        if not late or self._written == len(self._blobs) or self.lost.is_set() or self._writing.locked():
+            return
+        try:
+            self._write(self.ledger.append)
+        except (Unwritable, *CONNECTION_ERRORS):
+            raise
+        except Fenced:
+            self.lost.set()
+        except Exception as e:
+            self._held_since = inf
+            log.info("%s: not journaled in time: %s", self.job.id, e)
 
     def fail(self, failure: FailureClass, reason: str, *, final: bool = False) -> str:
-        """Fail the attempt. Returns the job's state then: `queued` or `dead`."""
-        return self._call(lambda: self.ledger.fail(self.job.id, self.number, failure, reason, final=final)).status
+        """Write what is held back and fail the attempt. Returns the job's state then: `queued` or `dead`."""
+
+        def end() -> str:
+            self._write_before_end()
+            return self.ledger.fail(self.job.id, self.lease, failure, reason, final=final).status
+
+        return self._call(end)
 
     def abandon(self, failure: FailureClass, reason: str) -> None:
         """Fail the attempt while its thread is in foreign code. What the thread writes later is refused."""
         try:
-            self.ledger.fail(self.job.id, self.number, failure, reason)
+            self._write_before_end()
+            self.ledger.fail(self.job.id, self.lease, failure, reason)
         except Unwritable:
             raise
         except LedgerError as e:  # the lease is gone already, or a key cannot be read and the lease will expire
@@ -120,8 +163,9 @@ class Attempt:
         log.warning("%s: attempt %d: %s: %s; its thread is abandoned", self.job.id, self.number, failure, reason)
 
     def release(self) -> None:
-        """Give the job back at no cost."""
-        self.ledger.release(self.job.id, self.number)
+        """Write what is held back and give the job back at no cost."""
+        self._write_before_end()
+        self.ledger.release(self.job.id, self.lease)
 
     def check(self) -> None:
         """Raises Fenced, Drained or DeadlineExceeded when the attempt must stop."""
@@ -132,24 +176,51 @@ class Attempt:
         if self.overdue:
             raise DeadlineExceeded(f"past the deadline of {self.job.budget.deadline_s:g} s")
 
-    def _append(self, blob: bytes) -> None:
+    def _record(self, blob: bytes) -> None:
+        """Hold an entry of the journal back."""
+        if self.lost.is_set():
+            self.check()
+        if self._written == len(self._blobs):
+            self._held_since = time.monotonic()
         self._blobs.append(blob)
-        self._append_blob(len(self._blobs) - 1)
 
-    def _append_blob(self, index: int) -> None:
-        self._write(index, lambda: self.ledger.append(self.job.id, self.number, index, self._blobs[index]))
+    def _write(self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()) -> None:
+        """Write everything that is held back, and `last`, in one call. Raises Fenced.
 
-    def _write(self, index: int, write: Callable[[], None]) -> None:
-        """Write entry `index` of the journal. If a restarted Redis lost the journal's tail, write the tail again
-        first."""
-        while True:
-            try:
-                return self._call(write)
-            except JournalConflict as e:
-                if e.length >= index:
-                    raise ContractError(f"{self.job.id}: Redis holds another journal than was written ({e})") from e
-                for missing in range(e.length, index):
-                    self._append_blob(missing)
+        If a restarted Redis lost the journal's tail, the tail is written again with it.
+        """
+        with self._writing:
+            while blobs := [*self._blobs[self._written :], *last]:
+                try:
+                    write(self.job.id, self.lease, self._written, blobs)
+                except JournalConflict as e:
+                    self._written = self._kept(e)
+                else:
+                    self._written += len(blobs) - len(last)
+                    return
+
+    def _kept(self, conflict: JournalConflict) -> int:
+        """Number of entries that are left of this journal in Redis. Raises Fenced when they are not this attempt's.
+
+        A journal never gets entries of two attempts that played on without each other.
+        """
+        other = f"{self.job.id}: Redis holds another journal than attempt {self.number} wrote ({conflict})"
+        try:
+            stored = self.ledger.journal(self.job.id)
+        except ContractError as e:  # an entry cannot be read, so it is not this attempt's
+            raise Fenced(other) from e
+        if len(stored) == self._written or stored != self._blobs[: len(stored)]:
+            raise Fenced(other)
+        return len(stored)
+
+    def _write_before_end(self) -> None:
+        """Write what is held back. An attempt whose journal is damaged ends without it."""
+        try:
+            self._write(self.ledger.append)
+        except (Fenced, Unwritable):
+            raise
+        except LedgerError as e:
+            log.info("%s: its last events were not journaled: %s", self.job.id, e)
 
     def _call(self, call: Callable[[], T]) -> T:
         """Call Redis. While Redis is away or full the attempt waits, and its deadline stands still.

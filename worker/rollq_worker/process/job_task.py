@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
 
 import rollq
 from rollq.errors import (
@@ -24,7 +23,7 @@ from rollq.errors import (
     JobFailure,
     LedgerError,
     RolloutFailure,
-    SettingsError,
+    UnknownSchema,
     WorkerFailure,
 )
 from rollq.job import parse_id
@@ -55,6 +54,11 @@ log = logging.getLogger(__name__)
 
 LEDGERS_KEPT = 256
 """Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
+REFUSED_PAUSE_S = 5.0
+"""Seconds for which a slot rests after a message of a run that this worker cannot play. So it takes few of them, and
+workers that can play the run get the others."""
+SCHEMA_PAUSE_S = 60.0
+"""Seconds for which this worker claims nothing of a run in which it met a journal of another schema."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -97,9 +101,10 @@ class JobRunner:
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         self.renderers = RendererCache(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
-        # Runs with this worker's tokenizer, and runs with another, as long as their ledgers are kept.
-        self._accepted: WeakSet[Ledger] = WeakSet()
-        self._rejected: WeakSet[Ledger] = WeakSet()
+        self._told: set[tuple[str, str]] = set()
+        """Runs that this worker does not play, with the reason, once it has said so."""
+        self._left_alone: dict[str, float] = {}
+        """Runs of which nothing is claimed, and the monotonic time until then."""
 
     def run(self, job_id: str) -> Summary:
         """Run the job if this worker can claim it."""
@@ -109,6 +114,10 @@ class JobRunner:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
         ledger = self.ledger(run)
+        if self._left_alone.get(run, 0.0) > time.monotonic():
+            self.draining.wait(REFUSED_PAUSE_S)
+            self._republish(ledger, job_id)
+            return {"stop": "refused: schema"}
         try:
             claim = self._claim(ledger, job_id)
         except Drained:
@@ -118,24 +127,43 @@ class JobRunner:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
         if isinstance(claim, Refusal):
-            if claim.reason == "unreadable":
-                log.error("%s: the job cannot be read: %s", job_id, claim.detail)
-            return {"stop": f"refused: {claim.reason}"}
+            return self._refused(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
             return self._run_attempt(attempt, claim)
+
+    def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
+        """The message is spent. The ledger publishes the job again if another worker may play it."""
+        if refusal.reason == "unreadable":
+            log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
+        elif refusal.reason in ("tokenizer", "schema"):
+            self._tell(ledger.run, refusal.reason, refusal.detail)
+            self.draining.wait(REFUSED_PAUSE_S)
+        return {"stop": f"refused: {refusal.reason}"}
+
+    def _tell(self, run: str, reason: str, detail: str) -> None:
+        """Log one error a run, because its messages come here again and again."""
+        if (run, reason) not in self._told:
+            if len(self._told) >= LEDGERS_KEPT:
+                self._told.clear()
+            self._told.add((run, reason))
+            log.error("this worker does not play run %s: %s", run, detail)
 
     def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
         """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a key is damaged."""
         token = uuid.uuid4().hex
 
         def claim() -> Claim | Refusal:
-            if refusal := self._refuses(ledger):
-                return refusal
             self._pause(0.0)
             # While the engine is away, nothing is claimed, so that an outage costs no job an attempt.
             while not (self.engine.available or self.engine.ready()):
                 self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
-            return ledger.claim(job_id, worker=self.name, token=token)
+            return ledger.claim(
+                job_id,
+                worker=self.name,
+                token=token,
+                tokenizer_hash=self.tokenizer.hash,
+                template_hash=self.tokenizer.template_hash,
+            )
 
         return self._retry(claim)
 
@@ -148,25 +176,6 @@ class JobRunner:
             ledger.republish(job_id)
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
-
-    def _refuses(self, ledger: Ledger) -> Refusal | None:
-        """Why this worker may not play the run: the run's first claim fixed another tokenizer or chat template.
-
-        A refused message is dropped. The ledger publishes the job again for other workers.
-        """
-        if ledger in self._accepted:
-            return None
-        try:
-            known = ledger.fix_hashes(self.tokenizer.hash, self.tokenizer.template_hash)
-        except SettingsError as e:
-            if ledger not in self._rejected:  # with no other worker, its messages come here every moment
-                log.error("this worker does not play run %s: %s", ledger.run, e)
-                self._rejected.add(ledger)
-            return Refusal("another tokenizer")
-        if not known:
-            return Refusal("unknown")
-        self._accepted.add(ledger)
-        return None
 
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
@@ -183,6 +192,8 @@ class JobRunner:
             return self._release(attempt)
         except LedgerError as e:
             return self._give_back(attempt, e)
+        except UnknownSchema as e:
+            return self._leave_alone(attempt, e)
         except RolloutFailure as e:
             return self._fail(attempt, e)
         except ContractError as e:
@@ -284,6 +295,14 @@ class JobRunner:
         """Give the job back at no cost, because the ledger is damaged where the attempt would write."""
         log.error("%s: attempt %d: refused by the ledger: %s", attempt.job.id, attempt.number, error)
         self.draining.wait(DAMAGE_PAUSE_S)
+        return self._release(attempt)
+
+    def _leave_alone(self, attempt: Attempt, error: UnknownSchema) -> Summary:
+        """Give the job back at no cost, because only another version of rollq can read its journal."""
+        run, now = attempt.job.run, time.monotonic()
+        self._tell(run, "schema", str(error))
+        self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
+        self._left_alone[run] = now + SCHEMA_PAUSE_S
         return self._release(attempt)
 
     def _release(self, attempt: Attempt) -> Summary:

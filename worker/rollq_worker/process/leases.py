@@ -1,7 +1,8 @@
-"""All attempts of this worker, and the heartbeat: one thread that renews their leases and watches their time limits.
+"""All attempts of this worker, and two threads for all of them: the heartbeat and the late writer.
 
-An attempt stops by itself at its next `check`. If it cannot check, because it waits for the engine or is in foreign
-code, this thread ends it. Renewing a run's leases depends on nothing but that run's ledger.
+The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next `check`. If it
+cannot check, because it waits for the engine or is in foreign code, the heartbeat ends it. Renewing a run's leases
+depends on nothing but that run's ledger. The late writer journals what an attempt holds back while its turn takes long.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rollq.errors import RollqError
+from rollq.errors import RollqError, Unwritable
 from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
@@ -25,12 +26,16 @@ TICK_S = 1.0
 """Seconds between two looks at what the attempts are doing."""
 REPORT_S = 5.0
 """Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for."""
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks for events that are held back for too long."""
+AWAY_PAUSE_S = 1.0
+"""Seconds without late writes after Redis took none."""
 LOST_THREAD_S = 10.0
 """Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt was abandoned for."""
 
 
 class Leases:
-    """Holds this worker's attempts; one thread renews and watches them all.
+    """Holds this worker's attempts.
 
     `end_engine_wait(job_id)` ends a job's wait for the engine. `on_slots_lost` is called once, when more than half of
     the `slots` are lost to threads that do not come back.
@@ -56,9 +61,11 @@ class Leases:
         self._stop = threading.Event()
         self._renewed = float("-inf")
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
+        self._late_writer = threading.Thread(target=self._write_late, name="rollq-late-writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._late_writer.start()
 
     def stop(self) -> None:
         self._stop.set()
@@ -110,6 +117,22 @@ class Leases:
                 # This thread alone keeps every lease alive: it must outlive whatever one tick raises.
                 log.exception("heartbeat failed; trying again in %g s", TICK_S)
 
+    def _write_late(self) -> None:
+        pause = LOOK_EVERY_S
+        while not self._stop.wait(pause):
+            pause = LOOK_EVERY_S if self.write_behind() else AWAY_PAUSE_S
+
+    def write_behind(self) -> bool:
+        """Write what attempts hold back for too long. Returns whether Redis took it all."""
+        taken = True
+        for attempt in self.held():
+            try:
+                attempt.write_behind()
+            except (Unwritable, *CONNECTION_ERRORS) as e:
+                taken = False
+                log.info("%s: not journaled in time: %s", attempt.job.id, type(e).__name__)
+        return taken
+
     def tick(self) -> None:
         all_due = time.monotonic() - self._renewed >= RENEW_EVERY_S - TICK_S / 2
         # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
@@ -130,9 +153,9 @@ class Leases:
         for ledger, members in by_run.items():
             with _logged(ledger.run):
                 left = [a.left_s + REPORT_S for a in members]
-                lost = set(ledger.renew_leases([(a.job.id, a.number) for a in members], left))
+                lost = set(ledger.renew_leases([(a.job.id, a.lease) for a in members], left))
                 for attempt in members:
-                    if (attempt.job.id, attempt.number) in lost:
+                    if (attempt.job.id, attempt.lease) in lost:
                         attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:

@@ -7,6 +7,7 @@
     ├── JobConflict            a job id was submitted before with other content
     ├── LedgerError            the ledger refused a write
     │   ├── Unwritable         Redis takes no writes for now: out of memory, disk full, read-only, busy
+    │   │   └── Unconfirmed    a write was made, but is not yet where `durability` wants it
     │   ├── Fenced             the writer no longer holds the job's lease
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
@@ -75,6 +76,11 @@ class Unwritable(LedgerError):
     """Redis takes no writes for now (out of memory, a full disk, read-only, busy). Nothing was changed: try later."""
 
 
+class Unconfirmed(Unwritable):
+    """Redis made the write, but it is not yet where `Durability` wants it. Send the same again: nothing happens
+    twice."""
+
+
 class Fenced(LedgerError):
     """The writer no longer holds the job's lease, so its write was refused."""
 
@@ -92,6 +98,7 @@ class Gap(LedgerError):
 
     cursor: Any = None
     """The `rollq.ledger.replies.Cursor` at which the ledger's copy of the source ends."""
+    source: str = ""
 
 
 class NotHeld(LedgerError):

@@ -1,23 +1,75 @@
-"""Addresses: checks those of Redis, and masks the passwords of any. Opens no connection."""
+"""Addresses: checks those of Redis, translates them for Celery, and masks the passwords of any. Opens no connection.
+
+redis://, rediss://, unix://                              one server, as redis-py reads them
+sentinel://[USER:PASSWORD@]HOST:PORT,.../DATABASE?service=NAME[&sentinel_password=...][&ssl=true&ssl_ca_certs=...]
+cluster://[USER:PASSWORD@]HOST:PORT,...[?ssl=true...]      some of the cluster's servers; redis-py finds the others
+"""
 
 import re
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rollq.errors import SettingsError
 
-SCHEMES = ("redis", "rediss", "unix")
+ONE_SERVER = ("redis", "rediss", "unix")
+SENTINEL, CLUSTER = "sentinel", "cluster"
+EXPECTED = {
+    SENTINEL: "sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/DATABASE?service=NAME",
+    CLUSTER: "cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT",
+}
+DEFAULT_PORT = {SENTINEL: 26379, CLUSTER: 6379}
+OPTIONS = {SENTINEL: r"service|sentinel_username|sentinel_password|ssl|ssl_\w+", CLUSTER: r"ssl|ssl_\w+"}
+"""The options of an address. Those that begin with `ssl_` are redis-py's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """What a `sentinel://` or `cluster://` address says."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    """Sentinels, or servers of the cluster: host and port."""
+    username: str | None
+    password: str | None
+    """Of the Redis servers."""
+    database: int
+    options: Mapping[str, str]
+
+    @property
+    def tls(self) -> bool:
+        return self.options.get("ssl", "false").lower() in ("1", "true", "yes")
+
+    @property
+    def sentinel_login(self) -> dict[str, str]:
+        """User and password of the Sentinels themselves, as far as the address has them."""
+        names = {"sentinel_username": "username", "sentinel_password": "password"}
+        return {name: self.options[option] for option, name in names.items() if option in self.options}
+
+    @property
+    def tls_options(self) -> str:
+        """The options for redis-py, as a query."""
+        return "&".join(f"{name}={quote(value)}" for name, value in self.options.items() if name.startswith("ssl_"))
 
 
 def check_url(url: str) -> None:
     """Raises SettingsError when `url` cannot be the address of a Redis."""
+    scheme = url.partition("://")[0]
+    if scheme in EXPECTED:
+        parse_servers(url)
+        return
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as e:
         # The error is not quoted: it may hold the password.
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from e
-    if parts.scheme not in SCHEMES:
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://, rediss:// or unix://)")
+    if parts.scheme not in ONE_SERVER:
+        raise SettingsError(
+            f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix://, sentinel:// or"
+            " cluster://)"
+        )
     if parts.scheme == "unix":
         if not parts.path:
             raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected unix:///path/to/socket)")
@@ -25,8 +77,69 @@ def check_url(url: str) -> None:
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)")
 
 
+def parse_servers(url: str) -> Servers:
+    """Reads a `sentinel://` or `cluster://` address. Raises SettingsError."""
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    netloc, _, path = rest.partition("/")
+    login, _, hosts = netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    found = tuple(_host(text, DEFAULT_PORT[scheme]) for text in hosts.split(","))
+    wrong = (
+        None in found
+        or not re.fullmatch(r"\d{0,4}", path)
+        or not all(re.fullmatch(OPTIONS[scheme], name) for name in options)
+    )
+    if wrong or (scheme == SENTINEL and not options.get("service")) or (scheme == CLUSTER and path not in ("", "0")):
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected {EXPECTED[scheme]})")
+    return Servers(
+        scheme=scheme,
+        hosts=tuple(host for host in found if host),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        database=int(path or 0),
+        options=options,
+    )
+
+
+def _host(text: str, default_port: int) -> tuple[str, int] | None:
+    """Host and port of `HOST[:PORT]` or `[IPV6][:PORT]`; None for anything else."""
+    parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(?::(\d{1,5}))?", text)
+    if not parts or not 0 < (port := int(parts[2] or default_port)) < 65536:
+        return None
+    return parts[1].strip("[]"), port
+
+
+def broker_options(url: str) -> tuple[str, dict[str, Any]]:
+    """The address as Celery's Redis transport wants it, and its transport options. Other brokers stay as they are.
+
+    Raises SettingsError for a cluster, because Celery's queues need one server.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == CLUSTER:
+        raise SettingsError(
+            f"Celery cannot use a Redis Cluster as its broker ({mask_url(url)}): set ROLLQ_BROKER_URL (or --broker) to"
+            " a Redis of its own, redis:// or sentinel://"
+        )
+    if scheme != SENTINEL or ";" in url:  # with `;` it is written for Celery already
+        return url, {}
+    servers = parse_servers(url)
+    if servers.tls:
+        raise SettingsError(
+            f"Celery has no TLS to servers behind Sentinels ({mask_url(url)}): set ROLLQ_BROKER_URL (or --broker) to"
+            " another address"
+        )
+    login = f"{quote(servers.username or '', safe='')}:{quote(servers.password or '', safe='')}@"
+    hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers.hosts]
+    own = "" if login == ":@" else login
+    address = ";".join(f"sentinel://{own}{host}/{servers.database}" for host in hosts)
+    sentinel_options = {**servers.sentinel_login, "socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+    return address, {"master_name": servers.options["service"], "sentinel_kwargs": sentinel_options}
+
+
 def mask_url(url: str) -> str:
     """The address with every password replaced by `***`. A name without a password is masked too: it may be a token."""
     masked = re.sub(r"(?<=://)([^/?#@:]*):(.*)@", r"\1:***@", url)
     masked = re.sub(r"(?<=://)[^/?#@:]+@", "***@", masked)
-    return re.sub(r"(?i)([?&;,](?:password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)
+    return re.sub(r"(?i)([?&;,](?:\w*password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)

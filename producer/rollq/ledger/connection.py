@@ -14,11 +14,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
-from redis.backoff import EqualJitterBackoff
+from redis.backoff import EqualJitterBackoff, NoBackoff
+from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 from redis.retry import Retry
 
 from rollq.errors import LedgerError, SettingsError, Unwritable
-from rollq.urls import check_url, mask_url
+from rollq.ledger.cluster import ClusterClient
+from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")
 
@@ -31,13 +33,17 @@ SOCKET_TIMEOUT_S = 5.0
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """Exceptions that a call raises when it gives up."""
 REFUSING = re.compile(
-    r"not allowed when used memory|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY) "
+    r"not allowed when used memory"
+    r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|CLUSTERDOWN|TRYAGAIN|BUSY) "
 )
 """What Redis answers, itself or through a script, when it takes no writes."""
 KEY_REMEDY = (
     "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
     " says which keys may be deleted alone."
 )
+CONNECT_TIMEOUT_S = 3.0
+NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
+"""What a server answers that is no primary any more, or is one without its replicas."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
@@ -45,33 +51,76 @@ RECONNECT_PAUSE_S = 1.0
 WARN_EVERY_S = 30.0
 
 
-def connect(url: str, *, max_connections: int = 256) -> "redis.Redis":
-    """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet. Raises SettingsError.
+def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> "redis.Redis":
+    """A client for any address of `rollq.urls`. Nothing is sent yet, except to a cluster.
 
-    `max_connections` must exceed the threads that use it.
+    `max_connections` must exceed the threads that use it. Raises SettingsError, or redis.ConnectionError when no server
+    of a cluster answers.
     """
     check_url(url)
+    options: dict[str, Any] = {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "health_check_interval": 15,
+        "max_connections": max_connections,
+    }
+    patient = {"retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
+    several = url.partition("://")[0] in EXPECTED
+    servers = parse_servers(url) if several else None
     try:
-        client: Any = redis.Redis.from_url(
-            url,
-            retry=Retry(EqualJitterBackoff(cap=2.0, base=0.1), RETRIES),
-            retry_on_error=list(CONNECTION_ERRORS),
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=3.0,
-            health_check_interval=15,
-            max_connections=max_connections,
+        client: Any = (
+            _servers_client(servers, options, retries) if servers else redis.Redis.from_url(url, **patient, **options)
         )
     except (ValueError, TypeError) as e:
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (wrong options: {type(e).__name__})") from e
-    if client.connection_pool.connection_kwargs.get("decode_responses"):
+    if not servers and client.connection_pool.connection_kwargs.get("decode_responses"):
         raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")
     return client  # type: ignore[no-any-return]
 
 
+def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> "redis.Redis":
+    """A client for Sentinels, or for a cluster. Raises ValueError for an option that has no such value."""
+    library: Any = redis  # without types where it matters here
+    tls = library.connection.parse_url(f"redis:///?{servers.tls_options}") | {"ssl": servers.tls}
+    options = options | tls | {"username": servers.username, "password": servers.password}
+    client: Any
+    if servers.scheme == CLUSTER:
+        client = ClusterClient(servers.hosts, retries=retries, **options)
+    else:
+        # A Sentinel that is away must not hold up the question to the next one.
+        brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+        sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
+        options |= {"db": servers.database, "retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
+        client = sentinels.master_for(servers.options["service"], **options)
+    return client  # type: ignore[no-any-return]
+
+
+def _patience(retries: int) -> Retry:
+    return Retry(EqualJitterBackoff(cap=2.0, base=0.1), retries)
+
+
+def leave_demoted(client: Any, error: redis.ResponseError) -> None:
+    """Drop the idle connections if the error says that their server is no primary now: the next call looks for it.
+
+    redis-py does so by itself except for errors that come out of a script. A cluster's client needs it not, because
+    MOVED tells it where the primary is.
+    """
+    no_primary = isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error))
+    if no_primary and not isinstance(client, ClusterClient):
+        client.connection_pool.disconnect(inuse_connections=False)
+
+
 def check_redis(connection: "redis.Redis") -> list[str]:
     """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
+    client: Any = connection
+    if not isinstance(client, ClusterClient):
+        return _check_server(client)
+    nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
+    return sorted({warning for node in nodes for warning in _check_server(client.get_redis_connection(node))})
+
+
+def _check_server(server: Any) -> list[str]:
     warnings = []
-    server: Any = connection
     try:
         policy, durable = server.info("memory")["maxmemory_policy"], server.info("persistence")["aof_enabled"]
     except (redis.ResponseError, KeyError) as e:
@@ -125,17 +174,30 @@ def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
     return RetryLoop()(call, for_s)
 
 
+WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
+"""Errors of this kind whose codes redis-py drops from the text."""
+
+
 def refuses_writes(error: Exception) -> bool:
     """Whether Redis takes no writes at all for now. An error of a single write does not count."""
-    if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError):  # redis-py dropped their codes from the text
+    if isinstance(error, WITHOUT_CODE):
         return True
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
+
+
+def guarded(what: str, call: Callable[[], T]) -> T:
+    """The call's reply. Raises LedgerError or Unwritable, naming `what`, when Redis refuses it."""
+    try:
+        return call()
+    except redis.ResponseError as e:
+        raise translated(e, what) from e
 
 
 def translated(error: redis.ResponseError, what: str) -> LedgerError:
     """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one."""
     kind = Unwritable if refuses_writes(error) else LedgerError
-    return kind(f"{what}: {_explain(str(error))}")
+    why = "its cluster slot is being moved" if isinstance(error, TryAgainError) else _explain(str(error))
+    return kind(f"{what}: {why}")
 
 
 def _explain(error: str) -> str:

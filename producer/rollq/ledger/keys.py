@@ -6,6 +6,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
     rollq:reaper                 str   the worker that reaps now; expires when it stops
+    rollq:reaper:free            list  one entry: the role was handed over; it lasts a second
     rollq:workers                hash  live worker -> what it plays (live_workers.py)
     rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
@@ -42,6 +43,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        fail:<class> (failures), class, reason (of the last); turned (turns in the
                                        journal); kept (journal entries that the last claim found); condemned, requeued
                                        (tokens); discarded
+    rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
 """
@@ -56,6 +58,8 @@ ACTIVE = "rollq:active"
 """The runs that a reaper looks at."""
 REAPER = "rollq:reaper"
 """Who reaps."""
+REAPER_FREE = "rollq:reaper:free"
+"""Wakes one that stands by."""
 WORKERS = "rollq:workers"
 """The live workers."""
 LOCKS = "rollq:turn:"
@@ -99,6 +103,10 @@ class Keys:
     @property
     def dead(self) -> str:
         return f"{self.prefix}dead"
+
+    @property
+    def confirmed(self) -> str:
+        return f"{self.prefix}confirmed"
 
     def group(self, group: str) -> str:
         return f"{self.prefix}group:{group}"

@@ -6,51 +6,81 @@ Each script is atomic, and safe to repeat with the same arguments, because a los
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, TypeVar
 
 import redis
 
-from rollq.errors import ContractError, LedgerError
+from rollq.errors import ContractError, LedgerError, Unconfirmed
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
-from rollq.ledger.connection import translated
+from rollq.ledger.connection import RetryLoop, leave_demoted, translated
+from rollq.ledger.durability import Durability, confirmed
 from rollq.ledger.keys import Keys
 
 T = TypeVar("T")
 
-SHARED = ("common", "settle", "journal")
+SHARED = ("common", "settle", "holds", "journal")
 """Lua files that every script of a run starts with, in this order: each uses what is before it."""
+
+
+CONFIRM_FOR_S = 30.0
+"""Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that the caller
+sends it again with others, which finds the effect as one that it made before."""
 
 
 class Scripts:
     """The scripts of one run. The ledger, its reader and the dead letters each hold one; it is cheap to make."""
 
-    def __init__(self, client: "redis.Redis", run: str) -> None:
+    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
+        self.durability = durability
+        self._can_confirm = durability is Durability.ASYNC
 
-    def call(self, name: str, args: Sequence[Any]) -> Any:
-        """Run lua/<name>.lua. Raises LedgerError."""
+    def call(self, name: str, args: Sequence[Any], *, durable: bool = False) -> Any:
+        """Run lua/<name>.lua. With `durable`, returns once what it wrote is where `durability` wants it.
+
+        Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and SettingsError, before
+        anything was written, for a server that cannot confirm.
+        """
         about = next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
         text, sha = source(name)
-        keys_and_args = (self.keys.prefix, _constants(), *args)
+        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to every script of the
+        # run until all of its keys have moved: no script sees a part of them.
+        script = (2, self.keys.prefix, self.keys.meta, _constants(), *args)
 
-        def run() -> Any:
+        def run(send: Callable[..., Any]) -> Any:
             try:
-                return self.redis.evalsha(sha, 1, *keys_and_args)
+                return send("EVALSHA", sha, *script)
             except redis.exceptions.NoScriptError:
-                return self.redis.eval(text, 1, *keys_and_args)
+                return send("EVAL", text, *script)
 
-        return self.guard(name + about, run)
+        what = name + about
+        if not durable or self.durability is Durability.ASYNC:
+            return self.guard(what, lambda: run(self.redis.execute_command))
+        if not self._can_confirm:
+            self.guard(what, lambda: self._confirmed(what, "PING"))
+            self._can_confirm = True
+        return RetryLoop()(lambda: self.guard(what, lambda: run(partial(self._confirmed, what))), CONFIRM_FOR_S)
+
+    def _confirmed(self, what: str, *command: Any) -> Any:
+        """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or SettingsError."""
+        try:
+            return confirmed(
+                self.redis, self.durability, self.keys.confirmed, lambda pipe: pipe.execute_command(*command)
+            )
+        except Unconfirmed as e:
+            raise Unconfirmed(f"run {self.run}: {what}: {e}") from e
 
     def guard(self, what: str, call: Callable[[], T]) -> T:
         """The call's reply. Raises LedgerError or Unwritable, naming the run and `what`, when Redis refuses it."""
         try:
             return call()
         except redis.ResponseError as e:
+            leave_demoted(self.redis, e)
             raise self.translated(what, e) from e
 
     def translated(self, what: str, error: redis.ResponseError) -> LedgerError:

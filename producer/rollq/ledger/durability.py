@@ -1,0 +1,118 @@
+"""How safe a write is before it counts as made: in the server's memory, on a replica, or on the server's disk.
+
+The proof comes from the server that made the write, on the connection that carried it. This module knows nothing of
+what is written.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import redis
+from redis.exceptions import NoPermissionError
+
+from rollq.errors import SettingsError, Unconfirmed
+from rollq.ledger.cluster import ClusterClient
+
+
+class Durability(StrEnum):
+    """Where submissions, seals and acknowledgements must be before the call returns."""
+
+    ASYNC = "async"
+    """In the server's memory; a power cut or a failover may take the last second."""
+    REPLICA = "replica"
+    """On a replica as well: it is there after a failover to that replica."""
+    FSYNC = "fsync"
+    """On the server's disk: it is there after a power cut."""
+
+
+CONFIRM_MS = 2000
+"""Milliseconds that Redis waits for a replica or for its disk. Less than connection.SOCKET_TIMEOUT_S."""
+MARK_S = 3600
+"""Seconds after which Redis forgets the key of the write that is waited for."""
+Send = Callable[[Any], object]
+"""Puts commands into a pipeline."""
+
+
+def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
+    """The reply to what `send` puts into a pipeline (one command) once it is where `durability` wants it.
+
+    `key`: a key in the slot of the command's keys, free to be written. Raises Unconfirmed when the command was made and
+    is not there in time; the same may be sent again. Raises SettingsError when the server cannot confirm at all, and
+    redis.ResponseError.
+    """
+
+    def on(server: Any) -> Any:
+        pipe = server.pipeline(transaction=False)
+        send(pipe)
+        # A command that was made before writes nothing when it is repeated, and Redis waits only for what this
+        # connection has written. The second write needs no memory once the first has made the key.
+        pipe.set(key, "")
+        pipe.expire(key, MARK_S)
+        ask(pipe)
+        reply, _, marked, *proof = pipe.execute(raise_on_error=False)
+        for error in (reply, marked):
+            if isinstance(error, redis.ResponseError):
+                raise error
+        check(server, proof)
+        return reply
+
+    ask, check = (_ask_replica, _check_replica) if durability is Durability.REPLICA else (_ask_disk, _check_disk)
+    return client.on_primary(key, on) if isinstance(client, ClusterClient) else on(client)
+
+
+def _ask_replica(pipe: Any) -> None:
+    pipe.execute_command("WAIT", 1, CONFIRM_MS)
+
+
+def _check_replica(server: Any, proof: list[Any]) -> None:
+    if isinstance(proof[0], redis.ResponseError):
+        raise proof[0]
+    if int(proof[0]) < 1:
+        replicas = server.info("replication").get("connected_slaves", 0)
+        raise Unconfirmed(
+            f"written, but no replica had it within {CONFIRM_MS / 1000:g} s (durability replica; connected replicas:"
+            f" {replicas}). Start a replica, or use another durability"
+        )
+
+
+def _ask_disk(pipe: Any) -> None:
+    pipe.execute_command("WAITAOF", 1, 0, CONFIRM_MS)  # Redis 7.2 and newer
+    pipe.execute_command("CONFIG", "GET", "append*")
+
+
+def _check_disk(server: Any, proof: list[Any]) -> None:
+    waited, config = proof
+    if not isinstance(waited, redis.ResponseError):
+        if int(waited[0]) < 1:
+            raise Unconfirmed(
+                f"written, but not on the server's disk within {CONFIRM_MS / 1000:g} s (durability fsync). Look at its"
+                " disk"
+            )
+        return
+    if "unknown command" not in str(waited).lower() and "appendonly" not in str(waited).lower():
+        raise waited
+    if isinstance(config, NoPermissionError):
+        raise SettingsError(
+            "durability fsync on a server older than Redis 7.2 needs to read its settings: give its user +config|get,"
+            " or use durability async"
+        ) from config
+    if isinstance(config, redis.ResponseError):
+        raise config
+    found = _settings(config)
+    if found.get("appendonly") != "yes" or found.get("appendfsync") != "always":
+        raise SettingsError(
+            "durability fsync: this server does not write to its disk before it answers (appendonly"
+            f" {found.get('appendonly')}, appendfsync {found.get('appendfsync')}): start it with `rollq redis --fsync"
+            " always` or --appendonly yes --appendfsync always, or use durability async"
+        )
+
+
+def _settings(config: Any) -> dict[str, str]:
+    """The reply to CONFIG GET, which redis-py makes a mapping or leaves as a list."""
+    pairs = config.items() if isinstance(config, dict) else zip(config[::2], config[1::2], strict=True)
+    return {_text(name): _text(value) for name, value in pairs}
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,195 @@
+"""Redis servers on loopback: a primary with replicas, Sentinels, and a cluster. Each is a real process, ended by pid."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.waiting import until
+
+HOST = "127.0.0.1"
+SLOTS = 16384
+SERVICE = "ledger"
+
+
+class Server:
+    """One redis-server with its data in a folder of its own. It may be stopped and started again."""
+
+    def __init__(self, folder: Path, settings: Sequence[str] = (), *, port: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, port or free_port()
+        base = ["--bind", HOST, "--port", str(self.port), "--dir", str(folder), "--logfile", str(folder / "log")]
+        plain = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
+        self.command = [redis_binary(), *base, *plain, *settings]
+        self.start()
+
+    def start(self, *settings: str) -> None:
+        self.process = started_redis([*self.command, *settings], self.port)
+        self.client: Any = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the process at once, as `kill -9` does."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait(60)
+
+
+class Replicated:
+    """A primary and replicas of it."""
+
+    def __init__(self, folder: Path, replicas: int = 1, settings: Sequence[str] = ()) -> None:
+        quick = ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+        self.primary = Server(folder / "primary", [*quick, *settings])
+        self.servers = [self.primary]
+        for number in range(replicas):
+            follow = ["--replicaof", f"{HOST} {self.primary.port}"]
+            self.servers.append(Server(folder / f"replica-{number}", [*quick, *settings, *follow]))
+        until(
+            lambda: all(replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas)
+        )
+
+    @property
+    def replicas(self) -> list[Server]:
+        return self.servers[1:]
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
+class Sentinels(Replicated):
+    """A primary, two replicas and three Sentinels that promote a replica once the primary is away for a second."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, replicas=2)
+        self.sentinels: list[subprocess.Popen[bytes]] = []
+        self.ports = [free_port() for _ in range(3)]
+        for port in self.ports:
+            self._sentinel(folder / f"sentinel-{port}", port)
+        until(self._complete)
+
+    def _sentinel(self, folder: Path, port: int) -> None:
+        folder.mkdir()
+        config = folder / "sentinel.conf"
+        config.write_text(
+            f"port {port}\nbind {HOST}\ndir {folder}\nlogfile {folder / 'log'}\n"
+            f"sentinel monitor {SERVICE} {HOST} {self.primary.port} 2\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 6000\n"
+        )
+        self.sentinels.append(started_redis([redis_binary(), str(config), "--sentinel"], port))
+
+    def _complete(self) -> bool:
+        """Whether every Sentinel knows the other two and both replicas."""
+        for port in self.ports:
+            with redis.Redis(port=port) as sentinel:
+                seen: Any = sentinel.sentinel_master(SERVICE)
+                if (seen["num-other-sentinels"], seen["num-slaves"]) != (2, 2):
+                    return False
+        return True
+
+    @property
+    def url(self) -> str:
+        return f"sentinel://{','.join(f'{HOST}:{port}' for port in self.ports)}/0?service={SERVICE}"
+
+    def primary_port(self) -> int:
+        """The port of the primary, as the first Sentinel says."""
+        with redis.Redis(port=self.ports[0]) as sentinel:
+            address: Any = sentinel.sentinel_get_master_addr_by_name(SERVICE)
+        return int(address[1])
+
+    def close(self) -> None:
+        for process in self.sentinels:
+            process.kill()
+            process.wait(60)
+        super().close()
+
+
+class Cluster:
+    """Three primaries, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        enabled = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-config-file", "nodes.conf"]
+        self.servers = [self._server(folder / str(number), enabled) for number in range(3)]
+        first, *others = self.servers
+        for number, server in enumerate(self.servers):
+            slots = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
+            server.client.execute_command("CLUSTER", "ADDSLOTS", *slots)
+            server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for server in others:
+            first.client.execute_command("CLUSTER", "MEET", HOST, server.port)
+        until(self.agree)
+
+    def _server(self, folder: Path, settings: Sequence[str]) -> Server:
+        while (port := free_port()) + 10000 > 65535:  # the servers talk to each other there
+            pass
+        return Server(folder, settings, port=port)
+
+    def agree(self) -> bool:
+        """Whether every server knows all, and each slot has one."""
+        infos = [server.client.execute_command("CLUSTER", "INFO") for server in self.servers]
+        found = [info if isinstance(info, dict) else _pairs(info) for info in infos]
+        return all((info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3") for info in found)
+
+    @property
+    def url(self) -> str:
+        return f"cluster://{','.join(f'{HOST}:{server.port}' for server in self.servers)}"
+
+    def owner(self, slot: int) -> Server:
+        """The server that has the slot."""
+        rows: Any = self.servers[0].client.execute_command("CLUSTER", "SLOTS")
+        port = next(row[2][1] for row in rows if row[0] <= slot <= row[1])
+        return next(server for server in self.servers if server.port == port)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.send(signal.SIGCONT)
+            server.kill()
+
+
+class SlotMove:
+    """A slot that moves from its server to another one, a few keys at a time."""
+
+    def __init__(self, cluster: Cluster, slot: int) -> None:
+        self.cluster, self.slot = cluster, slot
+        self.source = cluster.owner(slot)
+        self.target = next(server for server in cluster.servers if server is not self.source)
+        self._setslot(self.target, "IMPORTING", self._id(self.source))
+        self._setslot(self.source, "MIGRATING", self._id(self.target))
+
+    def move(self, keys: int) -> int:
+        """Moves so many keys. Returns how many it moved."""
+        found = self.source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
+        if found:
+            self.source.client.execute_command("MIGRATE", HOST, self.target.port, "", 0, 5000, "KEYS", *found)
+        return len(found)
+
+    def end(self) -> None:
+        """Moves what is left, and says whose slot it is now."""
+        while self.move(100):
+            pass
+        for server in (self.target, self.source, *self.cluster.servers):
+            self._setslot(server, "NODE", self._id(self.target))
+
+    def _setslot(self, server: Server, *what: str) -> None:
+        server.client.execute_command("CLUSTER", "SETSLOT", self.slot, *what)
+
+    def _id(self, server: Server) -> str:
+        found: Any = server.client.execute_command("CLUSTER", "MYID")
+        return found.decode() if isinstance(found, bytes) else found
+
+
+def _pairs(info: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.decode().split("\r\n") if ":" in line)

@@ -3,23 +3,22 @@
 It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
 from rollq.client.consumer import Consumer
-from rollq.client.submission import SourceReader, replacements, whole_groups
+from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.connection import connect, retry
-from rollq.ledger.constants import HOLD_S, PUBLISHING_S
+from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import Cursor, DeadLetter, JobState, Submission
+from rollq.ledger.replies import DeadLetter, JobState, Submission
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
@@ -61,10 +60,10 @@ class Client:
         """Requeue, discard and cancel jobs; forget the run."""
         self.duplicates = 0
         """Jobs received in a batch although an earlier batch held them."""
-        self._budgets = dict(budgets or {})
         self._hold_s = hold_s
         self._received: set[str] = set()
         self._publisher = Publisher(broker_url or settings.broker_url)
+        self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
 
     @property
     def delivered(self) -> int:
@@ -80,19 +79,20 @@ class Client:
         """Submit jobs group by group. The jobs of one group must follow one another.
 
         A lone sample 0 stands for its whole group; `run` and `group` are filled in. Waits while `ahead` groups are
-        unacknowledged, and asks for the next job only when there is room. Submitting a known job again changes nothing.
-        `source` names a sequence of jobs that is always the same: after a restart, the groups that were submitted
-        before are skipped. Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were
-        submitted before the error stay submitted.
+        unacknowledged, over all producers of the run, and asks for the next job only when there is room. Submitting a
+        known job again changes nothing. `source` names a sequence of jobs that is always the same: after a restart, the
+        groups that were submitted before are skipped.
+
+        When Redis comes back without the last groups, they are submitted again: from memory, or by reading `jobs` again
+        if it has a source and is no iterator. Raises Gap when neither reaches back far enough: submit the source again.
+        Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were submitted before the
+        error stay submitted.
         """
         if type(ahead) is not int or ahead < 1:
             raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
         if source is not None and not NAME.fullmatch(source):
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
-        if self._budgets:
-            retry(lambda: self.ledger.fix_budgets(self._budgets))
-        source_reader = SourceReader(source, retry(lambda: self.ledger.cursor(source))) if source else None
-        return _total(self._submissions(jobs, ahead, source_reader))
+        return self._producer.submit(jobs, ahead, source)
 
     def refill(self, jobs: Iterable[Job], *, times: int = 1, ahead: int = AHEAD) -> Submission:
         """Wait until the groups of these jobs are settled, and submit a fresh one in place of each dropped one.
@@ -100,15 +100,31 @@ class Client:
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
         `times`. Safe to repeat. Raises what `submit` raises.
         """
-        submissions = []
-        for group in replacements(self.reader, list(whole_groups(jobs, self.run)), times):
-            self._wait_for_room(group[0].purpose, ahead)
-            submissions.append(self._submit(group))
-        return _total(submissions)
+        return self._producer.refill(jobs, times, ahead)
 
     def seal(self) -> None:
-        """Say that no more groups will come: consumers get the short last batch, then their loops end."""
-        retry(self.ledger.seal)
+        """Say that no more groups will come: consumers get the short last batch, then their loops end.
+
+        Groups of this client that Redis has lost are submitted again first. Raises Gap when they are too many: submit
+        their source again.
+        """
+        self._producer.seal()
+
+    def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
+        """Fix the tokenizer and the chat template that play the run, so that its first worker decides nothing.
+
+        The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others.
+        """
+        retry(lambda: self.ledger.pin_tokenizer(tokenizer_hash, template_hash))
+
+    def keep(self, days: float) -> None:
+        """Forget acknowledged groups after that many days. Without it, their ids are known as long as the run is.
+
+        A group that is submitted again later is a new one. Raises SettingsError.
+        """
+        if not 0 < days < float("inf"):
+            raise SettingsError(f"keep: days must be a positive number, not {days!r}")
+        retry(lambda: self.ledger.keep(days))
 
     def batches(
         self, groups: int, *, purpose: Purpose = Purpose.TRAIN, timeout: float | None = None
@@ -168,6 +184,7 @@ class Client:
         return self.reader.stats()
 
     def close(self) -> None:
+        self._producer.close()
         self._publisher.close()
         self.ledger.redis.close()
 
@@ -177,35 +194,6 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _submissions(self, jobs: Iterable[Job], ahead: int, source_reader: SourceReader | None) -> Iterator[Submission]:
-        room: dict[Purpose, int] = {}
-        for group in whole_groups(jobs, self.run):
-            if source_reader and source_reader.was_submitted(group):
-                yield Submission(known=[job.id for job in group])
-                continue
-            purpose = group[0].purpose
-            room[purpose] = (room.get(purpose) or self._wait_for_room(purpose, ahead)) - 1
-            yield self._submit(group, source_reader)
-        if source_reader:
-            source_reader.check_end(self.run)
-
-    def _wait_for_room(self, purpose: Purpose, ahead: int) -> int:
-        """Waits until another group may be submitted. Returns how many may."""
-        pause = 0.02
-        while (room := ahead - retry(lambda: self.reader.standing(purpose)).unacknowledged) < 1:
-            time.sleep(pause)
-            pause = min(1.0, pause * 1.5)
-        return room
-
-    def _submit(self, group: Sequence[Job], source_reader: SourceReader | None = None) -> Submission:
-        source, cursor = (source_reader.name, source_reader.cursor) if source_reader else ("", Cursor())
-        publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
-        submission = retry(lambda: self.ledger.submit(group, publish_in_s=publish_in_s, source=source, cursor=cursor))
-        if submission.new:
-            published = self._publisher.publish(submission.new)
-            retry(lambda: self.ledger.confirm(published))
-        return submission
-
     def _batches(self, consumer: Consumer, groups: int, timeout: float | None) -> Iterator[Batch]:
         with consumer:
             while batch := consumer.next(groups, timeout):
@@ -213,12 +201,3 @@ class Client:
                 self.duplicates += len(self._received.intersection(ids))
                 self._received.update(ids)
                 yield batch
-
-
-def _total(submissions: Iterable[Submission]) -> Submission:
-    new: list[str] = []
-    known: list[str] = []
-    for submission in submissions:
-        new += submission.new
-        known += submission.known
-    return Submission(new, known)

@@ -1,16 +1,19 @@
 """What a producer submits: whole groups, in the same order after a restart, and replacements of dropped groups.
 
 Names follow from the jobs alone, so a restarted producer finds its groups again: `g.r1` is the first replacement of
-group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.client` does.
+group `g`, `g.r2` the next. This module submits nothing itself; `rollq.client.producer` does.
 """
 
 import hashlib
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rollq.errors import ContractError, JobConflict
+from rollq.errors import ContractError, Gap, JobConflict
 from rollq.job import NAME_CHARACTERS, Job
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor
@@ -21,6 +24,9 @@ SEED_STRIDE = 1_000_003
 bits."""
 PAGE = 1000
 """Number of groups whose states are read in one round trip."""
+RECENT = 1024
+"""Number of groups of a source that its producer keeps, to submit them again when Redis has lost them. A power cut
+takes a second or two of groups with it."""
 LONGEST_PAUSE_S = 2.0
 """Longest time in seconds between two looks at groups that are not settled."""
 
@@ -66,49 +72,92 @@ def _all_samples(group: list[Job]) -> list[Job]:
     return [replace(first, sample=sample) for sample in range(first.size)]
 
 
-class SourceReader:
-    """Reads a source, which is a sequence of groups that is always the same, and tells which were submitted before.
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two groups of a source."""
 
-    The ledger keeps how far the source was submitted, and a digest of the groups up to there.
-    """
-
-    def __init__(self, name: str, submitted: Cursor) -> None:
-        self.name = name
-        self._submitted = submitted
-        self._groups = self._jobs = 0
-        self._digest = hashlib.sha256()
+    groups: int = 0
+    jobs: int = 0
+    digest: Any = None
+    """Of all groups before it: an object of hashlib, which is never changed."""
 
     @property
     def cursor(self) -> Cursor:
-        """The position after the groups that were read so far."""
-        return Cursor(self._groups, self._jobs, self._digest.hexdigest())
+        return Cursor(self.groups, self.jobs, self.digest.hexdigest()) if self.groups else Cursor()
 
-    def was_submitted(self, group: Sequence[Job]) -> bool:
-        """Reads the next group, and tells whether it was submitted before.
-
-        Raises JobConflict when the groups submitted before were others than those read so far.
-        """
-        self._groups += 1
-        self._jobs += len(group)
-        first = group[0]
-        self._digest.update(job_digest(first))
+    def after(self, group: Sequence[Job]) -> "Position":
+        """The place after this group, which is the next one."""
+        first, digest = group[0], self.digest.copy() if self.digest else hashlib.sha256()
+        digest.update(job_digest(first))
         for job in group[1:]:
             # Digests are expensive, and most groups are copies of their first job.
             if job != replace(first, sample=job.sample):
-                self._digest.update(job_digest(job))
-        if self._groups == self._submitted.groups and self.cursor != self._submitted:
+                digest.update(job_digest(job))
+        return Position(self.groups + 1, self.jobs + len(group), digest)
+
+
+class Source:
+    """A sequence of groups that one producer submits in order, and how far it got.
+
+    The ledger keeps how far the source was submitted, and a digest of the groups up to there. A source that has a name
+    of its own is always the same sequence, so a restarted producer skips what was submitted before.
+    """
+
+    def __init__(self, name: str, submitted: Cursor = Cursor()) -> None:  # noqa: B008 (frozen)
+        self.name = name
+        self.lock = threading.Lock()
+        """Held while a group is entered, so that threads which share the source enter their groups one by one."""
+        self.position = Position()
+        self._submitted = submitted
+        self._recent: deque[tuple[Position, Sequence[Job]]] = deque(maxlen=RECENT)
+        """The last groups, each with the place before it."""
+
+    def move(self, group: Sequence[Job], after: Position) -> None:
+        """The group was entered; the next one comes after it."""
+        self._recent.append((self.position, group))
+        self.position = after
+
+    def skip(self, group: Sequence[Job]) -> bool:
+        """Whether the next group was submitted before. Then it is passed over.
+
+        Raises JobConflict when the groups submitted before were others than those read so far.
+        """
+        if self.position.groups >= self._submitted.groups:
+            return False
+        self.move(group, self.position.after(group))
+        if self.position.groups == self._submitted.groups and self.position.cursor != self._submitted:
             raise JobConflict(
-                f"group {first.run}/{first.group}: source {self.name} was submitted before with other content up to"
-                " here: submit it as before, or use another run"
+                f"group {group[0].run}/{group[0].group}: source {self.name} was submitted before with other content up"
+                " to here: submit it as before, or use another run"
             )
-        return self._groups <= self._submitted.groups
+        return True
+
+    def go_back(self, gap: Gap) -> list[Sequence[Job]]:
+        """Goes back to where the ledger's copy ends. Returns the groups that come after it again.
+
+        Raises the gap itself when that is longer ago than what is kept.
+        """
+        lost = []
+        for before, group in reversed(self._recent):
+            lost.append(group)
+            if before.cursor == gap.cursor:
+                self.position = before
+                for _ in lost:
+                    self._recent.pop()
+                return lost[::-1]
+        raise gap
+
+    def begin_again(self, submitted: Cursor) -> None:
+        """The source is read again from its first group, and skipped up to where the ledger's copy ends."""
+        self.position, self._submitted = Position(), submitted
+        self._recent.clear()
 
     def check_end(self, run: str) -> None:
         """Called at the end of the source. Raises JobConflict when more groups were submitted before."""
-        if self._groups < self._submitted.groups:
+        if self.position.groups < self._submitted.groups:
             raise JobConflict(
-                f"run {run}: source {self.name} has {self._groups} groups, and {self._submitted.groups} were submitted"
-                " before: submit it as before, or use another run"
+                f"run {run}: source {self.name} has {self.position.groups} groups, and {self._submitted.groups} were"
+                " submitted before: submit it as before, or use another run"
             )
 
 
@@ -119,11 +168,13 @@ def replacement(job: Job, number: int) -> Job:
     return replace(job, group=f"{job.group}.r{number}", seed=job.seed + number * SEED_STRIDE)
 
 
-def replacements(ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int) -> Iterator[list[Job]]:
+def replacements(
+    ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: int, look: Callable[[], object] = lambda: None
+) -> Iterator[list[Job]]:
     """Waits until all groups are settled, and yields a replacement for each dropped group, to be submitted at once.
 
-    A dropped replacement is replaced too, up to `times` times per group. Raises ContractError for a group that was
-    never submitted.
+    A dropped replacement is replaced too, up to `times` times per group. `look` is called between two looks at the
+    groups. Raises ContractError for a group that was never submitted.
     """
     unsettled = [(jobs, 0) for jobs in groups]  # with the number of the latest replacement
     pause = 0.05
@@ -138,9 +189,16 @@ def replacements(ledger: LedgerReader, groups: Iterable[Sequence[Job]], times: i
                     still.append((jobs, number + 1))
                 elif state == "open":
                     still.append((jobs, number))
+                elif not state and number:  # it was yielded here, and Redis has lost it
+                    yield [replacement(job, number) for job in jobs]
+                    still.append((jobs, number))
                 elif not state:
-                    raise ContractError(f"group {ledger.run}/{name} was never submitted, or its record is gone")
+                    raise ContractError(
+                        f"group {ledger.run}/{name} was never submitted, or Redis has lost it: submit its jobs again,"
+                        " then refill"
+                    )
         unsettled = still
         if unsettled:
+            look()
             time.sleep(pause)
             pause = min(LONGEST_PAUSE_S, pause * 1.5)

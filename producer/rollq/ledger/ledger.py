@@ -58,12 +58,13 @@ class Ledger:
         source: str = "",
         cursor: Cursor = Cursor(),  # noqa: B008 (frozen)
         ahead: int = 0,
+        token: str = "",
     ) -> Submission:
         """Enter one whole group, or jobs of a known group again.
 
         The caller publishes the new ids within `publish_in_s` seconds and confirms them; with 0 it leaves that to a
         reaper. The source's cursor moves to `cursor` in the same step. With `ahead`, a new group is entered only while
-        fewer groups of its purpose are unacknowledged.
+        fewer groups of its purpose are unacknowledged. A repeat with the same `token` gets the same answer.
 
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
         jobs disagree, LedgerError when the run is sealed, Gap when `cursor` does not follow the stored one because
@@ -73,7 +74,8 @@ class Ledger:
             return Submission()
         first = jobs[0]
         ids = self._check_group(jobs)
-        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s, uuid.uuid4().hex]
+        args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
+        args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA, encode_job(first)]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
@@ -91,7 +93,7 @@ class Ledger:
             case b"full":
                 return Submission(full=True)
             case b"gap":
-                raise self._gap(source, cursor, rest[0])
+                raise self._gap(source, cursor.groups - 1, rest[0])
             case b"conflict":
                 raise JobConflict(
                     f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use"
@@ -103,12 +105,12 @@ class Ledger:
             f"group {self.run}/{first.group} is new and has {len(jobs)} of {first.size} samples: submit it whole"
         )
 
-    def _gap(self, source: str, cursor: Cursor, stored: bytes) -> Gap:
+    def _gap(self, source: str, submitted: int, stored: bytes) -> Gap:
         gap = Gap(
             f"run {self.run}: Redis has lost groups of source {source}: it knows {_cursor(stored).groups} of the"
-            f" {cursor.groups - 1} before this one. Submit the source again from there; the same command does"
+            f" {submitted} that were submitted. Submit the source again; the same command line does"
         )
-        gap.cursor = _cursor(stored)
+        gap.cursor, gap.source = _cursor(stored), source
         return gap
 
     def _check_group(self, jobs: Sequence[Job]) -> list[str]:
@@ -166,9 +168,17 @@ class Ledger:
                 " are fixed before its first group. Leave it as it is, or use another run."
             )
 
-    def seal(self) -> None:
-        """Seal the run: no more groups will come. Consumers get the short last batch, then an end."""
-        self.scripts.call("seal", [])
+    def seal(self, submitted: Mapping[str, Cursor] | None = None) -> None:
+        """Seal the run: no more groups will come. Consumers get the short last batch, then an end.
+
+        `submitted`: how far the caller has submitted each source. Raises Gap, and does not seal, when Redis has lost
+        groups of one of them.
+        """
+        args = [word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)]
+        status, *rest = self.scripts.call("seal", args)
+        if status == b"gap":
+            source = rest[0].decode()
+            raise self._gap(source, (submitted or {})[source].groups, rest[1])
         self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:

@@ -1,8 +1,13 @@
--- The run takes no more groups. Waiting consumers look again: the next batch may be the short last one.
--- reads and writes  run waiting:<purpose> wake:<token>
--- ARGV   none
--- reply  ok
-local meta = typed('run', 'hash')
+-- The run takes no more groups. Waiting consumers look again: the next batch may be the short last one. A run of which
+-- Redis has lost groups is not sealed: its producer submits them again first.
+-- reads and writes  run sources waiting:<purpose> wake:<token>
+-- ARGV   for each source of the producer: name, groups that it has submitted
+-- reply  ok | gap source cursor
+local meta, sources = typed('run', 'hash'), typed('sources', 'hash')
+for i = 2, #ARGV, 2 do
+  local cursor = redis.call('HGET', sources, ARGV[i]) or ''
+  if stored_number(string.match(cursor, '^%d+')) < tonumber(ARGV[i + 1]) then return { 'gap', ARGV[i], cursor } end
+end
 redis.call('HSET', meta, 'sealed', 1)
 for purpose in pairs(PURPOSES) do wake_consumers(purpose) end
 return { 'ok' }

@@ -1,0 +1,180 @@
+"""Enters groups into the ledger in their order, publishes their jobs, and waits while too many are unacknowledged.
+
+When Redis has lost the last groups of a source, because it came back without its last writes, the producer goes back
+and enters them again: from what it keeps of the source, or by reading the source again from its beginning.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from rollq.client.celery_publisher import Publisher
+from rollq.client.submission import PAGE, Source, replacements, whole_groups
+from rollq.client.waits import WaitLog, explain
+from rollq.errors import FailureClass, Gap
+from rollq.job import Job, Purpose
+from rollq.ledger.connection import retry
+from rollq.ledger.constants import EVAL, NEW, PUBLISHING_S
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import Cursor, Publication, Submission
+
+log = logging.getLogger("rollq")
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+"""Longest time in seconds between two tries of a group for which there was no room."""
+FORGET_S = 2.0
+"""Seconds that closing waits for Redis. What is left there without an answer is a field of a hundred bytes."""
+
+
+class Producer:
+    """The producer's side of one run. Threads may share it."""
+
+    def __init__(self, ledger: Ledger, publisher: Publisher, budgets: Mapping[FailureClass, int]) -> None:
+        self._ledger = ledger
+        self._reader = LedgerReader(ledger.redis, ledger.run)
+        self._publisher = publisher
+        self._budgets = budgets
+        self._own = Source(f"client-{uuid.uuid4().hex}")
+        """The groups that are submitted without the name of a source."""
+        self._sources: dict[str, Source] = {}
+        """All sources that were submitted here, by name."""
+
+    def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
+        """What `Client.submit` says."""
+        if self._budgets:
+            retry(lambda: self._ledger.fix_budgets(self._budgets))
+        if source is None:
+            return _total(self._submissions(jobs, ahead, self._own))
+        self._sources[source] = Source(source, retry(lambda: self._ledger.cursor(source)))
+        return _total(self._submissions(jobs, ahead, self._sources[source]))
+
+    def refill(self, jobs: Iterable[Job], times: int, ahead: int) -> Submission:
+        """What `Client.refill` says."""
+        groups = list(whole_groups(jobs, self._ledger.run))
+        wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
+        found = replacements(self._reader, groups, times, wait.look)
+        return _total(submission for group in found for submission in self._enter(group, ahead, self._own))
+
+    def seal(self) -> None:
+        """Seals the run once the ledger has everything that was submitted here. Raises Gap when it lost more than can
+        be submitted again."""
+        while True:
+            cursors = {name: source.position.cursor for name, source in self._sources.items()}
+            try:
+                return retry(partial(self._ledger.seal, cursors))
+            except Gap as gap:
+                source = self._sources[gap.source]
+                with source.lock:
+                    lost = self._go_back(source, gap)
+                for group in lost:
+                    _total(self._enter(group, 0, source))
+
+    def close(self) -> None:
+        """Forgets in Redis how far the groups without a source got. Raises nothing."""
+
+        def forget() -> None:
+            with suppress(Exception):  # the connection may be closed by now, or Redis away
+                self._ledger.forget_source(self._own.name)
+
+        if self._own.name in self._sources:
+            thread = threading.Thread(target=forget, name="rollq-close", daemon=True)
+            thread.start()
+            thread.join(FORGET_S)
+
+    def _submissions(self, jobs: Iterable[Job], ahead: int, source: Source) -> Iterator[Submission]:
+        groups, skipped = whole_groups(jobs, self._ledger.run), list[Sequence[Job]]()
+        while (group := next(groups, None)) is not None:
+            if source is not self._own and source.skip(group):
+                skipped.append(group)
+                if len(skipped) == PAGE:
+                    yield self._known(skipped)
+                    skipped = []
+                continue
+            try:
+                yield from self._enter(group, ahead, source)
+            except Gap as gap:
+                if source is self._own or iter(jobs) is jobs:  # an iterator cannot be read again
+                    raise
+                log.warning("%s: the source is read again", gap)
+                source.begin_again(gap.cursor)
+                groups, skipped = whole_groups(jobs, self._ledger.run), []
+        yield self._known(skipped)
+        if source is not self._own:
+            source.check_end(self._ledger.run)
+
+    def _known(self, groups: Sequence[Sequence[Job]]) -> Submission:
+        """What became of groups that were submitted before. An acknowledged group's record may have expired."""
+        known: list[str] = []
+        acked: list[str] = []
+        states = retry(lambda: self._reader.group_states([group[0].group for group in groups])) if groups else []
+        for group, state in zip(groups, states, strict=True):
+            (acked if state in ("acked", "") else known).extend(job.id for job in group)
+        return Submission(known=known, acked=acked)
+
+    def _enter(self, group: Sequence[Job], ahead: int, source: Source) -> Iterator[Submission]:
+        """Enters the group as soon as there is room, after the groups of the source that Redis has lost.
+
+        Raises Gap when it lost more than the source keeps.
+        """
+        self._sources.setdefault(source.name, source)
+        purpose, pause = group[0].purpose, FIRST_PAUSE_S
+        wait = WaitLog(partial(explain, self._reader, purpose, ahead=ahead))
+        todo = deque([group])
+        while todo:
+            with source.lock:
+                after = source.position.after(todo[0])
+                try:
+                    submission = self._submit(todo[0], source.name, after.cursor, ahead)
+                except Gap as gap:
+                    todo.extendleft(reversed(self._go_back(source, gap)))
+                    continue
+                if not submission.full:
+                    entered = todo.popleft()
+                    source.move(entered, after)
+            if submission.full:
+                wait.look()
+                time.sleep(pause)
+                pause = min(LONGEST_PAUSE_S, pause * 1.5)
+                continue
+            if submission.new:
+                self._publish(entered)
+            yield submission
+
+    def _go_back(self, source: Source, gap: Gap) -> list[Sequence[Job]]:
+        lost = source.go_back(gap)
+        log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, len(lost))
+        return lost
+
+    def _submit(self, group: Sequence[Job], source: str, cursor: Cursor, ahead: int) -> Submission:
+        publish_in_s = PUBLISHING_S if self._publisher.available else 0.0
+        submit = partial(
+            self._ledger.submit, group, publish_in_s=publish_in_s, source=source, cursor=cursor, ahead=ahead
+        )
+        token = uuid.uuid4().hex
+        return retry(lambda: submit(token=token))
+
+    def _publish(self, group: Sequence[Job]) -> None:
+        priority = EVAL if group[0].purpose is Purpose.EVAL else NEW
+        published = self._publisher.publish([Publication(job.id, job.queue, priority) for job in group])
+        retry(lambda: self._ledger.confirm(published))
+
+
+def _total(submissions: Iterable[Submission]) -> Submission:
+    """Each id once: a group that was submitted again because Redis had lost it stays a new one."""
+    new: dict[str, None] = {}
+    known: dict[str, None] = {}
+    acked: dict[str, None] = {}
+    for submission in submissions:
+        new |= dict.fromkeys(submission.new)
+        known |= dict.fromkeys(submission.known)
+        acked |= dict.fromkeys(submission.acked)
+    return Submission(
+        list(new), [job_id for job_id in known if job_id not in new], [job_id for job_id in acked if job_id not in new]
+    )

@@ -1,0 +1,252 @@
+"""Says of a wait who waits for whom, and what to do about it.
+
+Producers, consumers and workers meet only in Redis, so each sees only that nothing happens. `explain` puts together
+what the run's indexes, the waiting consumers, the waiting producer and the live workers tell, in one or two sentences
+that are the same on every side.
+"""
+
+import difflib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollq.errors import LedgerError
+from rollq.job import QUEUE, Purpose, parse_id
+from rollq.ledger.constants import HOLD_S, LEASE_S
+from rollq.ledger.live_workers import AWAY, LiveWorker, live_workers
+from rollq.ledger.reader import LedgerReader, runs
+
+log = logging.getLogger("rollq")
+
+FIRST_S = 5.0
+"""Seconds of waiting after which a wait is explained for the first time."""
+EVERY_S = 30.0
+"""Seconds between two explanations of the same wait."""
+LISTED = 5
+"""Number of runs that an explanation names."""
+SOME_JOBS = 20
+"""Number of queued jobs whose queues are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a run while somebody waits. Groups are those of one purpose."""
+
+    run: str
+    known: bool = True
+    """Whether anything was ever submitted to the run."""
+    runs: Sequence[str] = ()
+    """The runs that exist, when this one does not."""
+    purpose: Purpose = Purpose.TRAIN
+    open: int = 0
+    ready: int = 0
+    held: int = 0
+    acked: int = 0
+    """Groups of both purposes, as is `dropped`."""
+    dropped: int = 0
+    elsewhere: int = 0
+    """Groups of the other purpose that are not acknowledged."""
+    sealed: bool = False
+    queued: int = 0
+    """Jobs of both purposes, as is `leased`."""
+    leased: int = 0
+    ahead: int = 0
+    """The limit at which a producer waits; 0: none waits."""
+    wanted: int = 0
+    """Groups that a consumer waits for; 0: none waits."""
+    own: int = 0
+    """Groups that the caller itself holds."""
+    queues: Sequence[str] = ()
+    """The queues of the run's jobs."""
+    tokenizer: str = ""
+    """Hash of the run's tokenizer; empty while it is not fixed."""
+    template: str = ""
+    workers: Sequence[LiveWorker] = field(default_factory=list)
+
+
+def explain(
+    reader: LedgerReader, purpose: Purpose = Purpose.TRAIN, *, wanted: int = 0, own: int = 0, ahead: int = 0
+) -> str:
+    """Who waits for whom in this run and what to do; empty when the wait is an ordinary one.
+
+    A consumer gives the number of groups that it wants and those that it holds itself, a producer the limit at which it
+    waits, and anybody else neither. It only reads. It raises no LedgerError, because the wait itself meets the same
+    one.
+    """
+    try:
+        return why(_facts(reader, purpose, wanted, own, ahead))
+    except LedgerError as e:
+        return str(e)
+
+
+def why(facts: Facts) -> str:
+    """The explanation; empty when what is waited for is under way."""
+    for case in (_unknown, _each_other, _unread, _exhausted, _another_consumer, _unplayed):
+        if text := case(facts):
+            return f"run {facts.run}: {text}"
+    return ""
+
+
+def other_runs(run: str, runs: Sequence[str]) -> str:
+    """What to say of a run that does not exist: the one that was meant, and the latest of those that exist."""
+    if not runs:
+        return "there are no runs yet"
+    close = difflib.get_close_matches(run, runs, 1)
+    shown, more = runs[: -LISTED - 1 : -1], len(runs) - LISTED
+    listed = f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
+    return (f"did you mean {close[0]!r}? " if close else "") + listed
+
+
+class WaitLog:
+    """Logs the explanation of one wait after FIRST_S seconds, and then every EVERY_S seconds."""
+
+    def __init__(self, explain: Callable[[], str]) -> None:
+        self._explain = explain
+        self._next = time.monotonic() + FIRST_S
+
+    def look(self) -> None:
+        """Called between two tries. Logs the explanation when it is due."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY_S
+        if text := self._explain():
+            log.warning("%s", text)
+
+
+def _unknown(f: Facts) -> str:
+    if f.known:
+        return ""
+    return f"it does not exist (yet): {other_runs(f.run, f.runs)}. A consumer waits until jobs are submitted to it"
+
+
+def _each_other(f: Facts) -> str:
+    if not f.ahead or f.wanted <= f.ready + f.open:
+        return ""
+    return (
+        f"a producer waits while {f.ahead} groups are unacknowledged ({_places(f)}), and a consumer waits for"
+        f" {f.wanted} groups before it acknowledges: acknowledge each batch before you ask for the next one, ask for"
+        f" fewer groups, or submit with an `ahead` of at least {f.held + f.wanted}"
+    )
+
+
+def _unread(f: Facts) -> str:
+    if not f.ahead or f.wanted or not (f.ready or f.held):
+        return ""
+    waits = f"a producer waits while {f.ahead} groups are unacknowledged ({_places(f)})"
+    if f.held:
+        return f"{waits}: the consumer that holds {f.held} of them has to acknowledge its batch (batch.ack())"
+    purpose = "" if f.purpose is Purpose.TRAIN else f" --purpose {f.purpose}"
+    return (
+        f"{waits}, and no consumer takes them: start a trainer or `rollq pull --run {f.run} --groups"
+        f" {f.ready}{purpose}`, or submit with a larger `ahead`"
+    )
+
+
+def _exhausted(f: Facts) -> str:
+    if f.sealed or f.open or f.wanted <= f.ready:
+        return ""
+    waits = f"a consumer waits for {f.wanted} groups, and no group is being played"
+    if not (f.ready or f.held) and f.elsewhere:
+        other = Purpose.EVAL if f.purpose is Purpose.TRAIN else Purpose.TRAIN
+        return f"{waits}: its groups are for {other}; ask for them with `--purpose {other}` or `purpose=`"
+    if not (f.ready or f.held or f.acked or f.dropped):
+        return f"{waits}: nothing was submitted to it; see `rollq submit`"
+    counts = f"{waits}: {_places(f)}, {f.acked} acknowledged, {f.dropped} dropped"
+    dead = f"`rollq dead --run {f.run}` says why groups were dropped, and `rollq requeue` plays them again. "
+    return (
+        f"{counts}. {dead if f.dropped else ''}Submit more jobs{f', ask for at most {f.ready}' if f.ready else ''}, or"
+        " seal the run if no more come (`--seal`, `Client.seal()`): repeat the producer's line when it was sealed"
+        " before, because Redis has lost the seal"
+    )
+
+
+def _another_consumer(f: Facts) -> str:
+    if not f.sealed or f.open or f.wanted <= f.ready or f.held <= f.own:
+        return ""
+    return (
+        f"a consumer waits for {f.held - f.own} groups that another consumer holds: they come when that one gives them"
+        f" back, or within {HOLD_S:g} s if it died"
+    )
+
+
+def _unplayed(f: Facts) -> str:
+    if not f.open or (f.wanted and f.wanted <= f.ready) or not (f.queued or f.leased):
+        return ""
+    jobs = f"{f.queued} jobs are queued and {f.leased} being played"
+    if not f.workers:
+        back = f"; what dead workers played comes back within {LEASE_S:g} s" if f.leased else ""
+        return f"{jobs}, and no worker is alive: start `rollq worker{_queues(f)}`{back}"
+    serving = [worker for worker in f.workers if not f.queues or set(f.queues) & set(worker.queues)]
+    if not serving:
+        theirs = ", ".join(sorted({queue for worker in f.workers for queue in worker.queues}))
+        return (
+            f"{jobs}, in queue {', '.join(f.queues)}, and the live workers serve {theirs}: start `rollq"
+            f" worker{_queues(f)}`"
+        )
+    able = [worker for worker in serving if worker.plays(f.tokenizer, f.template)]
+    if not able:
+        return (
+            f"{jobs}, with tokenizer {f.tokenizer[:12]} and chat template {f.template[:12]}; the live workers have"
+            f" {', '.join(sorted({f'{w.tokenizer[:12]} and {w.template[:12]}' for w in serving}))}: start a worker with"
+            " the run's `--tokenizer`"
+        )
+    if all(worker.engine == AWAY for worker in able):
+        return (
+            f"{jobs}, and the engine of all {len(able)} live workers that may play them is away: start it, or check"
+            " their `--engine`. Nothing is lost meanwhile"
+        )
+    if not f.leased and all(worker.busy >= worker.slots for worker in able):
+        slots = sum(worker.slots for worker in able)
+        return f"{jobs}: all {slots} slots of {len(able)} live workers play other runs; more workers would help"
+    return ""
+
+
+def _queues(f: Facts) -> str:
+    return "" if set(f.queues) <= {QUEUE} else f" --queues {','.join(f.queues)}"
+
+
+def _places(f: Facts) -> str:
+    return f"{f.open} open, {f.ready} ready, {f.held} held"
+
+
+def _facts(reader: LedgerReader, purpose: Purpose, wanted: int, own: int, ahead: int) -> Facts:
+    standing = reader.standing(purpose)
+    if not standing.known:
+        return Facts(run=reader.run, known=False, runs=runs(reader.redis))
+    other = reader.standing(Purpose.EVAL if purpose is Purpose.TRAIN else Purpose.TRAIN)
+    stats = reader.stats()
+    hashes = reader.scripts.guard(
+        reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, "tokenizer_hash", "template_hash")
+    )
+    return Facts(
+        run=reader.run,
+        purpose=purpose,
+        open=standing.open,
+        ready=standing.ready,
+        held=standing.held,
+        acked=stats["groups_acked"],
+        dropped=stats["groups_dropped"],
+        elsewhere=other.unacknowledged,
+        sealed=standing.sealed,
+        queued=standing.queued,
+        leased=standing.leased,
+        ahead=ahead or standing.full,
+        wanted=wanted or standing.wanted,
+        own=own,
+        queues=_queued_in(reader),
+        tokenizer=(hashes[0] or b"").decode(),
+        template=(hashes[1] or b"").decode(),
+        workers=live_workers(reader.redis),
+    )
+
+
+def _queued_in(reader: LedgerReader) -> list[str]:
+    """The queues of some of the run's queued jobs."""
+    ids = reader.scripts.guard(reader.keys.queued, lambda: reader.redis.zrange(reader.keys.queued, 0, SOME_JOBS - 1))
+    groups = dict.fromkeys(parse_id(job_id.decode())[1] for job_id in ids)
+    pipe = reader.redis.pipeline(transaction=False)
+    for group in groups:
+        pipe.hget(reader.keys.group(group), "queue")
+    found = reader.scripts.guard(reader.keys.queued, pipe.execute)
+    return sorted({queue.decode() for queue in found if queue})

@@ -96,7 +96,7 @@ class Prompt(_Texts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class Sampled(_Texts):
     """One reply of the engine. A turn has several when its generation was interrupted; all but the last then finish by
     abort."""
 

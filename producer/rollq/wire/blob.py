@@ -21,10 +21,12 @@ from rollq.job import Json
 SCHEMA = 2
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
-LARGE = 512
-"""Packed texts of at least this many bytes are compressed."""
-MAX_TEXTS = 256 << 20
-"""Most bytes that compressed texts may unpack to; more is a bomb, not a conversation."""
+LARGE = 128
+"""Ids and texts of at least this many bytes are compressed, if that makes them shorter."""
+WINDOW_BITS, MEMORY_LEVEL = 13, 6
+"""What zlib compresses with: 64 kB of memory, a quarter of its default, because most streams are shorter than 2 kB."""
+MAX_UNPACKED = 256 << 20
+"""Most bytes that ids or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
 """Deepest nesting of a job's own mappings."""
 BIG_INT = 1
@@ -93,9 +95,7 @@ def check_version(blob: bytes, where: str) -> None:
         remedy = "it was written by an older rollq: finish the run with that, or submit it again under another name"
     else:
         return
-    raise UnknownSchema(
-        f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}."
-    )
+    raise UnknownSchema(f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}.")
 
 
 def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
@@ -127,7 +127,7 @@ def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
     return buffer.tobytes()
 
 
-def load(typecode: str, raw: bytes) -> array[Any]:
+def load(typecode: str, raw: bytes | bytearray) -> array[Any]:
     """The numbers (u32 or f32) in the bytes. Raises ValueError when the last number is cut off."""
     buffer = array(typecode)
     buffer.frombytes(raw)
@@ -136,25 +136,54 @@ def load(typecode: str, raw: bytes) -> array[Any]:
     return buffer
 
 
+def dump_ids(ids: Iterable[Any], where: str) -> bytes:
+    """Token ids, packed: the first bytes of all numbers, then all second, third and fourth bytes. Ids are small, and
+    some are frequent, so each of these is worth compressing, and the four bytes of one number are not."""
+    raw = dump(ids, "I", where)
+    return _packed(b"".join(raw[byte::4] for byte in range(4)))
+
+
+def load_ids(packed: bytes) -> array[int]:
+    """The ids that `dump_ids` packed. Raises ValueError or zlib.error."""
+    planes = _unpacked(packed)
+    raw, count = bytearray(len(planes)), len(planes) // 4
+    for byte in range(4):
+        raw[byte::4] = planes[byte * count : (byte + 1) * count]
+    return load("I", raw)
+
+
 def pack_texts(texts: list[Any], where: str) -> bytes:
-    """The texts as bytes: a byte that says how they are packed (0: as they are, 1: by zlib), then the packed texts."""
-    packed = pack(texts, where)
-    if len(packed) < LARGE:
-        return b"\0" + packed
-    return b"\1" + zlib.compress(packed, 6)
+    """The texts, packed."""
+    return _packed(pack(texts, where))
+
+
+def _packed(data: bytes) -> bytes:
+    """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
+    if len(data) >= LARGE:
+        deflate = zlib.compressobj(6, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
+        stream = deflate.compress(data) + deflate.flush()
+        if len(stream) < len(data):
+            return b"\1" + stream
+    return b"\0" + data
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """What `_packed` packed. Raises ValueError or zlib.error."""
+    if packed[:1] == b"\0":
+        return packed[1:]
+    if packed[:1] != b"\1":
+        raise ValueError(f"unknown packing {packed[:1]!r}")
+    inflate = zlib.decompressobj()
+    data = inflate.decompress(packed[1:], MAX_UNPACKED)
+    if not inflate.eof or inflate.unused_data:
+        raise ValueError("not one whole zlib stream")
+    return data
 
 
 def _read_texts(raw: bytes, names: Sequence[str], types: Sequence[Any], where: str) -> dict[str, Any]:
     """The texts by field name. Raises ContractError unless they are of these types."""
     try:
-        packed = raw[1:]
-        if raw[:1] == b"\1":
-            inflate = zlib.decompressobj()
-            packed = inflate.decompress(packed, MAX_TEXTS)
-            if not inflate.eof or inflate.unused_data:
-                raise ValueError("not one whole zlib stream")
-        elif raw[:1] != b"\0":
-            raise ValueError(f"unknown packing {raw[:1]!r}")
+        packed = _unpacked(raw)
         values = msgpack.unpackb(packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False)
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e

@@ -1,9 +1,9 @@
 """Values to bytes and back: jobs, and the headers and events of journals. docs/wire.md has the layout byte by byte.
 
 The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
-that starts with the schema's version and its kind. Token ids and logprobs are little-endian buffers, so that encoding
-and decoding them is a copy. Texts are packed apart and read when they are first asked for. It knows nothing of Redis.
-Of a trajectory it checks only the types and the order of events.
+that starts with the schema's version and its kind. Token ids and texts are compressed, each apart, and texts are read
+when they are first asked for. It knows nothing of Redis. Of a trajectory it checks only the types and the order of
+events.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -11,6 +11,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,9 +30,22 @@ from rollq.trajectory import (
     Trajectory,
     VersionSpan,
 )
-from rollq.wire.blob import DIGEST, SCHEMA, defer, dump, load, pack, pack_texts, plain, unpack, wrong
+from rollq.wire.blob import (
+    DIGEST,
+    SCHEMA,
+    defer,
+    dump,
+    dump_ids,
+    load,
+    load_ids,
+    pack,
+    pack_texts,
+    plain,
+    unpack,
+    wrong,
+)
 
-E = TypeVar("E", Prompt, Observed, Closed)
+E = TypeVar("E", Prompt, Sampled, Observed, Closed)
 
 MAX_LABELS = 2048
 """Most bytes of a job's packed labels."""
@@ -115,16 +129,16 @@ def encode_event(event: Event, job_id: str) -> bytes:
     match event:
         case Sampled():
             spans = [[span.version, span.start, span.end] for span in event.versions]
-            ids, logprobs = dump(event.ids, "I", where), dump(event.logprobs, "f", where)
-            fields = [event.turn, ids, logprobs, spans, event.finish, event.text]
+            ids, logprobs = dump_ids(event.ids, where), dump(event.logprobs, "f", where)
+            fields = [event.turn, ids, logprobs, spans, event.finish, pack_texts([event.text], where)]
             fields += [event.cached_tokens, float(event.at), float(event.seconds)]
         case Observed():
             texts = [event.message, event.actions, event.replies, event.errors]
-            fields = [event.turn, dump(event.ids, "I", where), pack_texts(texts, where)]
+            fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
             fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
         case Prompt():
             texts = [event.messages, event.tools]
-            fields = [dump(event.ids, "I", where), pack_texts(texts, where), float(event.at)]
+            fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
         case Closed():
             if isinstance(event.reward, bool):
                 wrong(where, "reward", event.reward)
@@ -146,7 +160,7 @@ def decode_event(blob: bytes, job_id: str) -> Event:
         return decode(fields, where)
     except ContractError:
         raise
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, zlib.error) as e:
         raise ContractError(f"{where}: unreadable {fields[1]} event: {type(e).__name__}: {e}") from e
 
 
@@ -205,27 +219,28 @@ def _prompt(fields: list[Any], where: str) -> Prompt:
     if type(at) is not float:
         wrong(where, "prompt", fields)
     read = defer(texts, ("messages", "tools"), (list, list), where)
-    return _without_texts(Prompt, ids=load("I", ids), _read=read, at=at)
+    return _without_texts(Prompt, ids=load_ids(ids), _read=read, at=at)
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
-    _, _, turn, ids, logprobs, spans, finish, text, cached_tokens, at, seconds = fields
-    tokens, floats = load("I", ids), load("f", logprobs)
+    _, _, turn, ids, logprobs, spans, finish, texts, cached_tokens, at, seconds = fields
+    tokens, floats = load_ids(ids), load("f", logprobs)
     if len(tokens) != len(floats):
         raise ContractError(f"{where}: turn {turn} has {len(tokens)} sampled tokens and {len(floats)} logprobs")
     if not math.isfinite(sum(floats)):  # f32s cannot overflow a double
         raise ContractError(f"{where}: turn {turn} has a logprob that is not finite")
-    if not (type(turn) is int and turn >= 0 and type(text) is str and type(cached_tokens) is int):
-        wrong(where, "sampled", [turn, text, cached_tokens])
+    if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
+        wrong(where, "sampled", [turn, cached_tokens])
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of a sampled event", [at, seconds])
-    return Sampled(
+    return _without_texts(
+        Sampled,
         turn=turn,
         ids=tokens,
         logprobs=floats,
         versions=_spans(spans, len(tokens), f"{where}: turn {turn}"),
         finish=_FINISH[finish] if finish in _FINISH else Finish(finish),
-        text=text,
+        _read=defer(texts, ("text",), (str,), where),
         cached_tokens=cached_tokens,
         at=at,
         seconds=seconds,
@@ -257,7 +272,7 @@ def _observed(fields: list[Any], where: str) -> Observed:
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of an observed event", [at, seconds])
     read = defer(texts, ("message", "actions", "replies", "errors"), (dict, list, list, list), where)
-    ids = load("I", ids)
+    ids = load_ids(ids)
     return _without_texts(
         Observed, turn=turn, ids=ids, _read=read, extra_calls=extra_calls, done=done, at=at, seconds=seconds
     )

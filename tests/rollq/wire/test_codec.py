@@ -36,32 +36,33 @@ from tests.rollq.samples import closed, decoded, encoded, events, ids, job, obse
 
 def test_golden_job() -> None:
     assert encode_job(job(seq=3)).hex() == (
-        "dc0014" "01" "a36a6f62"  # array of 20: schema 1, "job"
+        "dc0016" "02" "a36a6f62"  # array of 22: schema 2, "job"
         "a172" "a167" "00"  # run, group, sample
         "a473686f70" "a5747261696e" "01" "80"  # env, split, task, env_args
         "ac746f6f6c2d63616c6c696e67" "80"  # agent, agent_args
         "81a46b696e64a87363726970746564" "80"  # user, sampling
         "941ecd8000cd0400cb409c200000000000"  # budget
-        "a5747261696e" "00" "02" "00" "a46b656570" "03"  # purpose, seed, size, min_viable, history, seq
+        "a5747261696e" "00" "02" "00" "a46b656570"  # purpose, seed, size, min_viable, history
+        "a5726f6c6c71" "80" "03"  # queue, labels, seq
     )  # fmt: skip
 
 
 def test_golden_events() -> None:
     small = replace(prompt(1, 70000), messages=[{"role": "user"}], tools=[])
     assert encode_event(small, "r/g/0").hex() == (
-        "95" "01" "a670726f6d7074"  # array of 5: schema 1, "prompt"
-        "c408" "01000000" "70110100"  # ids, u32 little-endian
+        "95" "02" "a670726f6d7074"  # array of 5: schema 2, "prompt"
+        "c409" "00" "0170" "0011" "0001" "0000"  # ids: 0 = as they are, all first bytes, then all second ones, ...
         "c40f" "00" "92" "9181a4726f6c65a475736572" "90"  # texts: 0 = as they are, [messages, tools]
         "cb3ff0000000000000"  # at
     )  # fmt: skip
     assert encode_event(sampled(2, 7, version="v"), "r/g/0").hex() == (
-        "9b" "01" "a773616d706c6564" "02"  # array of 11: schema 1, "sampled", turn
-        "c404" "07000000" "c404" "000000bf"  # ids, logprobs
-        "9193a1760001" "a473746f70" "a2686d" "00"  # spans, finish, text, cached_tokens
+        "9b" "02" "a773616d706c6564" "02"  # array of 11: schema 2, "sampled", turn
+        "c405" "00" "07000000" "c404" "000000bf"  # ids, logprobs
+        "9193a1760001" "a473746f70" "c405" "00" "91" "a2686d" "00"  # spans, finish, texts [text], cached_tokens
         "cb4000000000000000" "cb0000000000000000"  # at, seconds
     )  # fmt: skip
     assert encode_event(replace(closed(), info={}), "r/g/0").hex() == (
-        "97" "01" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
+        "97" "02" "a6636c6f736564" "a4646f6e65" "cb3ff0000000000000" "c0"  # stop, reward, failure
         "c403" "00" "91" "80" "cb4010000000000000"  # texts [info], at
     )  # fmt: skip
 
@@ -69,7 +70,7 @@ def test_golden_events() -> None:
 def test_golden_header() -> None:
     header = Header(attempt=2, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
     assert encode_header(header).hex() == (
-        "9c" "01" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"
+        "9c" "02" "a6686561646572" "02" "a177" "a5302e312e30" "a0a0a0a0" "a46b656570" "81a16bc3" "cb3ff0000000000000"
     )  # fmt: skip
 
 
@@ -221,14 +222,20 @@ NAN, INF = array("f", [math.nan, -1.0]).tobytes(), array("f", [-1.0, -math.inf])
 @pytest.mark.parametrize(
     ("blob", "word"),
     [
-        (tampered(sampled(), 0, 2), "schema 2"),
-        (tampered(sampled(), 0, True), "schema True"),
+        (tampered(sampled(), 0, True), "wrong schema"),
+        (tampered(sampled(), 0, 200), "wrong schema"),
         (tampered(sampled(), 1, "samples"), "not a known kind"),
         (tampered(sampled(), 1, 7), "not a known kind"),
         (tampered(sampled(), 2, "0"), "wrong"),
+        (tampered(sampled(), 3, b""), "unknown packing"),
+        (tampered(sampled(), 3, b"\2\0\0\0\0"), "unknown packing"),
+        (tampered(sampled(), 3, b"\0\0\0"), "sampled"),
         (tampered(sampled(), 3, b"\1\0\0"), "sampled"),
+        (tampered(sampled(), 3, b"\1" + zlib.compress(bytes(8))[:-2]), "zlib"),
+        (tampered(sampled(), 3, b"\1" + zlib.compress(bytes(7))), "sampled"),
+        (tampered(sampled(), 3, 7), "sampled"),
         (tampered(sampled(), 3, [7, 8]), "sampled"),
-        (tampered(sampled(), 3, ids(7).tobytes()), "1 sampled tokens and 2 logprobs"),
+        (tampered(sampled(), 3, b"\0" + ids(7).tobytes()), "1 sampled tokens and 2 logprobs"),
         (tampered(sampled(), 4, NAN), "not finite"),
         (tampered(sampled(), 4, INF), "not finite"),
         (tampered(sampled(), 5, []), "do not tile"),
@@ -239,6 +246,7 @@ NAN, INF = array("f", [math.nan, -1.0]).tobytes(), array("f", [-1.0, -math.inf])
         (tampered(sampled(), 5, [[1, 0, 2]]), "version span"),
         (tampered(sampled(), 6, "tired"), "tired"),
         (tampered(sampled(), 6, ["stop"]), "unreadable"),
+        (tampered(sampled(), 7, "hm"), "texts"),
         (tampered(sampled(), 9, 2), "time"),
         (tampered(prompt(), 2, b"\1"), "prompt"),
         (tampered(prompt(), 3, "texts"), "texts"),
@@ -331,6 +339,8 @@ def full_job() -> Job:
         purpose=Purpose.EVAL,
         seed=5,
         min_viable=1,
+        queue="large",
+        labels={"uid": "a-7", "index": 12},
         seq=8,
     )
 
@@ -342,9 +352,16 @@ def test_a_job_comes_back_equal() -> None:
 def test_a_digest_is_of_the_content() -> None:
     made = full_job()
     assert job_digest(made) == job_digest(replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1}))
-    for other in (replace(made, seed=6), replace(made, sampling={}), replace(made, budget=Budget())):
+    changes: list[dict[str, Any]] = [
+        {"seed": 6},
+        {"sampling": {}},
+        {"budget": Budget()},
+        {"queue": "q"},
+        {"labels": {}},
+    ]
+    for other in (replace(made, **change) for change in changes):
         assert job_digest(other) != job_digest(made)
-    assert job_digest(job()) == "a0552c26eb68e6c51969b24fe5e26532cdbc818c438f7bc6af84641980035f49"
+    assert job_digest(job()).hex() == "b7d2b5e0df9cc90ffdaa0504e09f3574"
 
 
 def test_another_job_is_refused() -> None:
@@ -352,7 +369,7 @@ def test_another_job_is_refused() -> None:
         decode_job(encode_job(job()), "r/g/1")
 
 
-@pytest.mark.parametrize("at", range(2, 19))
+@pytest.mark.parametrize("at", range(2, 22))
 def test_a_job_with_a_wrong_field_is_refused_by_name(at: int) -> None:
     fields = msgpack.unpackb(encode_job(job()))
     fields[at] = -1.5

@@ -22,15 +22,14 @@ from rollq.errors import (
     JobConflict,
     JournalConflict,
     LedgerError,
-    NotHeld,
     SettingsError,
 )
-from rollq.job import Job, Purpose
-from rollq.ledger import constants
-from rollq.ledger.constants import HOLD_S, PUBLISHING_S
+from rollq.job import Job
+from rollq.ledger.constants import PUBLISHING_S
+from rollq.ledger.durability import Durability
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import joined, sample_of
-from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission, TakenGroup
+from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
@@ -46,9 +45,11 @@ class Ledger:
     redis.ConnectionError when Redis cannot be reached.
     """
 
-    def __init__(self, client: "redis.Redis", run: str) -> None:
-        self.scripts = Scripts(client, run)
+    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
+        """`durability`: where submissions and the seal must be before their calls return."""
+        self.scripts = Scripts(client, run, durability)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+        self._listed = False
 
     def submit(
         self,
@@ -74,13 +75,16 @@ class Ledger:
             return Submission()
         first = jobs[0]
         ids = self._check_group(jobs)
+        if not self._listed:
+            self.activate()  # so that a Redis that loses its tail cannot have the group and not know the run
+            self._listed = True
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA, encode_job(first)]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
-        status, *rest = self.scripts.call("submit", args)
+        status, *rest = self.scripts.call("submit", args, durable=True)
         if status in (b"new", b"known"):
             self.activate()
         match status:
@@ -186,7 +190,7 @@ class Ledger:
 
         Raises SettingsError when the run has others.
         """
-        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", [tokenizer_hash, template_hash])]
+        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", args, durable=True)]
         if theirs != [tokenizer_hash, template_hash]:
             raise SettingsError(self._other_tokenizer(theirs, [tokenizer_hash, template_hash]))
 
@@ -335,46 +339,6 @@ class Ledger:
 
     def _fenced(self, job_id: str, lease: str) -> NoReturn:
         raise Fenced(f"job {job_id}: attempt {_attempt(lease)} no longer holds the lease")
-
-    def take(
-        self, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN
-    ) -> list[TakenGroup]:
-        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end of a sealed run.
-
-        Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
-        had time to renew it.
-        """
-        args = [groups, token, hold_s, purpose.value, constants.OUTAGE_S, constants.GRACE_S]
-        return [self._taken(*row) for row in self.scripts.call("take", args)]
-
-    def _taken(self, name: bytes, seq: bytes, size: int, *states: bytes) -> TakenGroup:
-        group = name.decode()
-        ids: dict[bytes, list[str]] = {b"done": [], b"dead": []}
-        for sample, state in enumerate(states):
-            ids[state].append(f"{self.run}/{group}/{sample}")
-        return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"])
-
-    def extend_hold(self, token: str, hold_s: float = HOLD_S) -> None:
-        """Keep a batch for longer. Raises NotHeld."""
-        if self.scripts.call("extend_hold", [token, hold_s])[0] != b"ok":
-            raise NotHeld(f"run {self.run}: nothing is held under {token} any more")
-
-    def ack(self, token: str, job_ids: Sequence[str]) -> None:
-        """Acknowledge the groups of these jobs, and drop what they stored. Raises NotHeld, and then acknowledges
-        none."""
-        for job_id in job_ids:
-            self.scripts.parse(job_id)
-        status, *rest = self.scripts.call("ack", [token, *job_ids])
-        if status != b"ok":
-            group = f"{self.run}/{rest[0].decode()}"
-            raise NotHeld(f"group {group} is not held under {token} (any more): another consumer has it or will get it")
-
-    def reject(self, token: str, job_id: str, reason: str) -> None:
-        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises
-        NotHeld."""
-        self.scripts.parse(job_id)
-        if self.scripts.call("reject", [token, job_id, short_reason(reason)])[0] != b"ok":
-            raise NotHeld(f"job {job_id} is not held under {token} any more")
 
 
 def _entries(index: int, blobs: Sequence[bytes]) -> list[Any]:

@@ -5,21 +5,34 @@ local function budget(class)
   return whole(field('run', 'budget:' .. class), 1, MOST) or constants.budgets[class]
 end
 
+-- What the lease set holds of a job: attempt#token. Only for records that do not say.
+local function find_leases(id)
+  local found = {}
+  for _, held in ipairs(redis.call('ZRANGE', prefix .. 'leased', 0, -1)) do
+    local of, lease = string.match(held, '^([^#]*)#(.*)$')
+    if of == id then found[#found + 1] = lease end
+  end
+  return found
+end
+
+local function attempt_of(lease)
+  return whole(string.match(lease or '', '^%d+'), 0, MOST)
+end
+
 -- Claims so far. If the record does not say, it is the last attempt that ended or has a lease.
 local function attempts(id)
   local known = whole(field('job:' .. id, 'attempt'), 0, MOST)
   if known then return known end
-  local highest = whole(string.match(field('job:' .. id, 'ended') or '', '^%d+'), 0, MOST) or 0
-  for _, held in ipairs(redis.call('ZRANGE', prefix .. 'leased', 0, -1)) do
-    local of, number = string.match(held, '^([^#]*)#(%d+)')
-    if of == id then highest = math.max(highest, whole(number, 0, MOST) or 0) end
-  end
+  local highest = attempt_of(field('job:' .. id, 'ended')) or 0
+  for _, lease in ipairs(find_leases(id)) do highest = math.max(highest, attempt_of(lease) or 0) end
   return highest
 end
 
 -- The last claim of a job as the lease set names it: attempt#token.
 local function lease_of(id)
-  return attempts(id) .. '#' .. (field('job:' .. id, 'token') or '')
+  local attempt, token = whole(field('job:' .. id, 'attempt'), 0, MOST), field('job:' .. id, 'token')
+  if attempt and token then return attempt .. '#' .. token end
+  return find_leases(id)[1] or attempts(id) .. '#'
 end
 
 -- Deletes the journals of a job.
@@ -133,13 +146,13 @@ end
 
 -- The job is dead, of class job, whatever its record holds.
 local function end_as_dead(id, why, time)
-  local key, attempt, lease = prefix .. 'job:' .. id, attempts(id), lease_of(id)
+  local key, attempt, leases = prefix .. 'job:' .. id, attempts(id), find_leases(id)
   local failures = whole(field('job:' .. id, 'fail:job'), 0, MOST) or 0
   if redis.call('TYPE', key)['ok'] ~= 'hash' then redis.call('DEL', key) end
-  redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', lease, 'ended_by', 'damage', 'class', 'job',
+  redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage', 'class', 'job',
     'reason', why, 'fail:job', failures + 1)
   redis.call('ZREM', prefix .. 'queued', id)
-  redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease)
+  for _, lease in ipairs(leases) do redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease) end
   redis.call('ZADD', prefix .. 'dead', time, id)
   count('failures:job')
 end

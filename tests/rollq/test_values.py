@@ -30,6 +30,9 @@ from tests.rollq.samples import job, trajectory
         {"env": ""},
         {"env_args": [1]},
         {"user": None},
+        {"labels": ["a"]},
+        {"queue": ""},
+        {"queue": "a queue"},
         {"budget": {"max_turns": 3}},
         {"purpose": "training"},
         {"history": 1},
@@ -97,6 +100,9 @@ def test_errors_cross_processes() -> None:
     conflict = errors.JournalConflict("x")
     conflict.length = 3
     assert pickle.loads(pickle.dumps(conflict)).length == 3
+    gap = errors.Gap("x")
+    gap.cursor = (3, 24, "mark")
+    assert pickle.loads(pickle.dumps(gap)).cursor == (3, 24, "mark")
 
 
 def test_the_package_names_what_it_exports() -> None:

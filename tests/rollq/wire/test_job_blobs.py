@@ -1,0 +1,97 @@
+"""Jobs on the wire: golden bytes, the digest, and refusals by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+
+from rollq.errors import ContractError
+from rollq.job import Budget, Job, Purpose
+from rollq.wire.codec import decode_job, encode_job, job_digest
+from tests.rollq.samples import job
+
+
+def test_golden_job() -> None:
+    assert encode_job(job(seq=3)).hex() == (
+        "dc0016" "02" "a36a6f62"  # array of 22: schema 2, "job"
+        "a172" "a167" "00"  # run, group, sample
+        "a473686f70" "a5747261696e" "01" "80"  # env, split, task, env_args
+        "ac746f6f6c2d63616c6c696e67" "80"  # agent, agent_args
+        "81a46b696e64a87363726970746564" "80"  # user, sampling
+        "941ecd8000cd0400cb409c200000000000"  # budget
+        "a5747261696e" "00" "02" "00" "a46b656570"  # purpose, seed, size, min_viable, history
+        "a5726f6c6c71" "80" "03"  # queue, labels, seq
+    )  # fmt: skip
+
+
+def full_job() -> Job:
+    return job(
+        env_args={"b": 1, "a": [None, {"c": "ü"}]},
+        agent_args={"single_tool": True},
+        user={"kind": "openai", "endpoint": "local", "model": "m"},
+        sampling={"temperature": 0.7},
+        budget=Budget(max_turns=3, deadline_s=9),
+        purpose=Purpose.EVAL,
+        seed=5,
+        min_viable=1,
+        queue="large",
+        labels={"uid": "a-7", "index": 12},
+        seq=8,
+    )
+
+
+def test_a_job_comes_back_equal() -> None:
+    assert decode_job(encode_job(full_job()), "r/g/0") == full_job()
+
+
+def test_a_digest_is_of_the_content() -> None:
+    made = full_job()
+    assert job_digest(made) == job_digest(replace(made, seq=99, env_args={"a": [None, {"c": "ü"}], "b": 1}))
+    changes: list[dict[str, Any]] = [
+        {"seed": 6},
+        {"sampling": {}},
+        {"budget": Budget()},
+        {"queue": "q"},
+        {"labels": {}},
+    ]
+    for other in (replace(made, **change) for change in changes):
+        assert job_digest(other) != job_digest(made)
+    assert job_digest(job()).hex() == "b7d2b5e0df9cc90ffdaa0504e09f3574"
+
+
+def test_another_job_is_refused() -> None:
+    with pytest.raises(ContractError, match="r/g/1"):
+        decode_job(encode_job(job()), "r/g/1")
+
+
+@pytest.mark.parametrize("at", range(2, 22))
+def test_a_job_with_a_wrong_field_is_refused_by_name(at: int) -> None:
+    fields = msgpack.unpackb(encode_job(job()))
+    fields[at] = -1.5
+    with pytest.raises(ContractError, match="r/g/0"):
+        decode_job(msgpack.packb(fields), "r/g/0")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"bytes", math.nan, 2**70, {1: 2}, object()])
+def test_a_job_that_json_cannot_say_is_refused(value: object) -> None:
+    with pytest.raises(ContractError, match="r/g/0"):
+        encode_job(job(env_args={"x": value}))
+
+
+def test_labels_are_small() -> None:
+    fits = job(labels={"notes": "n" * 2038})
+    assert decode_job(encode_job(fits)) == fits
+    for refuse in (encode_job, job_digest):
+        with pytest.raises(ContractError, match="r/g/0: labels of 2049 bytes: at most 2048"):
+            refuse(job(labels={"notes": "n" * 2039}))
+
+
+def test_a_bottomless_job_is_refused() -> None:
+    bottomless: list[Any] = []
+    bottomless.append(bottomless)
+    with pytest.raises(ContractError, match="deep"):
+        encode_job(job(env_args={"x": bottomless}))

@@ -1,4 +1,4 @@
-"""Redis servers on loopback: a primary with replicas, Sentinels, and a cluster. Each is a real process, ended by pid."""
+"""Redis servers on loopback, all of them real processes: a primary with replicas, Sentinels, and a cluster."""
 
 import signal
 import subprocess
@@ -55,7 +55,7 @@ class Replicated:
         self.primary = Server(folder / "primary", [*quick, *settings])
         self.servers = [self.primary]
         for number in range(replicas):
-            follow = ["--replicaof", f"{HOST} {self.primary.port}"]
+            follow = ["--replicaof", HOST, str(self.primary.port)]
             self.servers.append(Server(folder / f"replica-{number}", [*quick, *settings, *follow]))
         until(
             lambda: all(replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas)
@@ -64,6 +64,10 @@ class Replicated:
     @property
     def replicas(self) -> list[Server]:
         return self.servers[1:]
+
+    def in_step(self) -> bool:
+        """Whether every replica follows the primary."""
+        return all(replica.client.info("replication")["master_link_status"] == "up" for replica in self.replicas)
 
     def close(self) -> None:
         for server in self.servers:

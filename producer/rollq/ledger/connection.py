@@ -69,7 +69,7 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
     servers = parse_servers(url) if several else None
     try:
         client: Any = (
-            _servers_client(servers, options, retries) if servers else redis.Redis.from_url(url, **patient, **options)
+            _servers_client(servers, options, retries) if servers else OneServer.from_url(url, **patient, **options)
         )
     except (ValueError, TypeError) as e:
         raise SettingsError(f"not an address of Redis: {mask_url(url)} (wrong options: {type(e).__name__})") from e
@@ -91,7 +91,7 @@ def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> 
         brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
         sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
         options |= {"db": servers.database, "retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
-        client = sentinels.master_for(servers.options["service"], **options)
+        client = sentinels.master_for(servers.options["service"], redis_class=OneServer, **options)
     return client  # type: ignore[no-any-return]
 
 
@@ -99,14 +99,25 @@ def _patience(retries: int) -> Retry:
     return Retry(EqualJitterBackoff(cap=2.0, base=0.1), retries)
 
 
-def leave_demoted(client: Any, error: redis.ResponseError) -> None:
-    """Drop the idle connections if the error says that their server is no primary now: the next call looks for it.
+class OneServer(redis.Redis):
+    """A client of one server: the one at an address, or the one that Sentinels call the primary."""
 
-    redis-py does so by itself except for errors that come out of a script. A cluster's client needs it not, because
-    MOVED tells it where the primary is.
-    """
-    no_primary = isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error))
-    if no_primary and not isinstance(client, ClusterClient):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Leaves a server that is no primary any more, so that the next call looks for the primary.
+
+        redis-py does so by itself, but not for errors that come out of a script.
+        """
+        command: Any = super().execute_command
+        try:
+            return command(*args, **options)
+        except redis.ResponseError as e:
+            leave_demoted(self, e)
+            raise
+
+
+def leave_demoted(client: Any, error: redis.ResponseError) -> None:
+    """Drop the idle connections of a client of one server, if the error says that it is no primary now."""
+    if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
         client.connection_pool.disconnect(inuse_connections=False)
 
 

@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from rollq.errors import SettingsError, Unconfirmed
 from rollq.ledger.cluster import ClusterClient
+from rollq.ledger.connection import leave_demoted
 
 
 class Durability(StrEnum):
@@ -53,6 +54,8 @@ def confirmed(client: Any, durability: Durability, key: str, send: Send) -> Any:
         reply, _, marked, *proof = pipe.execute(raise_on_error=False)
         for error in (reply, marked):
             if isinstance(error, redis.ResponseError):
+                if not isinstance(client, ClusterClient):
+                    leave_demoted(client, error)
                 raise error
         check(server, proof)
         return reply

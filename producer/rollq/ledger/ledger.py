@@ -179,7 +179,7 @@ class Ledger:
         groups of one of them.
         """
         args = [word for source, cursor in (submitted or {}).items() for word in (source, cursor.groups)]
-        status, *rest = self.scripts.call("seal", args)
+        status, *rest = self.scripts.call("seal", args, durable=True)
         if status == b"gap":
             source = rest[0].decode()
             raise self._gap(source, (submitted or {})[source].groups, rest[1])
@@ -190,9 +190,10 @@ class Ledger:
 
         Raises SettingsError when the run has others.
         """
-        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", args, durable=True)]
-        if theirs != [tokenizer_hash, template_hash]:
-            raise SettingsError(self._other_tokenizer(theirs, [tokenizer_hash, template_hash]))
+        ours = [tokenizer_hash, template_hash]
+        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", ours, durable=True)]
+        if theirs != ours:
+            raise SettingsError(self._other_tokenizer(theirs, ours))
 
     def _other_tokenizer(self, theirs: Sequence[str], ours: Sequence[str]) -> str:
         what = "tokenizer" if theirs[0] != ours[0] else "chat template"

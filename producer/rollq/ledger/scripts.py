@@ -15,7 +15,7 @@ import redis
 from rollq.errors import ContractError, LedgerError, Unconfirmed
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
-from rollq.ledger.connection import RetryLoop, leave_demoted, translated
+from rollq.ledger.connection import RetryLoop, translated
 from rollq.ledger.durability import Durability, confirmed
 from rollq.ledger.keys import Keys
 
@@ -80,7 +80,6 @@ class Scripts:
         try:
             return call()
         except redis.ResponseError as e:
-            leave_demoted(self.redis, e)
             raise self.translated(what, e) from e
 
     def translated(self, what: str, error: redis.ResponseError) -> LedgerError:

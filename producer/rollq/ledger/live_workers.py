@@ -6,18 +6,19 @@ all; no job's state depends on it.
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import redis
-
-from rollq.ledger.connection import translated
+from rollq.ledger.connection import guarded
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.scripts import lone_script
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import redis
 
+HASH = f"{WORKERS} (delete that key: live workers register again)"
+"""What an error names."""
 REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""
 LIVE_S = 15
@@ -53,17 +54,17 @@ def register(client: "redis.Redis", worker: LiveWorker) -> None:
     """Say that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
     entry = asdict(worker)
     name = entry.pop("name")
-    _guard(lambda: _eval(client, "register_worker", name, json.dumps(entry)))
+    guarded(HASH, lambda: _eval(client, "register_worker", name, json.dumps(entry)))
 
 
 def unregister(client: "redis.Redis", name: str) -> None:
     """Remove a worker that ends. Raises LedgerError."""
-    _guard(lambda: client.hdel(WORKERS, name))
+    guarded(HASH, lambda: client.hdel(WORKERS, name))
 
 
 def live_workers(client: "redis.Redis") -> list[LiveWorker]:
     """The live workers, by name. Raises LedgerError."""
-    rows: Any = _guard(lambda: _eval(client, "live_workers", LIVE_S))
+    rows: Any = guarded(HASH, lambda: _eval(client, "live_workers", LIVE_S))
     return sorted(map(_worker, rows[::2], rows[1::2]), key=lambda worker: worker.name)
 
 
@@ -74,13 +75,6 @@ def queues_of(workers: Collection[LiveWorker]) -> set[str]:
 
 def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
     return client.eval(lone_script(script), 1, WORKERS, *args)
-
-
-def _guard(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except redis.ResponseError as e:
-        raise translated(e, f"{WORKERS} (delete that key: live workers register again)") from e
 
 
 def _worker(name: bytes, entry: bytes) -> LiveWorker:

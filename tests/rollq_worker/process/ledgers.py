@@ -1,11 +1,13 @@
 """Claimed jobs of a real ledger, ledger methods that fail first, and a publisher without a broker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rollq.job import Budget, Job
+from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim
+from rollq.ledger.live_workers import LiveWorker
+from rollq.ledger.replies import Claim, Publication
 
 
 def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0) -> Claim:
@@ -35,11 +37,19 @@ class FakePublisher:
     def __init__(self, takes: int = 1 << 30) -> None:
         self.takes = takes
         self.published: list[str] = []
+        """The ids of the jobs."""
 
-    def publish(self, job_ids: Sequence[str]) -> list[str]:
-        taken = list(job_ids)[: self.takes]
+    def publish(self, publications: Sequence[Publication]) -> list[str]:
+        taken = [publication.job_id for publication in publications][: self.takes]
         self.published += taken
         return taken
 
-    def backlog(self) -> int | None:
-        return len(self.published)
+    def backlog(self, queues: Collection[str] = (QUEUE,)) -> dict[str, int] | None:
+        """All messages are in the default queue."""
+        return {queue: len(self.published) if queue == QUEUE else 0 for queue in queues}
+
+
+def live_worker(name: str = "w", queues: Sequence[str] = (QUEUE,), tokenizer: str = "t") -> LiveWorker:
+    return LiveWorker(
+        name=name, queues=tuple(queues), tokenizer=tokenizer, template="c", engine="ready", slots=4, busy=0
+    )

@@ -1,25 +1,26 @@
 """The reaper's tick: what is due is published and confirmed, whatever else is broken."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import redis
 
-from rollq.errors import Unwritable
 from rollq.job import Job
 from rollq.ledger import constants
 from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.keys import OUTAGE_STAMP, RUNS
+from rollq.ledger.keys import ACTIVE, RUNS, WORKERS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.replies import Claim
+from rollq.ledger.live_workers import register, unregister
+from rollq.ledger.replies import Claim, Publication
+from rollq_worker.process import outbox as outbox_module
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
 from tests.clock import Clock
 from tests.rollq.samples import reader
-from tests.rollq_worker.process.ledgers import FakePublisher
+from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -29,16 +30,41 @@ def client(redis_url: str) -> Iterator["redis.Redis"]:
     client.close()
 
 
-def submit(client: "redis.Redis", run: str, jobs: int = 1) -> Ledger:
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine publishes as much in a tick as an idle one."""
+    monkeypatch.setattr(reaper_module, "PUBLISH_S", 60.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reaper_module, "time", clock)
+    monkeypatch.setattr(outbox_module, "time", clock)
+    return clock
+
+
+def new_reaper(client: "redis.Redis", broker: object) -> Reaper:
+    return Reaper(client, broker, live_worker)  # type: ignore[arg-type]
+
+
+def submit(client: "redis.Redis", run: str, jobs: int = 1, queue: str = "rollq") -> Ledger:
     ledger = Ledger(client, run)
     for task in range(jobs):
-        ledger.submit([Job(run=run, group=f"g{task}", env="shop", task=task)], publish_in_s=0)
+        job = Job(run=run, group=f"{queue}{task}", env="shop", task=task, queue=queue)
+        ledger.submit([job], publish_in_s=0)
     return ledger
+
+
+def end(ledger: Ledger) -> None:
+    """Every job of the run is over."""
+    for job_id in DeadLetters(ledger.redis, ledger.run).unfinished():
+        DeadLetters(ledger.redis, ledger.run).cancel(job_id)
 
 
 def test_whatever_is_due_is_published_and_confirmed(client: "redis.Redis") -> None:
     ledger, broker = submit(client, "r", 250), FakePublisher()
-    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+    reaper = new_reaper(client, broker)
     assert reaper.tick() == 250
     assert len(set(broker.published)) == 250
     assert reaper.tick() == 0
@@ -48,142 +74,209 @@ def test_whatever_is_due_is_published_and_confirmed(client: "redis.Redis") -> No
 
 def test_what_the_broker_did_not_take_comes_again(client: "redis.Redis") -> None:
     ledger, broker = submit(client, "r", 4), FakePublisher(takes=3)
-    assert Reaper(client, broker).tick() == 3  # type: ignore[arg-type]
+    assert new_reaper(client, broker).tick() == 3
     first, second, *_ = [score for _, score in client.zrange(ledger.keys.queued, 0, -1, withscores=True)]
     assert first < ledger.scripts.now() + 10 and second > ledger.scripts.now() + 500
 
 
+def test_what_was_interrupted_goes_first_whatever_its_run(client: "redis.Redis") -> None:
+    submit(client, "a", 150)
+    submit(client, "c", 150)
+    interrupted, broker = submit(client, "b"), FakePublisher()
+    claim = interrupted.claim("b/rollq0/0", worker="w", token="t")
+    assert isinstance(claim, Claim)
+    interrupted.release("b/rollq0/0", claim.lease)
+    assert new_reaper(client, broker).tick() == 301
+    assert broker.published[0] == "b/rollq0/0"
+
+
 def test_while_nobody_takes_messages_they_do_not_pile_up(
-    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(reaper_module, "MOST_MESSAGES", 10)
-    monkeypatch.setattr(reaper_module, "LOOK_EVERY_S", 0.0)
     ledger, broker = submit(client, "r", 50), FakePublisher()
-    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+    reaper = new_reaper(client, broker)
 
     def ten_minutes_pass() -> int:
+        clock.ahead += 4.0
         for job_id in client.zrange(ledger.keys.queued, 0, -1):
             client.zadd(ledger.keys.queued, {job_id: 1})
         return reaper.tick()
 
     assert [ten_minutes_pass() for _ in range(6)] == [50, 50, 50, 0, 0, 0]
     broker.published.clear()  # a worker has come
+    clock.ahead += 4.0
+    reaper.tick()  # counts them
     assert ten_minutes_pass() == 50
+
+
+def test_a_message_that_the_broker_lost_is_published_again(client: "redis.Redis", clock: Clock) -> None:
+    ledger, broker = submit(client, "r", 3), FakePublisher()
+    reaper = new_reaper(client, broker)
+    assert reaper.tick() == 3
+    for job_id in client.zrange(ledger.keys.queued, 0, -1):
+        client.zincrby(ledger.keys.queued, -30, job_id)  # published half a minute ago
+    assert reaper.tick() == 0  # the messages wait at the broker
+    broker.published.clear()
+    assert reaper.tick() == 0  # the reaper sees that the queue is empty
+    assert reaper.tick() == 3
 
 
 def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
     broken = submit(client, "a")
     submit(client, "b")
+    client.delete(broken.keys.leased)
     client.set(broken.keys.leased, "junk")
     broker = FakePublisher()
-    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+    reaper = new_reaper(client, broker)
     assert reaper.tick() == 1
-    assert broker.published == ["b/g0/0"]
-    assert f"run a: LedgerError: run a: snapshot: {broken.keys.leased} is a string" in caplog.text
+    assert broker.published == ["b/rollq0/0"]
+    assert "run a: LedgerError" in caplog.text
     assert "rollq drop --run RUN --whole-run --yes" in caplog.text
     before = len(caplog.records)
     reaper.tick()
     assert len(caplog.records) == before  # it is left alone for a while
 
 
-def test_many_runs_share_one_stamp_and_those_that_are_over_are_left_alone(
-    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+def commands(client: "redis.Redis", call: Callable[[], object]) -> list[str]:
+    """What Redis is sent by the call, without what scripts do."""
+    with client.monitor() as monitor:
+        call()
+        client.echo("the end")
+        sent: list[str] = []
+        while not sent or not sent[-1].startswith("ECHO"):
+            said = monitor.next_command()
+            if said["client_type"] != "lua":
+                sent.append(said["command"])
+    return [text.partition(" ")[0] for text in sent[:-1]]
+
+
+def test_runs_without_jobs_cost_nothing(client: "redis.Redis", clock: Clock) -> None:
+    reaper = new_reaper(client, FakePublisher())
+    ledgers = [submit(client, f"r{number:03}") for number in range(100)]
+    assert reaper.tick() == 100
+    for ledger in ledgers[1:]:
+        end(ledger)
+    clock.ahead += reaper_module.LOOK_EVERY_S
+    reaper.tick()
+    assert client.zrange(ACTIVE, 0, -1) == [b"r000"]
+    sent = commands(client, reaper.turn)
+    assert len(sent) < 12, sent
+    end(ledgers[0])
+    clock.ahead += reaper_module.LOOK_EVERY_S
+    reaper.tick()
+    sent = commands(client, reaper.turn)
+    assert len(sent) < 7, sent
+
+
+def test_a_run_that_was_lost_from_the_list_is_found_again(client: "redis.Redis") -> None:
+    for number in range(3):
+        submit(client, f"r{number}")
+    client.delete(ACTIVE)
+    reaper = new_reaper(client, FakePublisher())
+    assert [reaper.tick() for _ in range(5)] == [1, 1, 1, 0, 0]
+    assert client.zcard(ACTIVE) == 3
+
+
+class Stuck(FakePublisher):
+    """A broker that does not answer before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def publish(self, publications: Sequence[Publication]) -> list[str]:
+        self.answers.wait(60)
+        return super().publish(publications)
+
+
+def test_a_broker_that_does_not_answer_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reaper goes on with every run, so leases expire as ever."""
+    monkeypatch.setattr(reaper_module, "PUBLISH_S", 0.1)
+    monkeypatch.setattr(constants, "GRACE_S", 0.0)  # the first reap of a run counts as an outage
+    ledger, broker = submit(client, "r", 2), Stuck()
+    claim = ledger.claim("r/rollq0/0", worker="w", token="t")
+    assert isinstance(claim, Claim)
+    reaper = new_reaper(client, broker)
+    assert reaper.tick() == 0  # it waits for the broker no longer than that
+    first = client.hget(ledger.keys.meta, "beat")
+    client.zadd(ledger.keys.leased, {f"r/rollq0/0#{claim.lease}": 1})
+    assert reaper.tick() == 0
+    assert client.hget(ledger.keys.meta, "beat") != first
+    assert reader(ledger).stats()["expired"] == 1
+    broker.answers.set()
+    until(lambda: not reaper._outbox.busy)
+    for job_id in client.zrange(ledger.keys.queued, 0, -1):
+        client.zadd(ledger.keys.queued, {job_id: 1})  # a few seconds pass
+    monkeypatch.setattr(reaper_module, "PUBLISH_S", 60.0)
+    assert reaper.tick() == 2
+
+
+def test_a_run_that_no_live_worker_plays_waits_and_says_so(
+    client: "redis.Redis", clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reaper_module, "TICK_S", 1000.0)  # this one takes less, so that one stamp is enough
-    reaper = Reaper(client, FakePublisher())  # type: ignore[arg-type]
-    for number in range(300):
-        ledger = submit(client, f"r{number}")
-        if number % 2:
-            DeadLetters(client, f"r{number}").cancel(f"r{number}/g0/0")
-            ledger.seal()
-    stamps = len(calls := spied(reaper._outages, "stamp", monkeypatch))
-    assert reaper.tick() == 150
-    assert len(calls) - stamps == 1
-    reaped = spied(Ledger, "reap", monkeypatch)
-    reaper.tick()
-    assert len(reaped) == 150
-    before = {name: run.ledger for name, run in reaper._runs.items()}
-    reaper.tick()
-    assert {name: run.ledger for name, run in reaper._runs.items()} == before  # built once
+    ledger, broker = submit(client, "r", 3, queue="big"), FakePublisher()
+    submit(client, "r", 2)
+    ledger.pin_tokenizer("other-tokenizer", "c")
+    reaper = new_reaper(client, broker)
+
+    def seconds_pass() -> int:
+        clock.ahead += 6.0
+        for job_id in client.zrange(ledger.keys.queued, 0, -1):
+            client.zadd(ledger.keys.queued, {job_id: 1})
+        return reaper.tick()
+
+    assert [seconds_pass() for _ in range(3)] == [0, 0, 0]
+    assert "run r waits: no live worker takes jobs of queue 'big' with its tokenizer (other-tokeni)" in caplog.text
+    assert caplog.text.count("queue 'big'") == 1
+    register(client, live_worker("b", tokenizer="other-tokenizer"))
+    assert seconds_pass() == 2  # those of the default queue
+    register(client, live_worker("c", queues=["big"], tokenizer="other-tokenizer"))
+    assert seconds_pass() == 5
+    unregister(client, "c")
+    assert seconds_pass() == 2
+    assert reader(ledger).stats()["queued"] == 5
+    seconds_pass(), seconds_pass()
+    assert caplog.text.count("queue 'big'") == 2  # again after half a minute
 
 
-def spied(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The calls, which are carried out as well."""
-    calls: list[object] = []
-    real = getattr(of, name)
-
-    def noted(*args: Any) -> Any:
-        calls.append(args)
-        return real(*args)
-
-    monkeypatch.setattr(of, name, noted)
-    return calls
+def test_jobs_that_no_live_worker_plays_hide_no_others(client: "redis.Redis") -> None:
+    submit(client, "r", 250, queue="big")
+    ledger, broker = submit(client, "r", 150), FakePublisher()
+    assert new_reaper(client, broker).tick() == 150
+    assert {job_id.split("/")[1][:5] for job_id in broker.published} == {"rollq"}
+    assert reader(ledger).stats()["queued"] == 400
 
 
-def test_a_tick_that_takes_long_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishing takes its time with every run; the last one's leases expire all the same."""
-    monkeypatch.setattr(constants, "OUTAGE_S", 300.0)
-    monkeypatch.setattr(constants, "GRACE_S", 1000.0)
-    clock = Clock()
-    monkeypatch.setattr(reaper_module, "time", clock)
-
-    class Slow(FakePublisher):
-        def publish(self, job_ids: Sequence[str]) -> list[str]:
-            clock.ahead += 100.0
-            client.hincrbyfloat(OUTAGE_STAMP, "beat", -100.0)  # to Redis's scripts the same as a later time
-            return super().publish(job_ids)
-
-    ledgers = [submit(client, f"r{number}") for number in range(8)]
-    reaper = Reaper(client, Slow())  # type: ignore[arg-type]
-    client.hset(OUTAGE_STAMP, mapping={"beat": ledgers[0].scripts.now(), "grace": 0})
-    last = submit(client, "z")
-    assert isinstance(last.claim("z/g0/0", worker="w", token="t"), Claim)
-    client.zadd(last.keys.leased, {"z/g0/0#1": 1})
-    assert reaper.tick() == 9
-    assert reader(last).stats()["expired"] == 1
+def test_what_is_not_known_of_live_workers_holds_up_nothing(
+    client: "redis.Redis", caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set(WORKERS, "junk")
+    submit(client, "r", 2, queue="big")
+    reaper = new_reaper(client, FakePublisher())
+    reaper.turn()
+    assert "the live workers are not known" in caplog.text and "this worker is not registered" in caplog.text
+    assert reader(Ledger(client, "r")).stats()["queued"] == 2
+    assert len(reaper._outbox._publisher.published) == 2  # type: ignore[attr-defined]
 
 
-def test_a_list_of_runs_that_cannot_be_read(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
-    ledger, broker = submit(client, "a"), FakePublisher()
-    reaper = Reaper(client, broker)  # type: ignore[arg-type]
+def test_lists_of_runs_that_cannot_be_read(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+    ledger = submit(client, "a")
+    reaper = new_reaper(client, FakePublisher())
     assert reaper.tick() == 1
+    client.delete(ACTIVE)
     client.set(RUNS, "garbage")
-    DeadLetters(client, "a").cancel("a/g0/0")
-    DeadLetters(client, "a").requeue("a/g0/0")
+    client.set(ACTIVE, "garbage")
+    client.zadd(ledger.keys.queued, {"a/rollq0/0": 1})
     assert reaper.tick() == 1  # the runs that it knows go on
-    assert f"{RUNS}: " in caplog.text and "Delete that key" in caplog.text
+    assert f"{RUNS} (delete that key" in caplog.text and f"{ACTIVE} (delete that key" in caplog.text
     before = len(caplog.records)
     reaper.tick()
     assert len(caplog.records) == before  # not at every tick
-    client.delete(RUNS)
+    client.delete(ACTIVE, RUNS)
     assert reaper.tick() == 0
-    ledger.submit([Job(run="a", group="g0", env="shop", task=0)])  # known, and listed again
-    DeadLetters(client, "a").cancel("a/g0/0")
-    DeadLetters(client, "a").requeue("a/g0/0")
+    ledger.submit([Job(run="a", group="rollq0", env="shop", task=0)])  # known, and listed again
+    client.zadd(ledger.keys.queued, {"a/rollq0/0": 1})
     assert reaper.tick() == 1
     DeadLetters(client, "a").forget_run()
     assert reaper.tick() == 0
-
-
-def test_it_outlives_everything_and_says_that_it_is_alive(
-    client: "redis.Redis", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reaper_module, "TICK_S", 0.01)
-    alive = tmp_path / "alive"
-    reaper = Reaper(client, FakePublisher(), alive)  # type: ignore[arg-type]
-    errors = [redis.ConnectionError("refused"), Unwritable("full"), ValueError("a bug")]
-    existed = []
-
-    def tick() -> int:
-        existed.append(alive.exists())
-        if errors:
-            raise errors.pop(0)
-        if existed[-1]:
-            reaper.stop()
-        return 0
-
-    monkeypatch.setattr(reaper, "tick", tick)
-    reaper.start()
-    reaper.join(60)
-    assert existed == [False] * 4 + [True]
-    assert "reaper: ConnectionError: refused" in caplog.text and "a bug" in caplog.text

@@ -1,29 +1,49 @@
-"""The reaper: brings back lost jobs and publishes what is due, from a thread in every worker process.
+"""The reaper: brings back lost jobs and publishes what is due. A thread in every worker, of which one reaps at a time.
 
 Expired leases and due retries go back to `queued`; what is due there is published to the broker and then confirmed.
 Publishing is an outbox: if a process dies before it confirms, the job is due again. Publishing twice is harmless,
 because a job can be claimed only once.
+
+The thread also says that the worker lives: it registers the worker in the ledger and touches the alive file.
 """
 
 import logging
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
+from rollq.ledger.active_runs import ActiveRuns
 from rollq.ledger.connection import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.outage import OutageDetector
-from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.live_workers import (
+    REGISTER_EVERY_S,
+    LiveWorker,
+    live_workers,
+    queues_of,
+    register,
+    unregister,
+)
+from rollq.ledger.reaper_role import ReaperRole
+from rollq.ledger.replies import Publication
+from rollq_worker.process.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+"""Seconds between two looks at every active run. A silence of `constants.OUTAGE_S` counts as an outage."""
+PUBLISH_S = 2.0
+"""Most seconds of a tick that go into publishing. With all else a tick must end before the role of the reaper does."""
+STAND_BY_S = 0.5
+"""Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
+ROUNDS = 20
+"""Most calls for one run in a tick."""
 MOST_MESSAGES = 10_000
 """Most messages at the broker, beyond two for each queued job. When there are more, no message is added.
 
@@ -31,21 +51,40 @@ While the engine is away, perhaps for days, no worker takes messages, and every 
 minutes.
 """
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks at where a run stands. A run that is over, or cannot be read, is left alone until the next
-look."""
+"""Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A run that cannot be
+read is left alone for as long."""
+WORKERS_EVERY_S = 2.0
+"""Seconds between two looks at the live workers, while any run is active."""
 
 
 class Reaper:
-    """Ticks once a second for every run. Touches `alive_file` after each tick that succeeded (for health checks)."""
+    """Reaps while this worker has the role, and stands by otherwise.
 
-    def __init__(self, connection: Any, publisher: Publisher, alive_file: Path | None = None) -> None:
+    `describe` says what this worker plays. `alive_file` is touched (for health checks) while Redis answers and
+    `loop_is_alive`.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        publisher: Publisher,
+        describe: Callable[[], LiveWorker],
+        alive_file: Path | None = None,
+        loop_is_alive: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.connection = connection
-        self.publisher = publisher
         self.alive_file = alive_file
-        self._outages = OutageDetector(connection)
-        self._expire_until = 0.0
-        self._stamped = float("-inf")
+        self._describe = describe
+        self._loop_is_alive = loop_is_alive
+        self._name = describe().name
+        self._outbox = Outbox(publisher)
+        self._role = ReaperRole(connection, self._name)
+        self._active = ActiveRuns(connection)
         self._runs: dict[str, _Run] = {}
+        self._workers: Sequence[LiveWorker] = ()
+        self._workers_read = float("-inf")
+        self._registered = float("-inf")
+        self._role_taken = float("-inf")
         self._warned: dict[str, float] = {}
         """When it last warned of what."""
         self._stop = threading.Event()
@@ -62,87 +101,181 @@ class Reaper:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
+    def leave(self) -> None:
+        """Hand the role over and remove this worker from the live ones. Raises LedgerError."""
+        self._role.hand_over()
+        unregister(self.connection, self._name)
+
     def _loop(self) -> None:
-        # Workers started together should not all reap in the same instant.
-        while not self._stop.wait(TICK_S * random.uniform(0.8, 1.2)):
+        while not self._stop.is_set():
+            began = time.monotonic()
             try:
-                self.tick()
-                if self.alive_file is not None:
+                self.turn()
+                if self.alive_file is not None and self._loop_is_alive():
                     self.alive_file.touch()
             except (RollqError, *CONNECTION_ERRORS) as e:
                 log.warning("reaper: %s: %s", type(e).__name__, e)
             except Exception:
                 # Lost jobs come back through this thread alone: it must survive every error of Redis and the broker.
                 log.exception("reaper failed; trying again in %g s", TICK_S)
+            self._stop.wait(TICK_S - (time.monotonic() - began))
+
+    def turn(self) -> None:
+        """Register, then reap once, or stand by until the role may be free."""
+        self._register()
+        if left := self._keep_role():
+            self._role.stand_by(left + random.uniform(0.0, STAND_BY_S))
+        else:
+            self.tick()
+
+    def _keep_role(self) -> float:
+        """Take or renew the role. Returns 0.0, or the seconds until another worker's role ends."""
+        self._role_taken = time.monotonic()
+        return self._role.take()
+
+    def _register(self) -> None:
+        if time.monotonic() - self._registered < REGISTER_EVERY_S:
+            return
+        try:
+            register(self.connection, self._describe())
+            self._registered = time.monotonic()
+        except RollqError as e:
+            self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
-        """Reap and publish once. Returns how many jobs were published. A run that fails does not hold up the others."""
-        published = 0
-        backlog = self.publisher.backlog()
+        """Reap every active run, and publish what is due. Returns how many jobs were published. A run that fails does
+        not hold up the others."""
+        until = time.monotonic() + PUBLISH_S
         self._list_runs()
-        room = (backlog or 0) <= MOST_MESSAGES + 2 * sum(run.queued for run in self._runs.values())
-        for name, run in self._runs.items():
-            try:
-                run.look()
-                published += 0 if run.resting else self._reap(run.ledger, backlog == 0, room)
-            except RollqError as e:
-                self._warn(f"run {name}", e)
-                run.resting = not isinstance(e, Unwritable)
+        published, more = 0, list(self._runs.values())
+        random.shuffle(more)
+        for _ in range(ROUNDS):
+            due, more = self._reap(more)
+            published += self._outbox.publish(due, self._queues_to_count(), until)
+            if not more or self._outbox.busy or time.monotonic() >= until:
+                break
         return published
 
     def _list_runs(self) -> None:
         try:
-            names = runs(self.connection)
+            names = self._active.names()
         except LedgerError as e:
-            self._warn("the list of runs (the runs of this worker go on)", e)
-            return
+            self._warn("the list of active runs (those that this worker knows go on)", e)
+            names = list(self._runs)
+        if (lost := self._lost_run(names)) is not None:
+            names.append(lost)
         self._runs = {name: self._runs.get(name) or _Run(self.connection, name) for name in names}
 
-    def _warn(self, what: str, error: RollqError) -> None:
-        """Log the error, but not at every tick: it lasts until a person repairs the data."""
-        what, now = f"{what}: {type(error).__name__}", time.monotonic()
-        if now - self._warned.get(what, float("-inf")) >= WARN_EVERY_S:
-            self._warned[what] = now
-            log.warning("reaper: %s: %s", what, error)
+    def _lost_run(self, active: Sequence[str]) -> str | None:
+        """A run that has jobs and is not on the list; one of all runs is looked at in each tick."""
+        try:
+            name = self._active.next_of_all()
+            if name is None or name in active or not any(self._active.jobs(name)):
+                return None
+            self._active.add(name)
+        except LedgerError as e:
+            self._warn("the list of all runs", e)
+            return None
+        return name
 
-    def _reap(self, ledger: Ledger, empty: bool, room: bool) -> int:
-        published = 0
-        while due := ledger.reap(LIMIT, empty, self._expiry()):
-            if not room:
-                break  # they are due again in a few seconds
-            sent = self.publisher.publish(due)
-            ledger.confirm(sent)
-            published += len(sent)
-            empty = False
-            if len(due) < LIMIT or len(sent) < len(due):
-                break
-        return published
+    def _reap(self, runs: "Sequence[_Run]") -> "tuple[list[tuple[Ledger, list[Publication]]], list[_Run]]":
+        """What is to be published now, the most urgent first, and the runs that may have more."""
+        due, more = [], []
+        for run in runs:
+            if time.monotonic() - self._role_taken >= TICK_S:
+                self._keep_role()  # there are many runs
+            try:
+                if run.idle(self._active):
+                    continue
+                found = run.ledger.reap(LIMIT, [queue for queue, count in self._outbox.waiting.items() if not count])
+                played = self._played(run, found) if found else []
+            except RollqError as e:
+                self._warn(f"run {run.name}", e)
+                run.left_until = time.monotonic() + (0.0 if isinstance(e, Unwritable) else LOOK_EVERY_S)
+                continue
+            if played:
+                due.append((run.ledger, played))
+            if len(found) == LIMIT and run.playable:
+                more.append(run)
+        if not self._has_room():
+            return [], []
+        return sorted(due, key=lambda item: item[1][0].priority), more
 
-    def _expiry(self) -> float:
-        """The time until which leases may expire. The stamp is renewed once a second, even when a tick over many runs
-        takes long."""
-        if time.monotonic() - self._stamped >= TICK_S / 2:
-            self._expire_until = self._outages.stamp()
-            self._stamped = time.monotonic()
-        return self._expire_until
+    def _played(self, run: "_Run", found: Sequence[Publication]) -> list[Publication]:
+        """Those that a live worker can play. The others stay in the ledger until there is such a worker."""
+        workers = self._live_workers()
+        if not workers:  # nothing is known of any
+            return list(found)
+        tokenizer, template = run.hashes()
+        queues = queues_of([worker for worker in workers if worker.plays(tokenizer, template)])
+        run.playable = bool(queues)
+        for queue in sorted({publication.queue for publication in found} - queues):
+            fixed = f" with its tokenizer ({tokenizer[:12]}) and chat template ({template[:12]})" if tokenizer else ""
+            self._warn(
+                f"run {run.name} waits: no live worker takes jobs of queue {queue!r}{fixed}. Start"
+                f" `rollq worker --queues {queue}`" + (" with the run's tokenizer" if tokenizer else "")
+            )
+        return [publication for publication in found if publication.queue in queues]
+
+    def _live_workers(self) -> Sequence[LiveWorker]:
+        """This worker is live, whatever the ledger says. Empty when the ledger cannot say."""
+        if time.monotonic() - self._workers_read >= WORKERS_EVERY_S:
+            self._workers_read = time.monotonic()
+            try:
+                self._workers = [*live_workers(self.connection), self._describe()]
+            except LedgerError as e:
+                self._warn("the live workers are not known", e)
+                self._workers = []
+        return self._workers
+
+    def _queues_to_count(self) -> set[str]:
+        return queues_of(self._live_workers()) if any(run.queued for run in self._runs.values()) else set()
+
+    def _has_room(self) -> bool:
+        queued = sum(run.queued for run in self._runs.values())
+        return sum(self._outbox.waiting.values()) <= MOST_MESSAGES + 2 * queued
+
+    def _warn(self, what: str, error: RollqError | None = None) -> None:
+        """Log it, but not at every tick: it lasts until a person does something about it."""
+        about = f"{what}: {type(error).__name__}" if error else what
+        now = time.monotonic()
+        if now - self._warned.get(about, float("-inf")) >= WARN_EVERY_S:
+            self._warned[about] = now
+            log.warning("reaper: %s", f"{about}: {error}" if error else what)
 
 
 class _Run:
-    """The reaper's memory of one run."""
+    """The reaper's memory of one active run."""
 
     def __init__(self, connection: Any, name: str) -> None:
+        self.name = name
         self.ledger = Ledger(connection, name)
-        self.resting = False
-        """Left alone until the next look."""
         self.queued = 0
-        self._reader = LedgerReader(connection, name)
+        self.left_until = 0.0
+        """It is not looked at before (`time.monotonic`)."""
+        self.playable = True
+        """Whether some live worker has its tokenizer."""
         self._looked = float("-inf")
+        self._hashes = ("", "")
 
-    def look(self) -> None:
-        """Find out, every LOOK_EVERY_S seconds, whether the run has anything to reap. Raises LedgerError."""
-        if time.monotonic() - self._looked < LOOK_EVERY_S:
-            return
-        self._looked = time.monotonic()
-        standing = self._reader.standing()
-        self.queued = standing.queued
-        self.resting = standing.sealed and not standing.queued and not standing.leased
+    def idle(self, active: ActiveRuns) -> bool:
+        """Whether there is nothing to reap now. Finds out every LOOK_EVERY_S seconds. Raises LedgerError."""
+        now = time.monotonic()
+        if now < self.left_until:
+            return True
+        if now - self._looked >= LOOK_EVERY_S:
+            self._looked = now
+            self.queued, leased = active.jobs(self.name)
+            if not self.queued and not leased:
+                active.remove(self.name)
+                return True
+        return False
+
+    def hashes(self) -> tuple[str, str]:
+        """The run's tokenizer and chat template; empty while they are not fixed. Raises LedgerError."""
+        if not all(self._hashes):
+            meta = self.ledger.keys.meta
+            names = ("tokenizer_hash", "template_hash")
+            found = self.ledger.scripts.guard(meta, lambda: self.ledger.redis.hmget(meta, names))
+            self._hashes = tuple((value or b"").decode() for value in found)  # type: ignore[assignment]
+        return self._hashes

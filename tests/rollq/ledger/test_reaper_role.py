@@ -1,0 +1,88 @@
+"""The role of the reaper: one worker has it, and another gets it when the first leaves or dies."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from rollq.errors import LedgerError
+from rollq.ledger import reaper_role
+from rollq.ledger.connection import connect
+from rollq.ledger.keys import REAPER, REAPER_FREE
+from rollq.ledger.reaper_role import ROLE_S, ReaperRole
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator["redis.Redis"]:
+    found = connect(redis_url)
+    yield found
+    found.close()
+
+
+def test_one_worker_has_it_as_long_as_it_renews(client: "redis.Redis") -> None:
+    first, second = ReaperRole(client, "a"), ReaperRole(client, "b")
+    assert first.take() == 0.0
+    assert 0.0 < second.take() <= ROLE_S
+    client.pexpire(REAPER, 100)  # nearly over
+    assert first.take() == 0.0
+    assert second.take() > 0.1
+    assert client.get(REAPER) == b"a"
+
+
+def test_a_dead_one_is_replaced(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper_role, "ROLE_S", 0.2)
+    first, second = ReaperRole(client, "a"), ReaperRole(client, "b")
+    first.take()
+    while left := second.take():  # ends, because the role does
+        assert left <= 0.2
+        second.stand_by(left)
+    assert client.get(REAPER) == b"b"
+
+
+def test_it_is_handed_over_at_once(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that stands by would otherwise wait longer than the test may take."""
+    monkeypatch.setattr(reaper_role, "ROLE_S", 3600.0)
+    client.connection_pool.connection_kwargs["socket_timeout"] = None
+    first, second = ReaperRole(client, "a"), ReaperRole(client, "b")
+    first.take()
+    waiting = threading.Thread(target=second.stand_by, args=(second.take(),))
+    waiting.start()
+    second.hand_over()  # which has nothing to hand over
+    assert client.get(REAPER) == b"a"
+    first.hand_over()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert second.take() == 0.0
+    assert client.get(REAPER) == b"b"
+    client.connection_pool.connection_kwargs["socket_timeout"] = 5.0
+
+
+def test_an_announcement_that_nobody_waits_for_does_not_last(client: "redis.Redis") -> None:
+    role = ReaperRole(client, "a")
+    role.take()
+    role.hand_over()
+    assert client.get(REAPER) is None
+    assert 0 < client.pttl(REAPER_FREE) <= reaper_role.FREE_MS
+
+
+def test_it_needs_no_memory(client: "redis.Redis") -> None:
+    """What a reaper brings back makes room."""
+    client.config_set("maxmemory", 1)
+    try:
+        assert ReaperRole(client, "a").take() == 0.0
+    finally:
+        client.config_set("maxmemory", 0)
+    assert client.get(REAPER) == b"a"
+
+
+def test_a_role_without_an_end_is_taken_over(client: "redis.Redis") -> None:
+    client.set(REAPER, "restored from somewhere")
+    assert ReaperRole(client, "a").take() == 0.0
+    assert client.pttl(REAPER) > 0
+
+
+def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
+    client.hset(REAPER, "junk", 1)
+    with pytest.raises(LedgerError, match=r"rollq:reaper \(delete that key"):
+        ReaperRole(client, "a").take()

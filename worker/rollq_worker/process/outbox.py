@@ -1,0 +1,70 @@
+"""Publishes what the reaper finds due, in a thread of its own.
+
+A broker that is slow or does not answer must not hold up the reaper, because its silence would look like an outage of
+Redis. What is not published is due again a few seconds later.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from rollq.client.celery_publisher import Publisher
+from rollq.errors import RollqError
+from rollq.ledger.connection import CONNECTION_ERRORS
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Publication
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0
+"""Seconds for which a count of the broker's messages is used."""
+
+
+class Outbox:
+    """One broker, one call at a time."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._sending: threading.Thread | None = None
+        self._sent = 0
+        self._counts: Mapping[str, int] = {}
+        self._counted = float("-inf")
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Number of messages at the broker for each queue (`Job.queue`), of which that is known."""
+        return self._counts if time.monotonic() - self._counted < FRESH_S else {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether the broker has not finished with an earlier call."""
+        return self._sending is not None and self._sending.is_alive()
+
+    def publish(
+        self, due: Sequence[tuple[Ledger, Sequence[Publication]]], queues: Collection[str], until: float
+    ) -> int:
+        """Publish until that time (`time.monotonic`) and confirm what the broker took; then count the messages of
+        these queues. Returns the number of published jobs: 0 when the broker is busy for longer."""
+        if self.busy or not (due or queues):
+            return 0
+        self._sent = 0
+        self._sending = threading.Thread(
+            target=self._send, args=(due, queues, until), name="rollq-publish", daemon=True
+        )
+        self._sending.start()
+        self._sending.join(max(0.0, until - time.monotonic()))
+        return 0 if self.busy else self._sent
+
+    def _send(self, due: Sequence[tuple[Ledger, Sequence[Publication]]], queues: Collection[str], until: float) -> None:
+        for ledger, publications in due:
+            if time.monotonic() >= until:
+                break
+            published = self._publisher.publish(publications)
+            try:
+                ledger.confirm(published)
+            except (RollqError, *CONNECTION_ERRORS) as e:  # they are published again
+                log.warning("run %s: publications are not confirmed: %s: %s", ledger.run, type(e).__name__, e)
+            self._sent += len(published)
+        counts = self._publisher.backlog(queues)
+        self._counts, self._counted = counts or {}, time.monotonic()

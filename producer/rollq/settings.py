@@ -9,8 +9,8 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from rollq.errors import SettingsError
-from rollq.job import NAME
-from rollq.urls import check_url, mask_url
+from rollq.job import NAME, QUEUE
+from rollq.urls import broker_options, check_url, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"
@@ -31,9 +31,9 @@ class Settings:
     """Settings of a process on this machine. Raises SettingsError for impossible values."""
 
     redis_url: str = REDIS_URL
-    """ROLLQ_REDIS_URL: the ledger."""
+    """ROLLQ_REDIS_URL: the ledger. The forms of an address: urls.py."""
     broker_url: str = REDIS_URL
-    """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis."""
+    """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis, unless that is a cluster."""
     engine_url: str = ENGINE_URL
     """ROLLQ_ENGINE_URL: SGLang or a router in front of it."""
     tokenizer: str | None = None
@@ -42,6 +42,8 @@ class Settings:
     """ROLLQ_CONCURRENCY: episodes at once in one worker process."""
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
     """ROLLQ_USER_ENDPOINTS: `name=url[,key_file=path];...`."""
+    queues: tuple[str, ...] = (QUEUE,)
+    """ROLLQ_QUEUES: the queues (`Job.queue`) that a worker takes jobs from, as `name,name,...`."""
     alive_file: Path | None = None
     """ROLLQ_ALIVE_FILE: a worker touches it every second or so while it is healthy (for health checks)."""
     isolate: tuple[str, ...] = ()
@@ -51,26 +53,34 @@ class Settings:
         check_url(self.redis_url)
         if not urlsplit(self.broker_url).scheme:
             raise SettingsError(f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}")
+        broker_options(self.broker_url)
         _check_http("ROLLQ_ENGINE_URL", self.engine_url)
         if type(self.concurrency) is not int or self.concurrency < 1:
             raise SettingsError(f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}")
+        if not self.queues or len({*self.queues}) < len(self.queues) or not all(map(NAME.fullmatch, self.queues)):
+            raise SettingsError(f"ROLLQ_QUEUES must be names of queues, each once, not {','.join(self.queues)!r}")
 
     @classmethod
-    def from_env(cls, redis_url: str | None = None) -> "Settings":
-        """Settings from the environment variables; `redis_url` takes the place of ROLLQ_REDIS_URL. Raises
-        SettingsError."""
+    def from_env(cls, redis_url: str | None = None, broker_url: str | None = None) -> "Settings":
+        """Settings from the environment variables; the arguments take the place of ROLLQ_REDIS_URL and
+        ROLLQ_BROKER_URL. Raises SettingsError."""
         env = {name: value for name, value in os.environ.items() if value.strip()}
         redis_url = redis_url or env.get("ROLLQ_REDIS_URL", REDIS_URL)
         return cls(
             redis_url=redis_url,
-            broker_url=env.get("ROLLQ_BROKER_URL", redis_url),
+            broker_url=broker_url or env.get("ROLLQ_BROKER_URL", redis_url),
             engine_url=env.get("ROLLQ_ENGINE_URL", ENGINE_URL).rstrip("/"),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,
-            isolate=tuple(name.strip() for name in env.get("ROLLQ_ISOLATE", "").split(",") if name.strip()),
+            queues=_names(env.get("ROLLQ_QUEUES", QUEUE)),
+            isolate=_names(env.get("ROLLQ_ISOLATE", "")),
         )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _whole(name: str, text: str) -> int:

@@ -52,7 +52,7 @@ class Client:
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
         if not 0 < hold_s < float("inf"):
             raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
-        settings = Settings.from_env(redis_url=url)
+        settings = Settings.from_env(url, broker_url)
         self.run = run
         self.ledger = Ledger(connect(settings.redis_url), run)
         self.reader = LedgerReader(self.ledger.redis, run)
@@ -62,7 +62,7 @@ class Client:
         """Jobs received in a batch although an earlier batch held them."""
         self._hold_s = hold_s
         self._received: set[str] = set()
-        self._publisher = Publisher(broker_url or settings.broker_url)
+        self._publisher = Publisher(settings.broker_url)
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
 
     @property

@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from rollq.client.client import Client
-from rollq.errors import FailureClass, RollqError, SettingsError
+from rollq.errors import FailureClass, RollqError
 from rollq.ledger.connection import CONNECTION_ERRORS, check_redis, connect
 from rollq.settings import Settings
-from rollq.urls import check_url, mask_url
+from rollq.urls import mask_url
 
 
 def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
-    flags = {"broker": "broker_url", "engine": "engine_url", "tokenizer": "tokenizer", "concurrency": "concurrency"}
+    same = {name: name for name in ("tokenizer", "concurrency", "queues")}
+    flags = {"engine": "engine_url", **same}
     given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
-    return replace(Settings.from_env(getattr(args, "redis", None)), **given)
+    return replace(Settings.from_env(getattr(args, "redis", None), getattr(args, "broker", None)), **given)
 
 
 def ping_redis(url: str) -> None:
@@ -29,12 +28,9 @@ def ping_redis(url: str) -> None:
 
     Raises SettingsError for a wrong address, RollqError when Redis does not answer or refuses.
     """
-    check_url(url)
+    client = None
     try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=3.0, socket_timeout=3.0, retry=Retry(NoBackoff(), 0))
-    except ValueError as e:
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({e})") from e
-    try:
+        client = connect(url, retries=0)
         client.ping()
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
@@ -43,7 +39,8 @@ def ping_redis(url: str) -> None:
     except redis.RedisError as e:
         raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
     finally:
-        client.close()
+        if client is not None:
+            client.close()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,12 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="folder of its data, kept between starts (rollq-redis-PORT)"
     )
+    parser.add_argument(
+        "--fsync",
+        choices=embedded_redis.FSYNC,
+        default=embedded_redis.FSYNC[0],
+        help="when it writes to its disk: once a second, or before every answer, for --durability fsync (%(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -31,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.port > 65535:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     folder = (args.dir or Path(f"rollq-redis-{args.port}")).absolute()
-    command = embedded_redis.command(args.port, folder)
+    command = embedded_redis.command(args.port, folder, args.fsync)
     if embedded_redis.port_taken(args.port):
         raise SettingsError(
             f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); choose another --port"

@@ -38,14 +38,18 @@ def binary() -> str:
     )
 
 
-def command(port: int, folder: Path) -> list[str]:
-    """The server's command line. Its data is in `folder`; a power cut loses at most the last second."""
+FSYNC = ("everysec", "always")
+"""How often the server writes to its disk. A power cut loses at most the last second, or nothing."""
+
+
+def command(port: int, folder: Path, fsync: str = FSYNC[0]) -> list[str]:
+    """The server's command line. Its data is in `folder`. `fsync`: one of FSYNC."""
     settings = {
         "bind": HOST,
         "port": str(port),
         "dir": str(folder),
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": fsync,
         "save": "",
         "maxmemory-policy": "noeviction",
         "daemonize": "no",

@@ -1,4 +1,4 @@
-"""A TCP proxy between Redis and its clients that can reset, delay and freeze connections."""
+"""A TCP proxy between Redis and its clients that can reset, delay, freeze and silence connections."""
 
 import asyncio
 import threading
@@ -22,6 +22,9 @@ class RedisProxy:
         self.held_chunks = 0
         """Chunks that waited for the end of a freeze."""
         self._ends: set[asyncio.StreamWriter] = set()
+        self._far_ends: dict[asyncio.StreamWriter, asyncio.StreamWriter] = {}
+        """The server's end of each connection, by the client's."""
+        self._silent: set[asyncio.StreamWriter] = set()
         self._copies: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -48,6 +51,22 @@ class RedisProxy:
             return 0
 
         return asyncio.run_coroutine_threadsafe(reset(), self._loop).result(10)
+
+    def silence(self) -> int:
+        """Drops all bytes of the connections that there are, for good, and closes none of them at the client's end.
+
+        The server loses them, as if it had come back under another address. Later connections work. Returns how many
+        there were.
+        """
+
+        async def silence() -> int:
+            silenced = self._far_ends.keys() - self._silent
+            self._silent |= silenced
+            for end in silenced:
+                self._far_ends[end].transport.abort()
+            return len(silenced)
+
+        return asyncio.run_coroutine_threadsafe(silence(), self._loop).result(10)
 
     def freeze(self) -> None:
         """Holds all bytes and keeps all connections. After `thaw` all of it arrives, even if the sender gave up."""
@@ -82,14 +101,19 @@ class RedisProxy:
             return
         self.connections += 1
         self._ends |= {writer, far_writer}
+        self._far_ends[writer] = far_writer
         for source, sink in ((reader, far_writer), (far_reader, writer)):
-            copy = asyncio.create_task(self._copy(source, sink))
+            copy = asyncio.create_task(self._copy(source, sink, writer))
             self._copies.add(copy)
             copy.add_done_callback(self._copies.discard)
 
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
         with suppress(OSError):
             while chunk := await source.read(CHUNK):
+                if client in self._silent:
+                    continue
                 if not self._flowing.is_set():
                     await self._flowing.wait()
                     self.held_chunks += 1
@@ -98,5 +122,8 @@ class RedisProxy:
                     self.delayed_chunks += 1
                 sink.write(chunk)
                 await sink.drain()
+        if sink in self._silent:
+            return  # the client learns nothing
+        self._far_ends.pop(sink, None)
         self._ends.discard(sink)
         sink.close()

@@ -5,17 +5,28 @@ So a light client needs no Celery, and failures of the broker are not raised.
 """
 
 import importlib.util
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from rollq.ledger.keys import QUEUE
+from rollq.ledger.keys import QUEUE, celery_queue
+from rollq.ledger.replies import Publication
+from rollq.urls import broker_options
 
 TASK = "rollq.play"
 """The task's name; its one argument is the job id."""
 PAUSE_S = 5.0
 """Seconds without another try after a failure."""
+SOCKET_TIMEOUT_S = 5.0
+"""Seconds to wait for a reply of the broker. A worker's main thread waits no longer than this for any reply."""
+CONNECT_TIMEOUT_S = 3.0
+SILENCE_LIMIT_MS = 15_000
+"""Milliseconds after which a connection is lost whose bytes nobody acknowledges."""
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": SILENCE_LIMIT_MS}
+"""An idle connection to a machine that is gone is lost after 5 s + 3 * 3 s. Options that the system lacks are left
+out."""
 
 
 class Publisher:
@@ -28,53 +39,68 @@ class Publisher:
         self._app: Any = None
         self._paused_until = 0.0
         self._lock = threading.Lock()
+        self._asking: Any = None
+        """The connection that counts messages. It is kept, because a reaper counts every second."""
+        self._asking_lock = threading.RLock()
 
     @property
     def available(self) -> bool:
         """Whether Celery is installed."""
         return importlib.util.find_spec("celery") is not None
 
-    def publish(self, job_ids: Sequence[str]) -> list[str]:
-        """Publishes a message for each id. Returns the ids that the broker took. Raises nothing."""
+    def publish(self, publications: Sequence[Publication]) -> list[str]:
+        """Publishes these messages, in this order. Returns the job ids that the broker took. Raises nothing."""
         published: list[str] = []
-        if not job_ids or time.monotonic() < self._paused_until or not self.available:
+        if not publications or self._paused:
             return published
         try:
             app = self._connected()
             with app.producer_pool.acquire(block=True) as producer:
-                for job_id in job_ids:
+                for publication in publications:
                     app.send_task(
                         TASK,
-                        args=[job_id],
-                        queue=QUEUE,
-                        argsrepr=job_id,
+                        args=[publication.job_id],
+                        queue=celery_queue(publication.queue),
+                        priority=publication.priority,
+                        argsrepr=publication.job_id,
                         kwargsrepr="",
                         ignore_result=True,
                         producer=producer,
                         retry=False,
                     )
-                    published.append(job_id)
+                    published.append(publication.job_id)
             self.error = None
         except Exception as e:  # Celery, kombu and its transports may raise anything
             self.error = type(e).__name__  # its text may hold the broker's password
             self._paused_until = time.monotonic() + PAUSE_S
+            self._stop_asking()
         return published
 
-    def backlog(self) -> int | None:
-        """Number of messages that wait at the broker; None when the broker cannot be asked."""
-        if time.monotonic() < self._paused_until or not self.available:
+    def backlog(self, queues: Collection[str] = (QUEUE,)) -> dict[str, int] | None:
+        """Number of messages that wait at the broker, for each of these queues (`Job.queue`). None when the broker
+        cannot be asked."""
+        if self._paused:
             return None
-        try:
-            with self._connected().connection_for_write() as connection:
-                return int(connection.default_channel.queue_declare(queue=QUEUE, passive=True).message_count)
-        except Exception as e:  # as above
-            return 0 if _is_missing_queue(e) else None
+        with self._asking_lock:
+            try:
+                if self._asking is None:
+                    self._asking = self._connected().connection_for_write()
+                channel = self._asking.default_channel
+                return {queue: _size(channel, celery_queue(queue)) for queue in queues}
+            except Exception:  # as above
+                self._stop_asking()
+                return None
 
     def close(self) -> None:
+        self._stop_asking()
         with self._lock:
             if self._app is not None:
                 self._app.close()
                 self._app = None
+
+    @property
+    def _paused(self) -> bool:
+        return time.monotonic() < self._paused_until or not self.available
 
     def _connected(self) -> Any:
         with self._lock:
@@ -82,21 +108,47 @@ class Publisher:
                 self._app = _app(self.broker_url)
             return self._app
 
+    def _stop_asking(self) -> None:
+        with self._asking_lock:
+            if self._asking is not None:
+                self._asking.release()
+                self._asking = None
+
 
 def _app(broker_url: str) -> Any:
     import celery
 
-    app = celery.Celery("rollq-publisher", broker=require_certificate(broker_url), set_as_current=False)
+    app = celery.Celery("rollq-publisher", set_as_current=False)
+    app.conf.update(broker_settings(broker_url, max_retries=1))
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
         task_default_queue=QUEUE,
         task_create_missing_queues=True,
         task_send_sent_event=True,  # Flower shows when a job was sent
-        broker_connection_timeout=3.0,
-        broker_transport_options={"socket_timeout": 5.0, "socket_connect_timeout": 3.0, "max_retries": 1},
     )
     return app
+
+
+def broker_settings(broker_url: str, **options: Any) -> dict[str, Any]:
+    """Celery's settings for this broker. With them a connection that has died in silence is given up within seconds.
+
+    `options` are further transport options. Raises SettingsError for an address that cannot be a broker's.
+    """
+    address, own = broker_options(broker_url)
+    keepalive = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+    return {
+        "broker_url": require_certificate(address),
+        "broker_connection_timeout": CONNECT_TIMEOUT_S,
+        "broker_transport_options": {
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+            "socket_keepalive_options": keepalive,
+            **own,
+            **options,
+        },
+    }
 
 
 def require_certificate(broker_url: str) -> str:
@@ -107,6 +159,11 @@ def require_certificate(broker_url: str) -> str:
     return f"{broker_url}{'&' if '?' in rest else '?'}ssl_cert_reqs=required"
 
 
-def _is_missing_queue(error: Exception) -> bool:
-    """Redis deletes an empty list, so an empty queue is a missing one."""
-    return getattr(error, "reply_code", None) == 404 or "NOT_FOUND" in str(error)
+def _size(channel: Any, queue: str) -> int:
+    try:
+        return int(channel.queue_declare(queue=queue, passive=True).message_count)
+    except Exception as e:
+        # Redis deletes an empty list, so an empty queue is a missing one.
+        if getattr(e, "reply_code", None) == 404 or "NOT_FOUND" in str(e):
+            return 0
+        raise

@@ -5,7 +5,7 @@ import os
 import sys
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags import Commands, add_broker, add_redis, add_tokenizer, http_url, whole
+from rollq.commands.flags import Commands, add_broker, add_redis, add_tokenizer, http_url, name, whole
 from rollq.extras import needs
 
 
@@ -19,6 +19,12 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "-c", "--concurrency", type=whole(1), metavar="N", help="episodes at a time (ROLLQ_CONCURRENCY, else 64)"
     )
+    parser.add_argument(
+        "--queues",
+        type=queue_names,
+        metavar="A,B",
+        help="take jobs from these queues only, as `rollq submit --queue` names them (ROLLQ_QUEUES, else rollq)",
+    )
     add_redis(parser)
     add_broker(parser)
     parser.add_argument(
@@ -26,6 +32,11 @@ def add(commands: Commands) -> None:
     )
     add_tokenizer(parser)
     parser.set_defaults(run=run)
+
+
+def queue_names(text: str) -> tuple[str, ...]:
+    """An argument type: `A,B`, each a queue's name."""
+    return tuple(name(queue.strip()) for queue in text.split(","))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,44 +1,69 @@
-"""Kombu's Redis transport, made to survive what it cannot read.
+"""Kombu's Redis transport, made to survive what it cannot read and connections that die in silence.
 
-A stock Celery worker ends ("Unrecoverable error") on a message that is not JSON or lacks a field, and on a broker's key
-of another type. So does the next worker. Here such a message is logged and dropped. Such a key is renamed, and the
-ledger publishes the jobs that were in it again. This is the only module that looks inside kombu.
+A stock Celery worker ends ("Unrecoverable error") on a message that is not JSON or lacks a field, on a broker's key of
+another type, and when it acknowledges a message whose connection is gone. Here such a message is logged and dropped,
+such a key is renamed, and the ledger publishes the jobs that were in it again. A message that asks for more than to
+play a job (a time, a callback) is refused, because Celery would hold it in memory or act on it. This is the only module
+that looks inside kombu.
 """
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from kombu.transport import redis
-from redis.exceptions import ResponseError
+from kombu.connection import Connection as KombuConnection
+from kombu.transport import TRANSPORT_ALIASES, redis
+from redis.exceptions import ConnectionError, ResponseError
 
-from rollq.ledger.keys import QUEUE
+from rollq.client.celery_publisher import TASK
+from rollq.ledger.connection import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LOGGED_BYTES = 80
-"""Number of bytes of an unreadable message that are logged."""
+"""Number of bytes of a refused message that are logged."""
+WAIT_S = 8
+"""Seconds that Redis keeps a consumer waiting for a message before it answers that there is none. A message ends the
+wait at once."""
+CHECK_EVERY_S = 3
+"""Seconds between two looks at whether that answer is overdue. It is after WAIT_S + CHECK_EVERY_S, so a silent
+connection is given up after 11 to 14 s."""
+OPTIONS = {
+    # Messages are acknowledged early and the ledger publishes lost ones again: the copies that kombu would keep in
+    # Redis would only cost.
+    "ack_emulation": False,
+    "health_check_interval": CHECK_EVERY_S,
+}
+"""Transport options of a worker, beyond those of all who use the broker."""
+UNWANTED_HEADERS = ("eta", "expires", "timelimit", "compression")
+UNWANTED_PARTS = ("callbacks", "errbacks", "chain", "chord")
+"""What a message for this worker must not have: Celery would hold it in memory, inflate it, or act on it."""
 
 
-class QoS(redis.QoS):
-    """Repairs the keys of unacknowledged messages."""
+def install() -> None:
+    """Let kombu use these transports in this process."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
+    TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
 
-    def append(self, message: Any, delivery_tag: str) -> None:
-        self.channel.with_repair(lambda: super(QoS, self).append(message, delivery_tag))
 
-    def ack(self, delivery_tag: str) -> None:
-        self.channel.with_repair(lambda: super(QoS, self).ack(delivery_tag))
+class Connection(KombuConnection):
+    """Tries to connect every second or two. Kombu's own pauses grow to half a minute."""
 
-    def restore_visible(self, *args: Any, **options: Any) -> None:
-        self.channel.with_repair(lambda: super(QoS, self).restore_visible(*args, **options))
+    def _ensure_connection(self, *args: Any, **options: Any) -> Any:
+        pauses = {"interval_start": 1, "interval_step": 1, "interval_max": 1}
+        return super()._ensure_connection(*args, **pauses | options)
 
 
 class Channel(redis.Channel):
-    """Drops messages that are not JSON, and renames keys that have another type than kombu's."""
+    """Drops messages that are not JSON, renames keys that have another type than kombu's, and never waits for a reply
+    that may not come."""
 
-    QoS = QoS
+    do_restore = False
+    """The ledger brings back what a lost connection had not passed on."""
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -50,10 +75,19 @@ class Channel(redis.Channel):
         return True
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
-        self.with_repair(lambda: super(Channel, self)._put(queue, message, **options))
+        self.with_repair(lambda: super(Channel, self)._put(queue, message, **options), queue)
 
-    def _size(self, queue: str) -> Any:
-        return self.with_repair(lambda: super(Channel, self)._size(queue))
+    def _has_queue(self, queue: str, **options: Any) -> bool:
+        return True  # Redis deletes an empty list
+
+    def _size(self, queue: str) -> int:
+        return self.with_repair(lambda: self._count(queue), queue)
+
+    def _count(self, queue: str) -> int:
+        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+            for priority in self.priority_steps:
+                pipe.llen(self._q_for_pri(queue, priority))
+            return sum(pipe.execute())
 
     def _queue_bind(self, *args: Any) -> None:
         self.with_repair(lambda: super(Channel, self)._queue_bind(*args))
@@ -61,54 +95,118 @@ class Channel(redis.Channel):
     def get_table(self, exchange: str) -> Any:
         return self.with_repair(lambda: super(Channel, self).get_table(exchange))
 
-    def with_repair(self, call: Callable[[], T]) -> T:
-        """The call's result. When the call meets a key of another type, the key is repaired and the call repeated."""
+    def with_repair(self, call: Callable[[], T], queue: str | None = None) -> T:
+        """The call's result. When the call meets a key of another type, the keys of this queue and of all that were
+        declared are repaired, and the call is repeated."""
         try:
             return call()
         except ResponseError as e:
-            self._repair(e)
+            self._repair(e, queue)
             return call()
 
-    def _repair(self, error: ResponseError) -> None:
+    def _repair(self, error: ResponseError, queue: str | None = None) -> None:
         """Rename every key of another type. Raises the error again when no key has one."""
         repaired = False
+        queues = [*self.state.queue_index, *([queue] if queue else [])]
         with self.conn_or_acquire() as client:
-            for key, kind in self._keys():
+            for name, key, kind in self._keys(queues):
                 found = client.type(key).decode()
                 if found not in (kind, "none"):
                     aside = f"{key}.damaged"
                     client.rename(key, aside)
                     if kind == "set":  # without it nothing is routed here
-                        self._queue_bind(QUEUE, QUEUE, "", QUEUE)
+                        self._queue_bind(name, name, "", name)
                     log.error("the broker's key %s was a %s where a %s belongs; it is now %s", key, found, kind, aside)
                     repaired = True
         if not repaired:
             raise error
 
-    def _keys(self) -> Iterator[tuple[str, str]]:
-        """The broker's keys, each with the type it must have."""
-        for priority in self.priority_steps:
-            yield self._q_for_pri(QUEUE, priority), "list"
-        yield self.keyprefix_queue % QUEUE, "set"
-        yield self.unacked_key, "hash"
-        yield self.unacked_index_key, "zset"
+    def _keys(self, queues: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+        """These queues' keys at the broker: the queue, the key, and the type it must have."""
+        for queue in queues:
+            for priority in self.priority_steps:
+                yield queue, self._q_for_pri(queue, priority), "list"
+            for key in (self.keyprefix_queue, self.keyprefix_binding_permanent):
+                yield queue, key % queue, "set"
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = super()._connparams(asynchronous)
+        except AttributeError as e:
+            # A thread that publishes or acknowledges after the main thread has closed the connection.
+            if self.connection is None or self.connection.client is None:
+                raise ConnectionError("the connection to the broker is closed") from e
+            raise
+        # A PING before a command would wait as long for a dead connection as the command itself. Sent before BRPOP it
+        # could reconnect where the event loop does not see it.
+        return found | {"health_check_interval": 0}
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        cancelled = super()._basic_cancel(consumer_tag)
+        if not self.active_queues:
+            self._stop_waiting()
+        return cancelled
+
+    def close(self) -> None:
+        self._stop_waiting()
+        super().close()
+
+    def _stop_waiting(self) -> None:
+        """End the wait for a message, for which kombu would wait itself. A message that has come goes back."""
+        waiting: Any = self._in_poll
+        if not waiting:
+            return
+        try:
+            if waiting.can_read(timeout=0) and (found := self.client.parse_response(waiting, "BRPOP")):
+                with self.conn_or_acquire() as client:
+                    client.rpush(*found)
+        except (*CONNECTION_ERRORS, ResponseError) as e:
+            log.info("a message may be lost (%s): the ledger publishes it again", type(e).__name__)
+        finally:
+            waiting.disconnect()
 
 
 class Transport(redis.Transport):
-    """Drops messages that are not Celery tasks."""
+    """Drops messages that are not to play a job."""
 
     Channel = Channel
+    brpop_timeout = WAIT_S
 
     def _deliver(self, message: Any, queue: str) -> None:
         try:
-            self._parse(message)
+            self._check(message)
         except Exception as e:
             shown = repr(message)
-            log.error("dropping a broker message that is no task: %s: %.*s", type(e).__name__, LOGGED_BYTES, shown)
+            log.error("dropping a broker message that is no job of rollq: %s: %.*s", _short(e), LOGGED_BYTES, shown)
         else:
             super()._deliver(message, queue)
 
-    def _parse(self, message: Any) -> None:
-        """Build the message on a copy, as the consumer will. Raises what that raises."""
+    def _check(self, message: Any) -> None:
+        """Build the message on a copy, as the consumer will. Raises what that raises, and ValueError for a message that
+        asks for anything but to play a job."""
+        headers = message["headers"]
+        if headers.get("task") != TASK:
+            raise ValueError("another task")
+        for name in UNWANTED_HEADERS:
+            if headers.get(name) not in (None, [None, None]):
+                raise ValueError(f"it has {name}")
         channel = next(channel for channel in self.channels if channel)
-        channel.Message({**message}, channel=channel)
+        _, _, embedded = json.loads(channel.Message({**message}, channel=channel).body)
+        for name in UNWANTED_PARTS:
+            if embedded.get(name):
+                raise ValueError(f"it has {name}")
+
+
+def _short(error: Exception) -> str:
+    """What is wrong with a message, without its content."""
+    return str(error) if type(error) is ValueError else type(error).__name__
+
+
+class SentinelChannel(Channel, redis.SentinelChannel):
+    """The same for a Redis that Sentinels watch."""
+
+
+class SentinelTransport(Transport, redis.SentinelTransport):
+    """The same for a Redis that Sentinels watch."""
+
+    Channel = SentinelChannel

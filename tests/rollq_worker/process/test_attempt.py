@@ -180,6 +180,29 @@ class TestLostTail:
             end(attempt, *events)
         assert ledger.journal(JOB) == stored and reader(ledger).stats()["leased"] == 1
 
+    def test_after_a_lost_claim_one_of_two_attempts_goes_on(self, ledger: Ledger) -> None:
+        job, leases = samples.job(group="g0", size=1), Leases(threading.Event())
+        ledger.submit([job])
+        image = {key: ledger.redis.dump(key) for key in ledger.redis.keys("*")}
+        with leases.hold(ledger, samples.claim(ledger, JOB, "a")) as first:
+            play(first, prompt(), sampled(0, 1, 2, 3), observed(0))
+            ledger.redis.flushdb()
+            for key, dump in image.items():
+                ledger.redis.restore(key, 0, dump)
+            with leases.hold(ledger, samples.claim(ledger, JOB, "b")) as second:
+                events = [prompt(), sampled(0, 20, 21), observed(0)]
+                play(second, *events)
+                assert first.number == second.number
+                first.append(sampled(1, 13, 14))
+                with pytest.raises(Fenced):
+                    first.append(observed(1))
+                with pytest.raises(Fenced):
+                    end(first)
+                leases.tick()
+                assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
+                end(second, *events)
+        assert [event.ids for event in events] == [decode_event(b, JOB).ids for b in ledger.journal(JOB)[1:-1]]  # type: ignore[union-attr]
+
     def test_an_entry_that_cannot_be_read_is_not_its_own(self, attempt: Attempt, ledger: Ledger) -> None:
         play(attempt, prompt(), sampled(0), observed(0))
         cut(ledger, 1)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
 from rollq.job import Job
-from rollq.ledger import constants
+from rollq.ledger import constants, reaper_role
 from rollq.ledger.connection import RETRIES, connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
@@ -27,7 +28,7 @@ from rollq_worker.process.leases import Leases
 from rollq_worker.process.reaper import Reaper
 from tests.e2e.own_redis import OwnRedis
 from tests.rollq.samples import reader
-from tests.rollq_worker.process.ledgers import FakePublisher
+from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
 from tests.stalls import Stalls
 from tests.waiting import until
 
@@ -36,12 +37,14 @@ TIMES = {
     constants: ["LEASE_S", "OUTAGE_S", "GRACE_S"],
     attempt: ["SHORT_WAIT_S"],
     leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
-    reaper: ["TICK_S", "LOOK_EVERY_S"],
+    reaper: ["TICK_S", "LOOK_EVERY_S", "PUBLISH_S", "STAND_BY_S", "REGISTER_EVERY_S"],
+    reaper_role: ["ROLE_S"],
 }
 LEASE_S = constants.LEASE_S / SCALE
 LONG_S = LEASE_S + 2.0
 """An outage in which every lease would expire without the grace."""
 JOBS = 20
+NUMBERS = count()
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +91,8 @@ class Worker:
         self.ledger = Ledger(self.client, "r")
         self.publisher = FakePublisher()
         self.leases = Leases(threading.Event())
-        self.reaper = Reaper(self.client, self.publisher)  # type: ignore[arg-type]
+        name = f"w{next(NUMBERS)}"
+        self.reaper = Reaper(self.client, self.publisher, lambda: live_worker(name))  # type: ignore[arg-type]
         self.held = ExitStack()
         self.attempts: list[Attempt] = []
 

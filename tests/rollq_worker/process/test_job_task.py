@@ -227,6 +227,31 @@ class TestRedis:
         assert runner.run(job_id)["stop"] == "done"
         assert not claims.errors
 
+    def test_without_memory_what_runs_goes_on_and_what_is_new_waits(
+        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollq.ledger.connection.FIRST_PAUSE_S", 0.01)
+        running, waiting = submit(ledger), submit(ledger, group="h")
+        ended: list[str] = []
+        play = loop.play
+
+        def play_without_memory(*args: Any, **options: Any) -> Any:
+            ledger.redis.config_set("maxmemory", 1)
+            return play(*args, **options)
+
+        monkeypatch.setattr(loop, "play", play_without_memory)
+        try:
+            assert runner.run(running)["stop"] == "done"
+            thread = threading.Thread(target=lambda: ended.append(runner.run(waiting)["stop"]))
+            thread.start()
+            thread.join(0.2)
+            assert not ended and reader(ledger).stats()["queued"] == 1
+        finally:
+            monkeypatch.setattr(loop, "play", play)
+            ledger.redis.config_set("maxmemory", 0)
+        thread.join(60)
+        assert ended == ["done"]
+
 
 class TestFailures:
     def play(

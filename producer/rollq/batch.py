@@ -21,6 +21,8 @@ class Group:
     """The graded members only, by sample number."""
     dead: Sequence[str] = ()
     """Job ids of the members without a reward."""
+    redelivered: bool = False
+    """Whether an earlier batch held it. A consumer that died or lost it may have trained on it."""
 
     @property
     def rewards(self) -> list[float]:
@@ -39,14 +41,17 @@ class Group:
         return [(r - mean) / deviation if deviation > 1e-8 else 0.0 for r in rewards]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """The groups of one training step. Unless `ack` is called, they go to the next consumer that asks."""
+    """The groups of one training step. Unless they are acknowledged, they go to the next consumer that asks."""
 
     step: int
-    """Counts the batches of this iteration, from 0."""
+    """Counts the batches of this consumer, from 0. The ledger counts those of a named consumer, so its successor goes
+    on from there."""
     groups: Sequence[Group]
+    """Those that were not skipped."""
     on_ack: Callable[[], None] = field(repr=False)
+    on_skip: Callable[[str, str], None] = field(repr=False)
     on_reject: Callable[[str, str], None] = field(repr=False)
 
     def ack(self) -> None:
@@ -55,6 +60,16 @@ class Batch:
         Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
         """
         self.on_ack()
+
+    def skip(self, group_id: str, reason: str) -> None:
+        """Do not train on this group, for example because all its rewards agree. It leaves the batch, counts under the
+        reason (`stats()["skips"]`) and is not handed out again; the other groups stay.
+
+        Safe to repeat. `reason` is one of few, of up to 64 characters; ContractError says so. Raises NotHeld when the
+        group is not of this batch, or the hold was lost.
+        """
+        self.on_skip(group_id, reason)
+        self.groups = [group for group in self.groups if group.id != group_id]
 
     def reject(self, job_id: str, reason: str) -> None:
         """Refuse the batch because one trajectory cannot be used, for example because its texts cannot be read.

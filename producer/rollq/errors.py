@@ -13,6 +13,7 @@
     │   ├── Gap                a source's group does not follow the last one that the ledger has
     │   └── NotHeld            ack or extension of a batch that this consumer does not hold
     ├── PullTimeout            not enough groups became ready in time
+    ├── MissingGroups          a batch of exactly so many groups cannot be made up without new submissions
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
         │   └── EngineBreach   a ContractError as well: a reply breaks an invariant of token fidelity
@@ -107,6 +108,18 @@ class NotHeld(LedgerError):
 
 class PullTimeout(RollqError, TimeoutError):
     """Not enough groups became ready in time."""
+
+
+class MissingGroups(RollqError, RuntimeError):
+    """Too few groups are ready for an exact batch, and none is being played. No group was taken: submit more, for
+    example with `Client.refill`, and ask again."""
+
+    missing: int = 0
+    """Number of groups that are not there."""
+    ready: int = 0
+    """Number of groups that are."""
+    dropped: int = 0
+    """Number of groups of the run that were dropped so far."""
 
 
 class RolloutFailure(RollqError, RuntimeError):

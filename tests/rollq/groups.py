@@ -1,8 +1,13 @@
 """Groups that are finished, and holds that end, without a worker and without waiting."""
 
+from typing import Any
+
 from rollq.job import Purpose
+from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import TakenGroup
 from tests.rollq.samples import group, play
 
 
@@ -32,3 +37,20 @@ def drop_group(ledger: Ledger, name: str) -> None:
     """One member of two dies: with min_viable = size the group is dropped."""
     DeadLetters(ledger.redis, "r").cancel(f"r/{name}/0")
     play(ledger, f"r/{name}/1")
+
+
+def deliveries(ledger: Ledger) -> Deliveries:
+    """Of the same run."""
+    return Deliveries(ledger.redis, ledger.run)
+
+
+def take(
+    ledger: Ledger, groups: int, token: str, hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN, **how: Any
+) -> list[TakenGroup]:
+    """What a consumer gets that asks once. Its session is the token up to the last slash."""
+    return list(deliveries(ledger).take(groups, token, hold_s, purpose, **how).groups)
+
+
+def ack(ledger: Ledger, token: str, *groups: str) -> None:
+    """Acknowledges these groups, or all that is held under the token."""
+    deliveries(ledger).ack(token, groups)

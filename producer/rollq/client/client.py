@@ -9,13 +9,14 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
-from rollq.client.consumer import Consumer
+from rollq.client.consumer import Consumer, Order
 from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.connection import connect, retry
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import DeadLetter, JobState, Submission
@@ -58,17 +59,13 @@ class Client:
         self.reader = LedgerReader(self.ledger.redis, run)
         self.dead_letters = DeadLetters(self.ledger.redis, run)
         """Requeue, discard and cancel jobs; forget the run."""
+        self.delivered = 0
+        """Number of distinct jobs received by `batches`."""
         self.duplicates = 0
-        """Jobs received in a batch although an earlier batch held them."""
+        """Jobs received by `batches` although an earlier batch, of this or another consumer, held them."""
         self._hold_s = hold_s
-        self._received: set[str] = set()
         self._publisher = Publisher(settings.broker_url)
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
-
-    @property
-    def delivered(self) -> int:
-        """Number of distinct jobs received in batches."""
-        return len(self._received)
 
     @property
     def broker_error(self) -> str | None:
@@ -127,24 +124,50 @@ class Client:
         retry(lambda: self.ledger.keep(days))
 
     def batches(
-        self, groups: int, *, purpose: Purpose = Purpose.TRAIN, timeout: float | None = None
+        self,
+        groups: int,
+        *,
+        purpose: Purpose = Purpose.TRAIN,
+        timeout: float | None = None,
+        exact: bool = False,
+        order: Order = "ready",
+        name: str | None = None,
+        step: int | None = None,
     ) -> Iterator[Batch]:
         """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
         This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again a
-        minute after the loop ends. A batch has groups of one purpose only, so a trainer gets no eval groups. Keep
-        `groups` at or below the producer's `submit(ahead=)`, or the two wait for each other. Raises PullTimeout when no
-        batch is ready within `timeout` seconds (None: waits without end).
+        minute after the loop ends; with a `name`, at once to the next process that uses it. A batch has groups of one
+        purpose only, so a trainer gets no eval groups. Keep `groups` at or below the producer's `submit(ahead=)`, or
+        the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others those of `consumer`.
         """
         if type(groups) is not int or groups < 1:
             raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
-        return self._batches(self.consumer(purpose), groups, timeout)
+        return self._batches(self.consumer(purpose, order=order, name=name, step=step), groups, timeout, exact)
 
-    def consumer(self, purpose: Purpose = Purpose.TRAIN) -> Consumer:
-        """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end."""
+    def consumer(
+        self,
+        purpose: Purpose = Purpose.TRAIN,
+        *,
+        order: Order = "ready",
+        name: str | None = None,
+        step: int | None = None,
+    ) -> Consumer:
+        """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end.
+
+        `order`: `ready` hands out what is finished; `submitted` hands out no group before an unfinished one that was
+        submitted earlier.
+
+        `name`: the consumer goes on where the last process with this name stopped. It takes over its unacknowledged
+        batches at once, in order and as they were, and that process gets NotHeld from then on. `step`: the step of the
+        last batch that the trainer's checkpoint holds. The batches up to it are acknowledged first, so that the trainer
+        gets exactly what it had trained on after the checkpoint, then new groups. Raises LedgerError when a later batch
+        was acknowledged already.
+        """
         if purpose not in set(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
-        return Consumer(self.ledger, Purpose(purpose), self._hold_s)
+        deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
+        return Consumer(deliveries, Purpose(purpose), self._hold_s, order=order, name=name, step=step)
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode as far as it was played. The episode of a dead job ends with its failure.
@@ -173,11 +196,21 @@ class Client:
         for job_id in job_ids:
             retry(partial(self.dead_letters.requeue, job_id))
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """End queued and running jobs as dead, of class cancelled. Raises LedgerError for the first job that has
-        already ended."""
+    def cancel(self, job_ids: Iterable[str] = (), *, group: str | None = None, run: bool = False) -> None:
+        """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished members of a group, or
+        those of the whole run, which takes no more groups then.
+
+        Workers stop playing them within seconds. A group is then ready if it has `min_viable` graded members, else
+        dropped. Raises LedgerError for the first of `job_ids` that has already ended, and for an unknown group.
+        """
         for job_id in job_ids:
             retry(partial(self.dead_letters.cancel, job_id))
+        if group is not None:
+            retry(lambda: self.dead_letters.cancel_group(group))
+        if run:
+            retry(self.ledger.seal)
+            for name in retry(self.dead_letters.open_groups):
+                retry(partial(self.dead_letters.cancel_group, name))
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md)."""
@@ -194,10 +227,10 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _batches(self, consumer: Consumer, groups: int, timeout: float | None) -> Iterator[Batch]:
+    def _batches(self, consumer: Consumer, groups: int, timeout: float | None, exact: bool) -> Iterator[Batch]:
         with consumer:
-            while batch := consumer.next(groups, timeout):
-                ids = [trajectory.job.id for trajectory in batch.trajectories]
-                self.duplicates += len(self._received.intersection(ids))
-                self._received.update(ids)
+            while batch := consumer.next(groups, timeout, exact=exact):
+                for group in batch.groups:
+                    self.delivered += 0 if group.redelivered else len(group.trajectories)
+                    self.duplicates += len(group.trajectories) if group.redelivered else 0
                 yield batch

@@ -1,96 +1,222 @@
-"""One consumer of a run: takes finished groups of one purpose and holds them until it acknowledges or rejects them.
+"""One consumer of a run: takes finished groups of one purpose and holds them until it acknowledges them.
 
 A background thread renews its holds in Redis. When the consumer or its process ends, the holds run out, and the groups
-go to another consumer.
+go to another consumer. A consumer with a name is succeeded by the next process that opens the name: it takes over the
+holds at once, with the same batches in the same order.
 """
 
-import itertools
 import logging
-import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from rollq.batch import Batch, Group
-from rollq.errors import ContractError, LedgerError, NotHeld, PullTimeout, Unwritable
-from rollq.job import Purpose
-from rollq.ledger.connection import RetryLoop
+from rollq.client.hold_renewal import HoldRenewal
+from rollq.client.waits import WaitLog, explain
+from rollq.errors import ContractError, LedgerError, MissingGroups, NotHeld, PullTimeout, Unwritable
+from rollq.job import NAME, Purpose
+from rollq.ledger.connection import RetryLoop, retry
 from rollq.ledger.constants import HOLD_S
-from rollq.ledger.ledger import Ledger
+from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import Standing, TakenGroup
+from rollq.ledger.replies import TakenGroup
 
 log = logging.getLogger("rollq")
 
-RENEW_RETRY_S = 1.0
-"""Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
-(rollq.ledger.constants.GRACE_S)."""
+Order = Literal["ready", "submitted"]
+"""`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
+earlier, which bounds how old a group can be."""
+ORDERS = ("ready", "submitted")
+BLOCK_S = 4.0
+"""Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
+LOOK_S = 3.0
+"""Seconds between two looks while another consumer's groups may come back. Less than constants.OUTAGE_S, so that a
+waiting consumer shows that Redis is there."""
+IDLE_S = 20.0
+"""Seconds between two looks otherwise, in case that a wake-up was lost."""
+EXHAUSTED_S = 5.0
+"""Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
 
 
 class Consumer:
-    """One consumer. It holds what it took until `close`, the end of its `with` block or the end of its process."""
+    """One consumer, for one thread. It holds what it took until `close`, the end of its `with` block or the end of its
+    process."""
 
-    def __init__(self, ledger: Ledger, purpose: Purpose, hold_s: float = HOLD_S) -> None:
-        self._ledger = ledger
-        self._reader = LedgerReader(ledger.redis, ledger.run)
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        purpose: Purpose,
+        hold_s: float = HOLD_S,
+        *,
+        order: Order = "ready",
+        name: str | None = None,
+        step: int | None = None,
+    ) -> None:
+        """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, and
+        LedgerError when a step after `step` is acknowledged already."""
+        if order not in ORDERS:
+            raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
+        if step is not None and (name is None or type(step) is not int or step < 0):
+            raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
+        if name is not None and not NAME.fullmatch(name):
+            raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")
+        self._deliveries = deliveries
+        self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._purpose = purpose
         self._hold_s = hold_s
-        self._holds = HoldRenewal(ledger, hold_s)
+        self._ordered = order == "submitted"
         self._retry = RetryLoop()
-        self._steps = itertools.count()
+        self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
+        self._takeover: deque[int] = deque()
+        """Steps of batches that this consumer took over and has not handed on yet."""
+        self._batches: dict[int, list[str]] = {}
+        """Ids of the groups of the batches that are not acknowledged, by step."""
+        self._dropped = 0
+        """Groups that had been dropped when the last batch came."""
+        if name is not None:
+            self._open(name, step)
+        self._holds = HoldRenewal(self._renew, hold_s)
+        for taken_over in self._takeover:
+            self._holds.set(self._token(taken_over), 0)
+
+    def _open(self, name: str, step: int | None) -> None:
+        text = uuid.uuid4().hex[:16]
+        opened: Opened = retry(lambda: self._deliveries.open(name, self._purpose, text, self._hold_s, step))
+        self._session, self._owner, self._step = named_session(self._purpose, name), opened.owner, opened.next
+        for held in opened.steps:
+            if step is not None and held <= step:
+                retry(partial(self._deliveries.ack, self._token(held), owner=self._owner))
+            else:
+                self._takeover.append(held)
+        if 0 < opened.known < opened.next:
+            log.warning(
+                "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows only %d batches. Redis has"
+                " lost its last writes, or this is another run: groups of the steps in between may come again",
+                self._deliveries.run,
+                name,
+                step,
+                opened.known,
+            )
+
+    def _token(self, step: int) -> str:
+        return f"{self._session}/{step}"
+
+    def _renew(self, tokens: Sequence[str]) -> Sequence[str]:
+        return self._deliveries.renew_holds(tokens, self._hold_s, self._purpose, owner=self._owner)
 
     @property
     def held(self) -> int:
-        """Groups that this consumer took and has neither acknowledged nor rejected."""
+        """Groups that this consumer took and has not acknowledged, skipped or rejected."""
         return self._holds.groups
 
-    def next(self, groups: int, timeout: float | None = None) -> Batch | None:
+    def next(self, groups: int, timeout: float | None = None, *, exact: bool = False) -> Batch | None:
         """The next batch of that many groups, or of fewer at the end of a sealed run; None when no more can come.
 
-        Raises PullTimeout when it is not ready within `timeout` seconds (None: waits without end), and may be called
-        again.
+        A consumer that took over a name gets the unacknowledged batches first, as they were, whatever `groups` says.
+        With `exact`, no batch is ever short: raises MissingGroups, and takes nothing, when no group is being played and
+        too few are ready. Raises PullTimeout when the batch is not ready within `timeout` seconds (None: waits without
+        end). Both may be followed by another call. Raises NotHeld when another process has opened the name, and
+        UnknownSchema, which touches nothing, when another version of rollq wrote a group.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        pause = 0.01
+        began = time.monotonic()
+        wait_log = WaitLog(lambda: explain(self._reader, self._purpose, wanted=groups, own=self.held))
+        since = 0.0
         while True:
-            token = uuid.uuid4().hex
-            if taken := self._take(groups, token, deadline):
-                if members := self._read(token, taken):
-                    return self._batch(token, members)
+            taken, step = self._take(groups, since, exact, deadline)
+            if taken.groups:
+                self._dropped = taken.dropped
+                if batch := self._batch(step, taken.groups, taken_over=step in self._takeover):
+                    return batch
                 continue
-            standing = self._retry(partial(self._reader.standing, self._purpose))
-            if standing.sealed and not standing.open and not standing.ready and standing.held <= self.held:
+            if step in self._takeover:  # the hold ran out, and another consumer has its groups
+                self._takeover.popleft()
+                continue
+            if taken.unread:
+                continue
+            if taken.over:
                 return None
+            if exact and self._exhausted(taken, groups, began):
+                raise self._missing(taken, groups)
             if time.monotonic() >= deadline:
-                raise PullTimeout(self._missing(standing, groups, timeout or 0.0))
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(0.5, pause * 1.5)
+                raise PullTimeout(self._late(taken, groups, timeout or 0.0))
+            since = since or taken.at
+            self._wait(taken, deadline, wait_log)
 
-    def _missing(self, standing: Standing, groups: int, timeout: float) -> str:
-        all_played = standing.ready and not standing.open
-        return (
-            f"run {self._ledger.run}: no {groups} groups were ready within {timeout:g} s:"
-            f" {standing.ready} ready, {standing.open} open, {standing.held} held"
-            + ("; all submitted jobs are played: submit further ahead, or ask for fewer groups" if all_played else "")
+    def _take(self, groups: int, since: float, exact: bool, deadline: float) -> tuple[Taken, int]:
+        """The reply and the batch's step."""
+        step, again = (self._takeover[0], True) if self._takeover else (self._step, False)
+        take = partial(
+            self._deliveries.take,
+            groups,
+            self._token(step),
+            self._hold_s,
+            self._purpose,
+            owner=self._owner,
+            since=since,
+            ordered=self._ordered,
+            exact=exact,
+            again=again,
+            wake=not again,
         )
-
-    def _take(self, groups: int, token: str, deadline: float) -> Sequence[TakenGroup]:
-        left = max(0.0, deadline - time.monotonic())
         try:
-            return self._retry(partial(self._ledger.take, groups, token, self._hold_s, self._purpose), left)
+            return self._retry(take, max(0.0, deadline - time.monotonic())), step
         except Unwritable as e:
             raise PullTimeout(str(e)) from e
 
-    def _read(self, token: str, taken: Sequence[TakenGroup]) -> list[Group] | None:
+    def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog) -> None:
+        """Blocks until there may be groups."""
+        look_s = IDLE_S
+        if taken.others or (taken.sealed and not taken.open):
+            look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
+        until = min(deadline, time.monotonic() + look_s)
+        while (left := until - time.monotonic()) > 0:
+            wait_log.look()
+            if self._deliveries.wait(self._session, min(left, BLOCK_S)):
+                return
+
+    def _exhausted(self, taken: Taken, groups: int, began: float) -> bool:
+        """Whether the batch stays short unless more groups are submitted."""
+        if taken.open or taken.ready >= groups:
+            return False
+        if taken.sealed:
+            return taken.last
+        lost = taken.dropped > self._dropped and time.monotonic() - began >= EXHAUSTED_S
+        return lost and not taken.others
+
+    def _missing(self, taken: Taken, groups: int) -> MissingGroups:
+        missing = groups - taken.ready
+        remedy = "Submit that many more groups: `Client.refill` replaces the dropped ones. Then ask again"
+        if taken.sealed:
+            remedy = f"The run is sealed and takes no more groups: ask for at most {taken.ready}"
+        error = MissingGroups(
+            f"run {self._deliveries.run}: {missing} of {groups} groups are missing: {taken.ready} are ready, none is"
+            f" being played, and {taken.dropped} were dropped (`rollq dead` says why). {remedy}."
+        )
+        error.missing, error.ready, error.dropped = missing, taken.ready, taken.dropped
+        return error
+
+    def _late(self, taken: Taken, groups: int, timeout: float) -> str:
+        text = (
+            f"run {self._deliveries.run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} ready,"
+            f" {taken.open} open, {taken.others + self.held} held"
+        )
+        why = explain(self._reader, self._purpose, wanted=groups, own=self.held)
+        return f"{text}. {why}" if why else text
+
+    def _batch(self, step: int, taken: Sequence[TakenGroup], *, taken_over: bool) -> Batch | None:
         """The groups with their trajectories.
 
         When a trajectory cannot be read, its job is rejected, no group of the batch is held any more, and None is
         returned.
         """
-        self._holds.add(token, len(taken))
+        token = self._token(step)
+        self._holds.set(token, len(taken))
         groups = []
         try:
             for group in taken:
@@ -99,38 +225,76 @@ class Consumer:
                 for job_id, found in zip(group.members, read, strict=True):
                     if isinstance(found, ContractError):
                         with suppress(NotHeld):  # another consumer holds it by now
-                            self._reject(token, job_id, str(found))
+                            self._reject(step, job_id, str(found))
                         return None
                     trajectories.append(replace(found, job=replace(found.job, seq=group.seq)))
                 groups.append(
-                    Group(id=group.id, seq=group.seq, size=group.size, trajectories=trajectories, dead=group.dead)
+                    Group(
+                        id=group.id,
+                        seq=group.seq,
+                        size=group.size,
+                        trajectories=trajectories,
+                        dead=group.dead,
+                        redelivered=taken_over or group.handed > 0,
+                    )
                 )
         except BaseException:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
             raise
-        return groups
-
-    def _batch(self, token: str, groups: list[Group]) -> Batch:
-        ids = [trajectory.job.id for group in groups for trajectory in group.trajectories]
+        if taken_over:
+            self._takeover.popleft()
+        else:
+            self._step += 1
+        self._batches[step] = [group.id for group in groups]
         return Batch(
-            step=next(self._steps),
+            step=step,
             groups=groups,
-            on_ack=partial(self._ack, token, ids),
-            on_reject=partial(self._reject, token),
+            on_ack=partial(self._ack, step, list(self._batches[step])),
+            on_skip=partial(self._skip, step),
+            on_reject=partial(self._reject, step),
         )
 
-    def _ack(self, token: str, job_ids: Sequence[str]) -> None:
-        try:
-            self._retry(lambda: self._ledger.ack(token, job_ids))
-        except LedgerError:  # a group of the batch is lost or damaged
-            self._holds.drop(token)  # else its other groups would be held for ever
-            raise
-        self._holds.drop(token)
+    def ack(self, up_to: int) -> None:
+        """Acknowledge all batches of this consumer up to and with that step, for example once a checkpoint holds them.
 
-    def _reject(self, token: str, job_id: str, reason: str) -> None:
+        Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged.
+        """
+        lost: NotHeld | None = None
+        for step in sorted(step for step in {*self._batches, *self._takeover} if step <= up_to):
+            try:
+                self._ack(step, self._batches.get(step, []))
+            except NotHeld as e:
+                lost = lost or e
+        if lost:
+            raise lost
+
+    def _ack(self, step: int, groups: Sequence[str]) -> None:
+        try:
+            self._retry(lambda: self._deliveries.ack(self._token(step), groups, owner=self._owner))
+        except LedgerError:  # a group of the batch is lost or damaged
+            self._forget(step)  # else its other groups would be held for ever
+            raise
+        self._forget(step)
+
+    def _skip(self, step: int, group: str, reason: str) -> None:
+        self._retry(lambda: self._deliveries.skip(self._token(step), group, reason, owner=self._owner))
+        left = [name for name in self._batches.get(step, []) if name != group]
+        if left:
+            self._batches[step] = left
+            self._holds.set(self._token(step), len(left))
+        else:
+            self._forget(step)
+
+    def _reject(self, step: int, job_id: str, reason: str) -> None:
         log.error("a finished job cannot be used and is dead-lettered: %s", reason)
-        self._holds.drop(token)
-        self._retry(lambda: self._ledger.reject(token, job_id, reason))
+        self._forget(step)
+        self._retry(lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner))
+
+    def _forget(self, step: int) -> None:
+        self._holds.drop(self._token(step))
+        self._batches.pop(step, None)
+        with suppress(ValueError):
+            self._takeover.remove(step)
 
     def close(self) -> None:
         """Stop renewing. Groups that are still held go to other consumers once the hold has run out."""
@@ -141,55 +305,3 @@ class Consumer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class HoldRenewal:
-    """Renews the holds of one consumer in a daemon thread, three times in each hold."""
-
-    def __init__(self, ledger: Ledger, hold_s: float = HOLD_S) -> None:
-        self._ledger = ledger
-        self._hold_s = hold_s
-        self._groups: dict[str, int] = {}
-        """Groups in each batch, by its token."""
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def groups(self) -> int:
-        """Groups whose holds are renewed."""
-        with self._lock:
-            return sum(self._groups.values())
-
-    def add(self, token: str, groups: int) -> None:
-        with self._lock:
-            self._groups[token] = groups
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._renew, name="rollq-holds", daemon=True)
-                self._thread.start()
-
-    def drop(self, token: str) -> None:
-        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost."""
-        with self._lock:
-            self._groups.pop(token, None)
-
-    def close(self) -> None:
-        self._stop.set()
-
-    def _renew(self) -> None:
-        pause, reachable = self._hold_s / 3, True
-        while not self._stop.wait(pause):
-            was_reachable, reachable = reachable, True
-            with self._lock:
-                tokens = list(self._groups)
-            for token in tokens:
-                try:
-                    self._ledger.extend_hold(token, self._hold_s)
-                except NotHeld as e:
-                    log.warning("a consumer was out of touch for too long: %s", e)
-                    self.drop(token)
-                except Exception as e:  # whatever Redis raises, the next try may be in time
-                    if was_reachable and reachable:
-                        log.warning("cannot renew a hold, trying again: %s: %s", type(e).__name__, e)
-                    reachable = False
-            pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

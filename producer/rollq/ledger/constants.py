@@ -43,3 +43,5 @@ EVAL = 3
 """Priority of new jobs for evaluation."""
 NEW = 6
 """Priority of new jobs for training."""
+LONGEST_SKIP = 64
+"""Number of characters of the reason for which a trainer skips a group. Groups are counted by reason."""

@@ -12,6 +12,7 @@ from functools import partial
 import redis
 
 from rollq.errors import FailureClass, LedgerError
+from rollq.job import Purpose
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.scripts import Scripts, short_reason
 
@@ -59,6 +60,22 @@ class DeadLetters:
         """End a job that is queued or being played as dead, of class cancelled. Raises LedgerError when it has
         ended."""
         self._act(job_id, "cancelled", "cancel", short_reason(reason))
+
+    def open_groups(self) -> list[str]:
+        """Names of the groups that have unfinished members."""
+        names: list[bytes] = []
+        for purpose in Purpose:
+            key = f"{self.keys.prefix}open:{purpose}"
+            names += self.scripts.guard(key, partial(self.redis.zrange, key, 0, -1))
+        return [name.decode() for name in names]
+
+    def cancel_group(self, group: str, reason: str = "cancelled") -> int:
+        """End the unfinished members of a group as dead, of class cancelled. Returns how many there were. Raises
+        LedgerError for an unknown group."""
+        status, *cancelled = self.scripts.call("cancel_group", [group, short_reason(reason)])
+        if status == b"unknown":
+            raise LedgerError(f"group {self.run}/{group} is unknown: run {self.run} has no such group")
+        return int(cancelled[0])
 
     def unfinished(self) -> Iterator[str]:
         """Ids of the jobs that are queued or being played right now."""

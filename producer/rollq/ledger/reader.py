@@ -38,6 +38,8 @@ COUNTS = (
     "requeued",
     "discarded",
     "groups_acked",
+    "groups_skipped",
+    "skipped",
     "groups_dropped",
     "turns",
     "sampled_tokens",
@@ -62,6 +64,10 @@ class LedgerReader:
     def __init__(self, client: "redis.Redis", run: str) -> None:
         self.scripts = Scripts(client, run)
         self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+
+    def exists(self) -> bool:
+        """Whether a producer has submitted to the run or fixed something for it."""
+        return bool(self.scripts.guard(self.keys.meta, lambda: self.redis.exists(self.keys.meta)))
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
@@ -271,6 +277,7 @@ class LedgerReader:
         stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
+        stats["skips"] = _by_name(counts, "skipped:")
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats

@@ -127,6 +127,8 @@ class TakenGroup:
     members: Sequence[str]
     """Job ids of the graded members, by sample."""
     dead: Sequence[str]
+    handed: int = 0
+    """Number of times that it was handed out before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

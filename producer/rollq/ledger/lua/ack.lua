@@ -1,38 +1,46 @@
--- The groups of these jobs are trained on: all or none. Bodies and journals are deleted; ids and digests are kept.
--- reads and writes  held:<purpose> hold:<token> count group:<group> job:<job> journal:<job> journal:<job>#<attempt>
--- ARGV   token, then job ids
--- reply  ok | lost group
+-- Groups of one hold are over: the trainer has trained on them, or skips them for a reason. All or none. What they
+-- stored is deleted, but for a small record. A group whose hold ran out counts, too, while no other consumer has it.
+-- reads and writes  run ready:<purpose> held:<purpose> open:<purpose> holds:<purpose> waiting:<purpose> count
+--                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> acked:<group> prompts:<group>
+--                   job:<job> journal:<job> journal:<job>#<attempt>
+-- ARGV   token owner reason ('': trained on) groups (none: all of the hold)
+-- reply  ok | lost group | fenced
 check_indexes()
-local token, groups = ARGV[2], {}
+local token, owner, why, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], {}, {}, {}
 local hold = typed('hold:' .. token, 'set')
-for i = 3, #ARGV do
-  local name = parse(ARGV[i])
-  typed('job:' .. ARGV[i], 'hash')
-  if not groups[name] then
+for i = 5, #ARGV do names[#names + 1] = ARGV[i] end
+if taken_over(token, owner) then return { 'fenced' } end
+if #names == 0 then names = redis.call('SMEMBERS', hold) end
+if #names == 0 then return { 'lost', '' } end
+for _, name in ipairs(names) do
+  if redis.call('EXISTS', prefix .. 'group:' .. name) == 0 then
+    local record = acked_record(name)
+    if not record or record.token ~= token then return { 'lost', name } end
+  else
     local group = read_group(name)
-    if group.token ~= token or (group.state ~= 'held' and group.state ~= 'acked') then return { 'lost', name } end
-    groups[name] = group
+    local mine = group.state == 'held' and group.token == token
+    if not mine and group.state ~= 'ready' then return { 'lost', name } end
+    if not now_over[name] then groups[#groups + 1] = group end
+    now_over[name] = true
   end
 end
+
 allow_without_memory()
-for name, group in pairs(groups) do
-  if group.state == 'held' then
-    redis.call('HSET', group.key, 'state', 'acked')
-    redis.call('ZREM', prefix .. 'held:' .. group.purpose, name)
-    redis.call('SREM', hold, name)
-    count('groups_acked')
-  end
+for _, group in ipairs(groups) do
+  redis.call('ZREM', prefix .. 'held:' .. group.purpose, group.name)
+  redis.call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
+  redis.call('SREM', hold, group.name)
+  shrink(group, token)
+  count(why == '' and 'groups_acked' or 'groups_skipped')
+  count(why == '' and 'delivered' or 'skipped', group.done)
+  if why ~= '' then count('skipped:' .. why) end
 end
-for i = 3, #ARGV do
-  local id = ARGV[i]
-  if groups[parse(id)].state == 'held' then
-    local job = prefix .. 'job:' .. id
-    if redis.call('HSETNX', job, 'acked', token) == 1 then count('delivered') else count('duplicates') end
-    for attempt in string.gmatch(redis.call('HGET', job, 'aside') or '', '%d+') do
-      redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
-    end
-    redis.call('DEL', prefix .. 'journal:' .. id)
-    redis.call('HDEL', job, 'body', 'aside')
-  end
+local consumer = consumer_of(token)
+if consumer and why == '' and step_of(token) >= stored_number(redis.call('HGET', consumer, 'acked')) then
+  redis.call('HSET', consumer, 'acked', step_of(token))
+end
+if #groups > 0 then
+  if redis.call('EXISTS', hold) == 0 then end_hold(groups[1].purpose, token) end
+  wake_consumers(groups[1].purpose)
 end
 return { 'ok' }

@@ -1,10 +1,12 @@
 -- A consumer cannot read a done job that it holds: the job is dead, and the whole hold goes back untouched.
--- reads and writes  dead count open:<purpose> ready:<purpose> held:<purpose> hold:<token> group:<group> job:<job>
--- ARGV   token id reason
--- reply  ok | lost
+-- reads and writes  dead count open:<purpose> ready:<purpose> held:<purpose> holds:<purpose> waiting:<purpose>
+--                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job>
+-- ARGV   token owner id reason
+-- reply  ok | lost | fenced
 check_indexes()
-local token, id, why = ARGV[2], ARGV[3], ARGV[4]
+local token, owner, id, why = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local mine, sample = parse(id)
+if taken_over(token, owner) then return { 'fenced' } end
 local time, held = now(), false
 local groups = held_groups(token, time)
 for _, group in ipairs(groups) do held = held or group.name == mine end
@@ -29,7 +31,8 @@ for _, group in ipairs(groups) do
     redis.call('ZADD', prefix .. 'ready:' .. group.purpose, group.seq, group.name)
   end
 end
-redis.call('DEL', prefix .. 'hold:' .. token)
+end_hold(groups[1].purpose, token)
 count('done', -1)
 tally(added or '', -1)
+wake_consumers(groups[1].purpose)
 return { 'ok' }

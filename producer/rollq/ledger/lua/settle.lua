@@ -206,17 +206,3 @@ local function end_unreadable(id, why, time)
     settle(group, 'dead')
   end
 end
-
--- The groups that are held under this token.
-local function held_groups(token, time)
-  local hold, groups = typed('hold:' .. token, 'set'), {}
-  for _, name in ipairs(redis.call('SMEMBERS', hold)) do
-    local group = group_or_drop(name, time)
-    if group and group.state == 'held' and group.token == token then
-      groups[#groups + 1] = group
-    else
-      redis.call('SREM', hold, name)
-    end
-  end
-  return groups
-end

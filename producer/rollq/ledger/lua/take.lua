@@ -1,72 +1,151 @@
--- Hand out groups, the lowest sequence first, all or none; fewer only when the run is sealed and no more can follow.
+-- Hand out groups, the lowest sequence first, all or none. Fewer only as the last batch of a sealed run: when no group
+-- is open and every hold of another consumer was renewed since this one began to wait, so that none of them comes back.
 -- A repeat under the same token gets the same groups. A hold that is not renewed ends; after a silence of all reapers
 -- and takers (run: heard:<purpose>) Redis may have been away, and live consumers get the time to renew first.
--- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> count hold:<token> group:<group> job:<job>
--- ARGV   groups token hold_s purpose outage_s (longest silence) grace_s
--- reply  for each group: name seq size, then the state of each member
-check_indexes()
-local wanted, token, hold_s, purpose = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local outage_s, grace_s, meta = tonumber(ARGV[6]), tonumber(ARGV[7]), typed('run', 'hash')
-local ready, held, hold = prefix .. 'ready:' .. purpose, prefix .. 'held:' .. purpose, prefix .. 'hold:' .. token
-local time = now()
-local groups = held_groups(token, time)
+-- A consumer that gets nothing may have itself woken (settle.lua: wake_consumers). An idle one asks for little.
+-- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> holds:<purpose> waiting:<purpose> count
+--                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job>
+-- ARGV   groups token hold_s purpose owner ('': no name) since (when it began to wait; 0: now), then flags (1 or 0):
+--        ordered (no group before an open one of lower sequence) exact (no short batch) again (only what is held
+--        already) wake (when there may be more)
+-- reply  groups time dropped, then for each group: name seq size handed, then the state of each member
+--        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
+--          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
+--        | again (a record could not be read: ask again) | fenced
+local wanted, token, hold_s, purpose, owner = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local since, ordered, exact, again, wake = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9] == '1', ARGV[10] == '1', ARGV[11] == '1'
+local ready, open, held = prefix .. 'ready:' .. purpose, prefix .. 'open:' .. purpose, prefix .. 'held:' .. purpose
+local holds, waiting, hold = prefix .. 'holds:' .. purpose, prefix .. 'waiting:' .. purpose, prefix .. 'hold:' .. token
+local session, time = session_of(token), now()
+if since == 0 then since = time end
+local LIMIT = 1000
 
-local function reply()
-  table.sort(groups, function(a, b) return a.seq < b.seq end)
-  local rows = {}
-  for i, group in ipairs(groups) do
-    local row = { group.name, tostring(group.seq), group.size }
+local function dropped() return stored_number(field('count', 'groups_dropped')) end
+
+local function hand_out(groups)
+  local reply = { 'groups', seconds(time), dropped() }
+  for _, group in ipairs(groups) do
+    local row = { group.name, tostring(group.seq), group.size, group.handed }
     for sample = 0, group.size - 1 do
       local state = field('job:' .. member(group.name, sample), 'state')
       -- A member that cannot be read counts as done: the consumer finds out when it reads its journal, and rejects it.
       row[#row + 1] = state == 'dead' and state or 'done'
     end
-    rows[i] = row
+    reply[#reply + 1] = row
   end
-  return rows
+  redis.call('HDEL', waiting, session)
+  return reply
 end
 
-if #groups > 0 then
+local function give_back_what_ran_out()
+  check_indexes()
+  typed('holds:' .. purpose, 'zset')
   allow_without_memory()
-  for _, group in ipairs(groups) do redis.call('ZADD', held, 'XX', 'GT', time + hold_s, group.name) end
-  return reply()
-end
-
-if redis.call('ZCARD', held) > 0 then
-  allow_without_memory()
-  local last, grace = stored_number(field('run', 'heard:' .. purpose)), time + grace_s
-  if time - last > outage_s then
+  local last, grace = stored_number(field('run', 'heard:' .. purpose)), time + constants.grace_s
+  if time - last > constants.outage_s then
     -- A hold that had ended before the silence began gets no grace.
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '(' .. seconds(last), seconds(grace))) do
       redis.call('ZADD', held, grace, name)
     end
   end
   stamp(purpose, time)
-end
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', time)) do
-  local group = group_or_drop(name, time)
-  redis.call('ZREM', held, name)
-  if group and group.state == 'held' then
-    redis.call('DEL', prefix .. 'hold:' .. (group.token or '')) -- its groups expire together
-    redis.call('HSET', group.key, 'state', 'ready')
-    redis.call('ZADD', ready, group.seq, name)
+  local ended = redis.call('ZRANGEBYSCORE', held, '-inf', time, 'LIMIT', 0, LIMIT)
+  for _, name in ipairs(ended) do
+    local group = group_or_drop(name, time)
+    redis.call('ZREM', held, name)
+    if group and group.state == 'held' then
+      end_hold(purpose, group.token or '') -- its groups end together
+      redis.call('HSET', group.key, 'state', 'ready')
+      redis.call('ZADD', ready, group.seq, name)
+    end
   end
+  if #ended > 0 then wake_consumers(purpose) end
 end
 
-for _, name in ipairs(redis.call('ZRANGE', ready, 0, wanted - 1)) do
-  local group = group_or_drop(name, time)
-  if group and group.state == 'ready' then groups[#groups + 1] = group else redis.call('ZREM', ready, name) end
+-- How many groups other consumers hold, whether each of them has renewed since, and whether each is waiting, too.
+local function look_at_others()
+  local groups, renewed, idle, mine = redis.call('ZCARD', held), true, true, {}
+  local rows = redis.call('ZRANGE', holds, 0, -1, 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    local of = session_of(rows[i])
+    if of == session then
+      groups = groups - redis.call('SCARD', prefix .. 'hold:' .. rows[i])
+      mine[#mine + 1] = rows[i]
+    else
+      renewed = renewed and stored_number(rows[i + 1]) >= since and stored_number(rows[i + 1]) <= time
+      idle = idle and redis.call('HEXISTS', waiting, of) == 1
+    end
+  end
+  return groups, renewed, idle, mine
 end
-if #groups < wanted then
-  local last = redis.call('HGET', meta, 'sealed') and redis.call('ZCARD', prefix .. 'open:' .. purpose) == 0
-  if not last or redis.call('ZCARD', ready) > #groups then return {} end
+
+-- The reply of a command on a key of that kind.
+local function checked(name, kind, command, ...)
+  local reply = redis.pcall(command, prefix .. name, ...)
+  if type(reply) == 'table' and reply.err then typed(name, kind) end
+  return reply
 end
-for _, group in ipairs(groups) do
-  redis.call('ZREM', ready, group.name)
-  redis.call('ZADD', held, time + hold_s, group.name)
-  redis.call('SADD', hold, group.name)
-  redis.call('HSET', group.key, 'state', 'held', 'token', token, 'handed', group.handed + 1)
-  if group.handed > 0 then count('redelivered') end
+
+if taken_over(token, owner) then return { 'fenced' } end
+if #checked('hold:' .. token, 'set', 'SMEMBERS') > 0 then
+  check_indexes()
+  allow_without_memory()
+  local groups, names = held_groups(token, time), {}
+  for i, group in ipairs(groups) do
+    names[i], group.handed = group.name, math.max(0, group.handed - 1)
+  end
+  renew_hold(purpose, token, names, time, hold_s)
+  if #groups > 0 then return hand_out(groups) end
 end
-if #groups > 0 then stamp(purpose, time) end
-return reply()
+local some_held = checked('held:' .. purpose, 'zset', 'ZCARD') > 0
+if some_held then give_back_what_ran_out() end
+
+local sealed, known = unpack(checked('run', 'hash', 'HMGET', 'sealed', 'seq'))
+local count_open, count_ready = checked('open:' .. purpose, 'zset', 'ZCARD'), checked('ready:' .. purpose, 'zset', 'ZCARD')
+local others, renewed, idle, own = 0, true, true, {}
+if some_held then others, renewed, idle, own = look_at_others() end
+local last = sealed and count_open == 0 and (others == 0 or renewed)
+local there = again and 0 or count_ready
+if ordered and there > 0 and count_open > 0 then
+  there = redis.call('ZCOUNT', ready, '-inf', '(' .. redis.call('ZRANGE', open, 0, 0, 'WITHSCORES')[2])
+end
+
+if there >= wanted or (last and not exact and there > 0) then
+  check_indexes()
+  allow_without_memory()
+  local groups = {}
+  for _, name in ipairs(redis.call('ZRANGE', ready, 0, math.min(wanted, there) - 1)) do
+    local group = group_or_drop(name, time)
+    if not group or group.state ~= 'ready' then
+      redis.call('ZREM', ready, name)
+      return { 'again' }
+    end
+    groups[#groups + 1] = group
+  end
+  local reply = hand_out(groups)
+  for _, group in ipairs(groups) do
+    redis.call('ZREM', ready, group.name)
+    redis.call('ZADD', held, time + hold_s, group.name)
+    redis.call('SADD', hold, group.name)
+    redis.call('HSET', group.key, 'state', 'held', 'token', token, 'handed', group.handed + 1)
+    if group.handed > 0 then count('redelivered') end
+  end
+  redis.call('ZADD', holds, time, token)
+  local consumer = consumer_of(token)
+  if consumer and step_of(token) >= stored_number(redis.call('HGET', consumer, 'next')) then
+    redis.call('HSET', consumer, 'next', step_of(token) + 1)
+  end
+  stamp(purpose, time)
+  return reply
+end
+
+local over = sealed and count_open == 0 and count_ready == 0 and (others == 0 or (renewed and idle))
+local ends = others > 0 and redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+if wake and not over then
+  redis.call('DEL', prefix .. 'wake:' .. session)
+  checked('waiting:' .. purpose, 'hash', 'HSET', session, wanted)
+  redis.call('EXPIRE', waiting, constants.wake_s)
+  for _, of in ipairs(own) do redis.call('ZADD', holds, 'XX', time, of) end -- alive
+end
+return { 'wait', seconds(time), known and 1 or 0, sealed and 1 or 0, count_open, count_ready, others, last and 1 or 0,
+  over and 1 or 0, dropped(), ends and seconds(math.max(0, ends - time)) or '-1' }

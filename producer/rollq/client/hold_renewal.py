@@ -1,0 +1,66 @@
+"""Renews the holds of one consumer in the background, for as long as its process lives."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+log = logging.getLogger("rollq")
+
+RENEW_RETRY_S = 1.0
+"""Seconds between two tries to renew while Redis is away. After an outage, Redis keeps holds for a few seconds only
+(rollq.ledger.constants.GRACE_S)."""
+
+
+class HoldRenewal:
+    """Renews holds in a daemon thread, three times in each hold.
+
+    `renew` takes the tokens of all holds and returns those that are lost.
+    """
+
+    def __init__(self, renew: Callable[[Sequence[str]], Sequence[str]], hold_s: float) -> None:
+        self._renew = renew
+        self._hold_s = hold_s
+        self._groups: dict[str, int] = {}
+        """Groups in each batch, by its token."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def groups(self) -> int:
+        """Groups whose holds are renewed."""
+        with self._lock:
+            return sum(self._groups.values())
+
+    def set(self, token: str, groups: int) -> None:
+        """Renew this batch's hold from now on; it has that many groups."""
+        with self._lock:
+            self._groups[token] = groups
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rollq-holds", daemon=True)
+                self._thread.start()
+
+    def drop(self, token: str) -> None:
+        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost."""
+        with self._lock:
+            self._groups.pop(token, None)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause, reachable = self._hold_s / 3, True
+        while not self._stop.wait(pause):
+            was_reachable, reachable = reachable, True
+            with self._lock:
+                tokens = list(self._groups)
+            try:
+                lost = self._renew(tokens) if tokens else []
+            except Exception as e:  # whatever Redis raises, the next try may be in time
+                if was_reachable:
+                    log.warning("cannot renew holds, trying again: %s: %s", type(e).__name__, e)
+                lost, reachable = [], False
+            for token in lost:
+                log.warning("a consumer was out of touch for too long, or another has its name: %s is lost", token)
+                self.drop(token)
+            pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

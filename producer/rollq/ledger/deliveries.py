@@ -1,0 +1,217 @@
+"""How finished groups leave the ledger: taken and held, then acknowledged, skipped or rejected by a consumer.
+
+Every change is one Lua script, atomic and safe to repeat with the same arguments. A hold's token is `session/number`
+(lua/holds.lua); consumers choose it. `owner` is what `open` gave the process that opened a named consumer.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import redis
+
+from rollq.errors import ContractError, LedgerError, NotHeld, Unwritable
+from rollq.job import Purpose
+from rollq.ledger.connection import CONNECTION_ERRORS
+from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
+from rollq.ledger.durability import Durability
+from rollq.ledger.replies import TakenGroup
+from rollq.ledger.scripts import Scripts, short_reason
+
+SHORTEST_WAIT_S = 0.01
+"""0 would mean without end."""
+REFUSED_S = 1.0
+"""Seconds between two tries to wait in a Redis that refuses it."""
+LATE_S = 1.0
+"""A wait that ends later than this was sent again because its connection broke, so a wake-up may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The reply to a take: groups, or why there are none."""
+
+    groups: Sequence[TakenGroup] = ()
+    at: float = 0.0
+    """Unix time on Redis's clock."""
+    known: bool = True
+    """Whether the run exists."""
+    sealed: bool = False
+    open: int = 0
+    ready: int = 0
+    others: int = 0
+    """Number of groups that other consumers hold."""
+    last: bool = False
+    """The run is sealed, and no more groups come than are ready."""
+    over: bool = False
+    """The run is sealed, and no groups come at all."""
+    dropped: int = 0
+    """Number of dropped groups of both purposes."""
+    ends_s: float | None = None
+    """Seconds until the first hold ends; None: no other consumer holds anything."""
+    unread: bool = False
+    """A group's record could not be read, so the group was dropped: take again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A named consumer that this process owns now."""
+
+    owner: str
+    next: int
+    """Step of the next new batch."""
+    known: int
+    """The next step as far as the ledger knew. It is smaller than `next` when the ledger knows less than the trainer's
+    checkpoint."""
+    steps: Sequence[int] = field(default_factory=list)
+    """Steps of the batches that the consumer before it held, in order."""
+
+
+def named_session(purpose: Purpose, name: str) -> str:
+    """The session of a named consumer."""
+    return f"@{purpose.value}:{name}"
+
+
+class Deliveries:
+    """The groups of one run on their way to consumers.
+
+    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
+    redis.ConnectionError when Redis cannot be reached.
+    """
+
+    def __init__(self, client: "redis.Redis", run: str, durability: Durability = Durability.ASYNC) -> None:
+        self.scripts = Scripts(client, run, durability)
+        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+
+    def take(
+        self,
+        groups: int,
+        token: str,
+        hold_s: float = HOLD_S,
+        purpose: Purpose = Purpose.TRAIN,
+        *,
+        owner: str = "",
+        since: float = 0.0,
+        ordered: bool = False,
+        exact: bool = False,
+        again: bool = False,
+        wake: bool = False,
+    ) -> Taken:
+        """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end of a sealed run.
+
+        `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given once every other
+        consumer that holds groups has renewed them since then. `ordered`: no group leaves before an open one of lower
+        sequence. `exact`: no short batch. `again`: only what is held under the token already. `wake`: without groups,
+        `wait` of this session ends when there may be some. Raises NotHeld when another process opened the name.
+
+        Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
+        had time to renew it.
+        """
+        args = [groups, token, hold_s, purpose.value, owner, f"{since:.6f}"]
+        status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake)])
+        match status:
+            case b"groups":
+                at, dropped, *rows = rest
+                return Taken([self._taken(*row) for row in rows], float(at), dropped=dropped)
+            case b"again":
+                return Taken(unread=True)
+            case b"fenced":
+                self._taken_over(token)
+        at, known, sealed, is_open, ready, others, last, over, dropped, ends = rest
+        return Taken(
+            at=float(at),
+            known=bool(known),
+            sealed=bool(sealed),
+            open=is_open,
+            ready=ready,
+            others=others,
+            last=bool(last),
+            over=bool(over),
+            dropped=dropped,
+            ends_s=float(ends) if float(ends) >= 0 else None,
+        )
+
+    def _taken(self, name: bytes, seq: bytes, size: int, handed: int, *states: bytes) -> TakenGroup:
+        group = name.decode()
+        ids: dict[bytes, list[str]] = {b"done": [], b"dead": []}
+        for sample, state in enumerate(states):
+            ids[state].append(f"{self.run}/{group}/{sample}")
+        return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed)
+
+    def wait(self, session: str, seconds: float) -> bool:
+        """Blocks until the session is woken, at most that long. Returns whether to look for groups now: it was woken,
+        or a wake-up may be lost."""
+        key, began = f"{self.keys.prefix}wake:{session}", time.monotonic()
+        try:
+            woken = self.scripts.guard(
+                key, lambda: self.redis.execute_command("BLPOP", key, f"{max(seconds, SHORTEST_WAIT_S):.3f}")
+            )
+        except CONNECTION_ERRORS:
+            return True
+        except Unwritable:  # Redis blocks nobody, for example because it is a replica now
+            time.sleep(min(seconds, REFUSED_S))
+            return True
+        return bool(woken) or time.monotonic() - began > seconds + LATE_S
+
+    def renew_holds(
+        self, tokens: Sequence[str], hold_s: float = HOLD_S, purpose: Purpose = Purpose.TRAIN, *, owner: str = ""
+    ) -> list[str]:
+        """Keep batches for longer. Returns the tokens of those that are lost."""
+        lost = self.scripts.call("renew_holds", [purpose.value, hold_s, owner, *tokens]) if tokens else []
+        return [tokens[position] for position in lost]
+
+    def ack(self, token: str, groups: Sequence[str] = (), *, owner: str = "") -> None:
+        """Acknowledge these groups of a hold, or all of it, and drop what they stored. Raises NotHeld, and then
+        acknowledges none."""
+        self._end(token, owner, "", groups)
+
+    def skip(self, token: str, group: str, reason: str, *, owner: str = "") -> None:
+        """The group is not trained on and not handed out again; it counts under the reason. Raises NotHeld."""
+        if not reason or len(reason) > LONGEST_SKIP:
+            raise ContractError(
+                f"group {self.run}/{group}: the reason of a skip has 1 to {LONGEST_SKIP} characters, not {len(reason)}:"
+                " groups are counted by reason, so use few of them"
+            )
+        self._end(token, owner, reason, [group])
+
+    def _end(self, token: str, owner: str, reason: str, groups: Sequence[str]) -> None:
+        status, *rest = self.scripts.call("ack", [token, owner, reason, *groups], durable=True)
+        if status == b"fenced":
+            self._taken_over(token)
+        if status == b"lost":
+            group = f"group {self.run}/{rest[0].decode()}" if rest[0] else f"run {self.run}: a batch"
+            raise NotHeld(f"{group} is not held under {token} (any more): another consumer has it or will get it")
+
+    def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
+        """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises
+        NotHeld."""
+        self.scripts.parse(job_id)
+        status = self.scripts.call("reject", [token, owner, job_id, short_reason(reason)])[0]
+        if status == b"fenced":
+            self._taken_over(token)
+        if status == b"lost":
+            raise NotHeld(f"job {job_id} is not held under {token} any more")
+
+    def open(self, name: str, purpose: Purpose, text: str, hold_s: float = HOLD_S, step: int | None = None) -> Opened:
+        """Own a consumer's name and its holds; whoever owned it before is fenced. A repeat has the same `text`.
+
+        `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps up to it. Raises
+        LedgerError when a later step is acknowledged already, because its groups cannot come again.
+        """
+        args = [purpose.value, name, text, hold_s, -1 if step is None else step]
+        status, *rest = self.scripts.call("open_consumer", args)
+        if status == b"acked":
+            raise LedgerError(
+                f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, so the batches after step"
+                f" {step} cannot come again. Acknowledge a batch when a checkpoint holds it (`consumer.ack(up_to=...)`);"
+                f" to go on without those batches, open the consumer without a step, or with step={rest[0]}."
+            )
+        owner, next_step, known, *steps = rest
+        return Opened(owner.decode(), next_step, known, steps)
+
+    def _taken_over(self, token: str) -> NoReturn:
+        name = token.partition(":")[2].rpartition("/")[0]
+        raise NotHeld(
+            f"run {self.run}: another process has opened consumer {name!r} and holds its batches now. Only one process"
+            " at a time may use a name: end this one, or give it another name."
+        )

@@ -41,7 +41,7 @@ class Producer:
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._publisher = publisher
         self._budgets = budgets
-        self._own = Source(f"client-{uuid.uuid4().hex}")
+        self._own = _nameless()
         """The groups that are submitted without the name of a source."""
         self._sources: dict[str, Source] = {}
         """All sources that were submitted here, by name."""
@@ -100,7 +100,11 @@ class Producer:
             try:
                 yield from self._enter(group, ahead, source)
             except Gap as gap:
-                if source is self._own or iter(jobs) is jobs:  # an iterator cannot be read again
+                if source is self._own:  # the caller knows now what is missing, and begins another
+                    self._own = _nameless()
+                    del self._sources[source.name]
+                    raise
+                if iter(jobs) is jobs:  # an iterator cannot be read again
                     raise
                 log.warning("%s: the source is read again", gap)
                 source.begin_again(gap.cursor)
@@ -164,6 +168,10 @@ class Producer:
         priority = EVAL if group[0].purpose is Purpose.EVAL else NEW
         published = self._publisher.publish([Publication(job.id, job.queue, priority) for job in group])
         retry(lambda: self._ledger.confirm(published))
+
+
+def _nameless() -> Source:
+    return Source(f"client-{uuid.uuid4().hex}")
 
 
 def _total(submissions: Iterable[Submission]) -> Submission:

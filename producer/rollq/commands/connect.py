@@ -9,8 +9,10 @@ from dataclasses import replace
 import redis
 
 from rollq.client.client import Client
-from rollq.errors import FailureClass, RollqError
+from rollq.client.waits import other_runs
+from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.connection import CONNECTION_ERRORS, check_redis, connect
+from rollq.ledger.reader import LedgerReader, runs
 from rollq.settings import Settings
 from rollq.urls import mask_url
 
@@ -57,9 +59,17 @@ def explain_lost_redis(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_client(
-    args: argparse.Namespace, run: str, *, budgets: Mapping[FailureClass, int] | None = None, warn: bool = False
+    args: argparse.Namespace,
+    run: str,
+    *,
+    budgets: Mapping[FailureClass, int] | None = None,
+    warn: bool = False,
+    known: bool = False,
 ) -> Iterator[Client]:
-    """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can lose data."""
+    """A client of the run, once Redis has answered. `warn` prints a warning when this Redis can lose data.
+
+    With `known`, raises SettingsError when the run does not exist.
+    """
     found = settings(args)
     ping_redis(found.redis_url)
     with (
@@ -68,7 +78,16 @@ def open_client(
     ):
         if warn and (wrong := check_redis(connected.ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
+        if known:
+            check_run(connected.reader, found.redis_url)
         yield connected
+
+
+def check_run(reader: LedgerReader, url: str) -> None:
+    """Raises SettingsError, with the runs that exist, when this one does not."""
+    if reader.exists() or reader.run in (there := runs(reader.redis)):
+        return
+    raise SettingsError(f"no run {reader.run!r} at {mask_url(url)}; {other_runs(reader.run, there)}")
 
 
 @contextlib.contextmanager

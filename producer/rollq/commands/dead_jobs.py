@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client
-from rollq.commands.connect import open_client
+from rollq.commands.connect import check_run, open_client, settings
 from rollq.commands.flags import Commands, add_json, add_redis, add_run
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
@@ -98,7 +98,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def _dead(args: argparse.Namespace) -> int:
-    with open_client(args, args.run_name) as client:
+    with open_client(args, args.run_name, known=True) as client:
         dead = [job for job in client.dead(None) if args.failure in (None, job.failure)]
     if args.json:
         print(json.dumps([_record(job) for job in dead]))
@@ -110,14 +110,15 @@ def _dead(args: argparse.Namespace) -> int:
 
 
 def _requeue(args: argparse.Namespace) -> int:
-    with open_client(args, args.run_name) as client:
+    with open_client(args, args.run_name, known=True) as client:
         return _act_on_each(args, _chosen(args, client), client.dead_letters.requeue, "requeued")
 
 
 def _drop(args: argparse.Namespace) -> int:
     if args.whole_run and (args.jobs or args.failure):
         raise SettingsError("--whole-run deletes everything: name no jobs and no class")
-    with open_client(args, args.run_name) as client:
+    # Deleting a run that was deleted half-way goes on, although it is not listed any more.
+    with open_client(args, args.run_name, known=not (args.whole_run and args.yes)) as client:
         if args.whole_run:
             return _whole_run(args, client)
         return _act_on_each(args, _chosen(args, client), client.dead_letters.discard, "dropped")
@@ -130,7 +131,8 @@ def _whole_run(args: argparse.Namespace, client: Client) -> int:
             f"run {args.run_name} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
-    keys = retry(client.dead_letters.forget_run)
+    if not (keys := retry(client.dead_letters.forget_run)):
+        check_run(client.reader, settings(args).redis_url)
     print(
         json.dumps({"run": args.run_name, "keys": keys}) if args.json else f"run {args.run_name}: {keys} keys deleted"
     )
@@ -140,7 +142,7 @@ def _whole_run(args: argparse.Namespace, client: Client) -> int:
 def _cancel(args: argparse.Namespace) -> int:
     if bool(args.jobs) == args.all:
         raise SettingsError("name the jobs to cancel, or say --all")
-    with open_client(args, args.run_name) as client:
+    with open_client(args, args.run_name, known=True) as client:
         ids = _chosen(args, client) if args.jobs else [*client.dead_letters.unfinished()]
         return _act_on_each(args, ids, client.dead_letters.cancel, "cancelled")
 

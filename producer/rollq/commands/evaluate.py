@@ -15,6 +15,7 @@ from typing import Any
 from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.consumer import Consumer
+from rollq.client.waits import explain
 from rollq.commands import job_flags, run_file
 from rollq.commands.connect import open_client
 from rollq.commands.flags import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout
@@ -128,8 +129,8 @@ def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay)
     if client.stats()["submitted"] and client.reader.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
     groups = len(args.tasks)
-    jobs = job_flags.show_submission(job_flags.jobs(args), groups, progress)
-    client.submit(jobs, ahead=groups, source=job_flags.source_name(args))
+    job_flags.pin_tokenizer(args, client)
+    client.submit(job_flags.ShownJobs(args, progress), ahead=groups, source=job_flags.source_name(args))
     client.seal()
     if client.stats()["groups_acked"] == groups:
         raise RollqError(f"run {args.run_name} was evaluated before: evaluate again under another --run")
@@ -143,15 +144,18 @@ def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progres
         progress.show(evaluation.summary.trajectories, evaluation.jobs, _facts(evaluation, client, consumer))
         return 1
 
+    def why(groups: int) -> str:
+        return explain(client.reader, Purpose.EVAL, wanted=groups, own=consumer.held)
+
     try:
-        for batch in batches(consumer, look, timeout=args.timeout):
+        for batch in batches(consumer, look, timeout=args.timeout, explain=why):
             with contextlib.suppress(NotHeld):  # it is handed out again
                 evaluation.receive(batch)
     except PullTimeout as e:
         raise PullTimeout(
             f"run {args.run_name}: {evaluation.summary.trajectories} of {evaluation.jobs} tries were graded within"
-            f" {args.timeout:g} s. Is a rollq worker running? See rollq stats --run {args.run_name}. To continue,"
-            " repeat the same line"
+            f" {args.timeout:g} s. {why(1) or f'See rollq stats --run {args.run_name}'}. To continue, repeat the same"
+            " line"
         ) from e
 
 

@@ -5,16 +5,18 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from typing import Any
 
+from rollq.client.client import Client
 from rollq.client.submission import group_name, replacement
-from rollq.commands.flags import number, tasks, whole
+from rollq.commands.flags import name, number, tasks, whole
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
-from rollq.job import Budget, History, Job
+from rollq.extras import install_line
+from rollq.job import QUEUE, Budget, History, Job
 from rollq.wire.codec import encode_job
 
 USERS_BY_NAME = ("scripted", "oracle")
@@ -22,9 +24,11 @@ USERS_BY_NAME = ("scripted", "oracle")
 USERS = (*USERS_BY_NAME, "openai")
 CHECKS = "rollq.job_checks"
 """Entry points of functions that check a job before it is submitted."""
+TOKENIZERS = "rollq.tokenizers"
+"""Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p calls single_tool"
-    " history seed user purpose min_viable"
+    " history seed user purpose min_viable queue labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -51,6 +55,53 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         metavar="USER",
         help="user simulator: scripted, oracle, openai:ENDPOINT:MODEL, or its specification as JSON (scripted)",
     )
+    add_routing(parser)
+
+
+def add_routing(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say which workers may play the jobs, and what comes back with them."""
+    parser.add_argument(
+        "--queue",
+        type=name,
+        default=QUEUE,
+        metavar="NAME",
+        help="queue whose workers play the jobs: `rollq worker --queues NAME` (%(default)s)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="fix the run's tokenizer and chat template: a directory or a name on a hub, as for `rollq worker` (without"
+        " it, the run's first worker does)",
+    )
+    parser.add_argument(
+        "--label",
+        dest="labels",
+        action=_AddLabels,
+        type=labels,
+        default={},
+        metavar="KEY=TEXT",
+        help="a label of all these jobs, which comes back with their trajectories; may be repeated",
+    )
+
+
+class _AddLabels(argparse.Action):
+    """Adds the labels of this flag to those of earlier ones and of the run file."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
+
+
+def labels(text: str) -> dict[str, str]:
+    """An argument type: one label, `key=text`, or a JSON object of texts."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            if all(isinstance(value, str) for value in found.values()):
+                return dict(found)
+    key, equals, value = text.partition("=")
+    if key and equals and not text.startswith("{"):
+        return {key: value}
+    raise argparse.ArgumentTypeError(f"expected KEY=TEXT or a JSON object of texts, not {text!r}")
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +178,9 @@ def describe(args: argparse.Namespace) -> str:
     """What is going to be played, in one line. It covers flags, run file and defaults."""
     user = [str(args.user[name]) for name in ("kind", "endpoint", "model") if name in args.user]
     tasks = "-".join(map(str, sorted({args.tasks[0], args.tasks[-1]})))
-    shown = {**vars(args), "tasks": tasks, "user": ":".join(user)}
+    labels = ",".join(f"{key}={value}" for key, value in args.labels.items()) or None
+    queue = None if args.queue == QUEUE else args.queue
+    shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in given.items()
@@ -157,6 +210,8 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         seed=args.seed + epoch,
         size=args.size,
         min_viable=args.min_viable or 0,
+        queue=args.queue,
+        labels=args.labels,
     )
 
 
@@ -173,6 +228,21 @@ def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
         raise SettingsError(str(e)) from e
     if warning := _installed_checks(args):
         print(f"rollq: warning: {warning}", file=sys.stderr)
+
+
+def pin_tokenizer(args: argparse.Namespace, client: Client) -> None:
+    """Fixes the tokenizer of --tokenizer for the run. Raises SettingsError when it cannot be loaded, or the run has
+    another."""
+    if args.tokenizer is None:
+        return
+    for point in entry_points(group=TOKENIZERS):
+        try:
+            hashes = point.load()(args.tokenizer)
+        except ImportError:
+            continue  # a package that it needs is not installed
+        client.pin_tokenizer(*hashes)
+        return
+    raise SettingsError(f"--tokenizer needs the worker's packages: {install_line('worker')}")
 
 
 def _flag(args: argparse.Namespace, flag: str) -> str:
@@ -200,6 +270,7 @@ def source_name(args: argparse.Namespace) -> str:
     before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
+    shape += [args.queue, args.labels]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -223,14 +294,21 @@ def _strategy(args: argparse.Namespace) -> dict[str, Any]:
     return chosen | ({"single_tool": True} if args.single_tool else {})
 
 
-def show_submission(jobs: Iterable[Job], groups: int, progress: ProgressDisplay) -> Iterator[Job]:
-    """Yields all samples of the groups and shows progress. A group counts as submitted once the next one is asked
-    for."""
-    for i, job in enumerate(jobs):
-        progress.show(i, groups, {"groups": f"submitted, next {job.group}"})
-        # All samples: sample 0 alone would be held back until the next job shows that its group ends.
-        yield from (replace(job, sample=sample) for sample in range(job.size))
-    progress.show(groups, groups, {"groups": "submitted"})
+class ShownJobs:
+    """All samples of the line's groups, to be read as often as Redis loses some of them. Reading them shows progress: a
+    group counts as submitted once the next one is asked for."""
+
+    def __init__(self, args: argparse.Namespace, progress: ProgressDisplay) -> None:
+        self.groups = len(args.tasks) * args.epochs
+        self._args = args
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[Job]:
+        for i, job in enumerate(jobs(self._args)):
+            self._progress.show(i, self.groups, {"groups": f"submitted, next {job.group}"})
+            # All samples: sample 0 alone would be held back until the next job shows that its group ends.
+            yield from (replace(job, sample=sample) for sample in range(job.size))
+        self._progress.show(self.groups, self.groups, {"groups": "submitted"})
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """The progress of long work: a live table on a terminal with rich installed, a plain line every two seconds elsewhere.
 
-Both show how much is done and a few named facts. Knows nothing of runs or jobs.
+Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line that stays. Knows
+nothing of runs or jobs.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ class ProgressDisplay:
         self.stream = stream
         self._line = self._shown = ""
         self._next = 0.0
+        self._warnings = _Warnings(self)
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -44,10 +47,23 @@ class ProgressDisplay:
             self.say(self._line)
 
     def __enter__(self) -> ProgressDisplay:
+        logging.getLogger("rollq").addHandler(self._warnings)
         return self
 
     def __exit__(self, *error: object) -> None:
+        logging.getLogger("rollq").removeHandler(self._warnings)
         self.close()
+
+
+class _Warnings(logging.Handler):
+    """Says what is logged as a warning or worse."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(f"rollq: {record.getMessage()}")
 
 
 class LiveProgressDisplay(ProgressDisplay):

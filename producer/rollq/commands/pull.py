@@ -5,10 +5,12 @@ import contextlib
 import json
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
+from rollq.client.waits import explain
 from rollq.commands.connect import open_client
 from rollq.commands.flags import Commands, add_json, add_out, add_purpose, add_redis, add_run, add_timeout, whole
 from rollq.commands.progress import ProgressDisplay, open_progress
@@ -32,6 +34,9 @@ def add(commands: Commands) -> None:
     add_run(parser)
     parser.add_argument("--groups", type=whole(1), required=True, metavar="N", help="number of groups to take")
     add_timeout(parser)
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for a run that does not exist yet (without it, that is an error)"
+    )
     add_out(parser)
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     parser.add_argument(
@@ -88,7 +93,7 @@ class Pull:
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
-        client = stack.enter_context(open_client(args, args.run_name, warn=True))
+        client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not (out or args.no_ack):
@@ -126,7 +131,8 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         return min(LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
     with client.consumer(args.purpose) as consumer:
-        for batch in batches(consumer, look, timeout=args.timeout):
+        why = partial(explain, client.reader, args.purpose)
+        for batch in batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)):
             try:
                 pull.receive(batch)
             except NotHeld as e:
@@ -137,23 +143,13 @@ def _missing(pull: Pull, client: Client) -> str:
     stats = client.stats()
     purpose: Purpose = pull.args.purpose
     standing = client.reader.standing(purpose)
-    other = client.reader.standing(Purpose.TRAIN if purpose is Purpose.EVAL else Purpose.EVAL)
-    hint = ""
-    if not stats["submitted"]:
-        hint = "; nothing was submitted to this run: see rollq submit"
-    elif not standing.unacknowledged and other.unacknowledged:
-        hint = "; its groups are for another purpose: see --purpose"
-    elif stats["groups_dropped"]:
-        hint = (
-            f"; {stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
-        )
-    elif stats["queued"] and not stats["leased"]:
-        hint = "; no worker is playing: is a rollq worker running, and its engine up?"
-    elif not standing.sealed and not standing.open:
-        hint = "; nothing more was submitted: ask for fewer groups, or see rollq submit --seal"
+    hint = explain(client.reader, purpose, wanted=pull.missing)
+    if not hint and stats["groups_dropped"]:
+        hint = f"{stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
     return (
         f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are ready, {standing.open} open,"
-        f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}{hint}"
+        f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"
+        + (f"; {hint.removeprefix(f'run {pull.args.run_name}: ')}" if hint else "")
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.consumer import Consumer
+from rollq.client.waits import WaitLog
 from rollq.errors import PullTimeout
 from rollq.export.jsonl import TrajectoryFile, Unexportable
 
@@ -16,25 +17,33 @@ LOOK_S = 2.0
 
 
 def batches(
-    consumer: Consumer, look: Callable[[], int], *, timeout: float | None = None, every_s: float = LOOK_S
+    consumer: Consumer,
+    look: Callable[[], int],
+    *,
+    timeout: float | None = None,
+    every_s: float = LOOK_S,
+    explain: Callable[[int], str] = lambda groups: "",
 ) -> Iterator[Batch]:
     """Batches until a sealed run has no more, or until `look` returns 0.
 
     `look` is called before each batch and every `every_s` seconds of waiting. It shows the run's state and returns how
-    many groups the next batch may have. Raises PullTimeout when `timeout` seconds have passed (None: waits without
-    end).
+    many groups the next batch may have. `explain` gets that number and says why a batch does not come; it is logged
+    when one takes long. Raises PullTimeout when `timeout` seconds have passed (None: waits without end).
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
+    wait = WaitLog(lambda: explain(groups))
     while groups := look():
         try:
             batch = consumer.next(groups, min(every_s, max(0.0, deadline - time.monotonic())))
         except PullTimeout:
             if time.monotonic() >= deadline:
                 raise
+            wait.look()
             continue
         if batch is None:
             return
         yield batch
+        wait = WaitLog(lambda: explain(groups))
 
 
 def save(batch: Batch, out: TrajectoryFile | None) -> bool:

@@ -17,6 +17,7 @@ ADDRESSES = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL", "tokenize
 TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "user": json.dumps,
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
+    "labels": json.dumps,
 }
 """Flags whose value may be a table, each with a function that writes the table as a command line would."""
 

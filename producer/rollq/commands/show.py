@@ -80,7 +80,7 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
         run_name, _, _ = parse_id(args.what)
     except ContractError as e:
         raise SettingsError(f"{args.what} is neither a file nor a job: {e}") from e
-    with open_client(args, run_name) as client:
+    with open_client(args, run_name, known=True) as client:
         state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
     return record(trajectory), job_facts(state, trajectory), reason

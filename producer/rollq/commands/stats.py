@@ -3,14 +3,15 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rollq.commands.connect import open_redis, settings
+from rollq.client.waits import explain
+from rollq.commands.connect import check_run, open_redis, settings
 from rollq.commands.flags import Commands, add_json, add_redis, add_run
-from rollq.errors import LedgerError, RollqError
+from rollq.errors import LedgerError
+from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.urls import mask_url
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead"),
@@ -19,8 +20,6 @@ ROWS = {
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }
 """Counts by subject, in the order in which they are printed."""
-LISTED = 5
-"""Number of runs that the error for an unknown run names."""
 
 
 def add(commands: Commands) -> None:
@@ -39,18 +38,12 @@ def run(args: argparse.Namespace) -> int:
     with open_redis(args) as connection:
         if args.run_name is None:
             return _list(connection, args.json)
-        counts = LedgerReader(connection, args.run_name).stats()
-        if not (counts["submitted"] or counts["sealed"] or args.run_name in (there := runs(connection))):
-            raise RollqError(f"no run {args.run_name!r} at {mask_url(settings(args).redis_url)}; {_listed(there)}")
+        reader = LedgerReader(connection, args.run_name)
+        check_run(reader, settings(args).redis_url)
+        counts = reader.stats()
+        counts["waits"] = next(filter(None, (explain(reader, purpose) for purpose in Purpose)), "")
     print(json.dumps(counts) if args.json else "\n".join(table(counts)))
     return 0
-
-
-def _listed(there: Sequence[str]) -> str:
-    if not there:
-        return "there are no runs yet"
-    shown, more = there[: -LISTED - 1 : -1], len(there) - LISTED
-    return f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
 
 
 def _list(connection: Any, as_json: bool) -> int:
@@ -84,6 +77,8 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     for subject in ("stops", "failures"):
         if counts[subject]:
             lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
+    if counts["waits"]:
+        lines.append(f"waits     {counts['waits']}")
     return lines
 
 

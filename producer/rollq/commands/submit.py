@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from rollq.commands import job_flags, run_file
 from rollq.commands.connect import open_client
-from rollq.commands.flags import Commands, add_broker, add_json, add_purpose, add_redis, add_run, whole
+from rollq.commands.flags import Commands, add_broker, add_json, add_purpose, add_redis, add_run, number, whole
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
-from rollq.job import Purpose
+from rollq.job import QUEUE, Purpose
 from rollq.ledger.replies import Submission
 
 
@@ -30,7 +30,9 @@ def add(commands: Commands) -> None:
     _add_order(parser)
     add_redis(parser)
     add_broker(parser)
-    add_json(parser, "end stdout with one JSON object: run, groups, size, new, known, sealed, with --refill: refilled")
+    add_json(
+        parser, "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, with --refill: refilled"
+    )
     parser.set_defaults(run=run)
 
 
@@ -58,7 +60,13 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
         type=whole(1),
         default=256,
         metavar="GROUPS",
-        help="wait while this many groups are unacknowledged (%(default)s)",
+        help="wait while this many groups are unacknowledged, over all producers of the run (%(default)s)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=number(0, above=True),
+        metavar="DAYS",
+        help="forget acknowledged groups after so many days (as long as the run)",
     )
     parser.add_argument(
         "--refill",
@@ -93,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
     job_flags.check_jobs(args, args.refill)
-    groups = len(args.tasks) * args.epochs
     refilled: Sequence[str] = ()
     with (
         job_flags.explain_interrupt(),
@@ -101,9 +108,12 @@ def run(args: argparse.Namespace) -> int:
         open_progress(sys.stderr) as progress,
     ):
         progress.say(job_flags.describe(args))
-        if groups > args.ahead:
+        jobs = job_flags.ShownJobs(args, progress)
+        if jobs.groups > args.ahead:
             progress.say(f"waits whenever {args.ahead} groups are unacknowledged: keep `rollq pull` running")
-        jobs = job_flags.show_submission(job_flags.jobs(args), groups, progress)
+        job_flags.pin_tokenizer(args, client)
+        if args.keep is not None:
+            client.keep(args.keep)
         done = client.submit(jobs, ahead=args.ahead, source=job_flags.source_name(args))
         if args.refill:
             progress.say("waits until the groups are settled, to replace dropped ones: keep `rollq worker` running")
@@ -117,20 +127,22 @@ def run(args: argparse.Namespace) -> int:
             " do the workers use the same --broker?",
             file=sys.stderr,
         )
-    report(args, groups, done, len(refilled))
+    report(args, jobs.groups, done, len(refilled))
     return 0
 
 
 def report(args: argparse.Namespace, groups: int, done: Submission, refilled: int) -> None:
-    new, known = len(done.new), len(done.known)
+    new, known, acked = len(done.new), len(done.known), len(done.acked)
     if args.json:
-        said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known}
+        said = {"run": args.run_name, "groups": groups, "size": args.size, "new": new, "known": known, "acked": acked}
         print(json.dumps({**said, **({"refilled": refilled} if args.refill else {}), "sealed": args.seal}))
         return
-    print(f"run {args.run_name}: {groups} groups of {args.size}: {new} jobs submitted, {known} known already")
+    counts = f"{new} jobs submitted, {known} known already" + (f", {acked} acknowledged already" if acked else "")
+    print(f"run {args.run_name}: {groups} groups of {args.size}: {counts}")
     if refilled:
         print(f"      {refilled} jobs in place of dropped groups")
-    print("next: rollq worker                       plays them; start as many as you like, on any machine")
+    worker = "rollq worker" + ("" if args.queue == QUEUE else f" --queues {args.queue}")
+    print(f"next: {worker:<34} plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {args.run_name}")
     purpose = "" if args.purpose is Purpose.TRAIN else f" --purpose {args.purpose}"
     print(f"      rollq pull --run {args.run_name} --groups {groups}{purpose} --out {args.run_name}.jsonl")

@@ -1,5 +1,5 @@
-"""Checks a job before `rollq submit` or `rollq eval` submits it. They find the check by the entry-point group
-`rollq.job_checks`."""
+"""What `rollq submit` and `rollq eval` ask of the worker's package before they submit: whether a job can be played, and
+which tokenizer a name stands for. They find it by the entry-point groups `rollq.job_checks` and `rollq.tokenizers`."""
 
 from rollq.errors import RollqError
 from rollq.job import Job
@@ -19,6 +19,15 @@ def check(job: Job) -> str:
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     unknown = _unknown_part(job)
     return f"{unknown} is not known on this machine; do the workers have it?" if unknown else ""
+
+
+def tokenizer_hashes(where: str) -> tuple[str, str]:
+    """Hash of the tokenizer and hash of its chat template. Raises SettingsError when it cannot be loaded, ImportError
+    when a package is missing."""
+    from rollq_worker.tokens.tokenizer import load_tokenizer  # needs packages that a check of jobs can do without
+
+    tokenizer = load_tokenizer(where)
+    return tokenizer.hash, tokenizer.template_hash
 
 
 def _unknown_part(job: Job) -> str:

@@ -1,0 +1,180 @@
+"""Redis comes back without its last writes while a producer lives: no group is lost in silence."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rollq import cli
+from rollq.client import submission
+from rollq.client.client import Client
+from rollq.errors import Gap, LedgerError
+from rollq.job import Job
+from rollq.ledger.ledger import Ledger
+from tests.rollq.commands.lines import SUBMIT
+from tests.rollq.groups import play_groups
+from tests.rollq.samples import job, reader
+
+GROUPS = 8
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+class Tail:
+    """Redis's last writes: those since `begin`. `lose` takes them away, as a power cut does."""
+
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
+        self.begin()
+
+    def begin(self) -> None:
+        self._kept = {key: self._redis.dump(key) for key in self._redis.scan_iter()}
+
+    def lose(self) -> None:
+        self._redis.flushall()
+        for key, dump in self._kept.items():
+            self._redis.restore(key, 0, dump)
+
+
+class Jobs:
+    """Jobs that can be read again and again. `events` run when the group of that number is asked for the first time."""
+
+    def __init__(self, events: dict[int, Callable[[], None]]) -> None:
+        self.events = events
+
+    def __iter__(self) -> Iterator[Job]:
+        for n in range(GROUPS):
+            self.events.pop(n, lambda: None)()
+            yield from (job(sample, f"g{n}", task=n) for sample in range(2))
+
+
+def check_whole(client: Client) -> None:
+    stats = client.stats()
+    assert (stats["submitted"], stats["groups_open"], stats["queued"]) == (2 * GROUPS, GROUPS, 2 * GROUPS)
+
+
+@pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
+@pytest.mark.parametrize("once", [False, True], ids=["again", "once"])
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_producer_goes_back_to_what_redis_lost(
+    client: Client, caplog: pytest.LogCaptureFixture, source: str | None, once: bool, kept: int
+) -> None:
+    tail = Tail(client.ledger.redis)
+    jobs = Jobs({kept: tail.begin, 6: tail.lose})
+    done = client.submit(iter(jobs) if once else jobs, source=source)
+    assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
+    check_whole(client)
+    assert f"Redis has lost {6 - kept} submitted groups; they are submitted again" in caplog.text
+
+
+def test_what_is_longer_ago_than_the_producer_remembers_is_read_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "RECENT", 2)
+    tail = Tail(client.ledger.redis)
+    done = client.submit(Jobs({1: tail.begin, 6: tail.lose}), source="s")
+    assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
+    check_whole(client)
+
+
+@pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
+def test_an_iterator_cannot_be_read_again(
+    redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, source: str | None
+) -> None:
+    monkeypatch.setattr(submission, "RECENT", 2)
+    tail = Tail(ledger.redis)
+    with Client(redis_url, run="r") as client:
+        with pytest.raises(Gap, match=r"it knows 1 of the 6 that were submitted\. Submit the source again"):
+            client.submit(iter(Jobs({1: tail.begin, 6: tail.lose})), source=source)
+        client.submit(iter(Jobs({})), source=source)
+        check_whole(client)
+        client.seal()
+
+
+def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client) -> None:
+    tail = Tail(client.ledger.redis)
+    jobs = list(Jobs({}))
+    client.submit(jobs[:6])
+    tail.begin()
+    client.submit(jobs[6:12])
+    tail.lose()
+    assert client.submit(jobs[12:]).new == [f"r/g{n}/{sample}" for n in range(3, 8) for sample in range(2)]
+    check_whole(client)
+
+
+@pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
+def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, source: str | None) -> None:
+    tail = Tail(client.ledger.redis)
+    client.submit(Jobs({4: tail.begin}), source=source)
+    tail.lose()
+    client.seal()
+    check_whole(client)
+    assert client.stats()["sealed"]
+
+
+def test_a_lost_seal_comes_back_with_the_same_line(redis_url: str, ledger: Ledger) -> None:
+    line = [*SUBMIT, "--redis", redis_url, "--seal"]
+    assert cli.main(line) == 0
+    ledger.redis.hdel(ledger.keys.meta, "sealed")
+    assert cli.main(line) == 0
+    assert reader(ledger).standing().sealed
+
+
+def test_the_place_of_a_client_is_forgotten_on_close(redis_url: str, ledger: Ledger) -> None:
+    with Client(redis_url, run="r") as client:
+        client.submit(Jobs({}))
+        assert ledger.redis.hlen(ledger.keys.sources) == 1
+    assert ledger.redis.hlen(ledger.keys.sources) == 0
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    """Their groups enter one by one, in any order, and are not taken for lost."""
+    start = threading.Barrier(4)
+    failed: list[BaseException] = []
+
+    def produce(thread: int) -> None:
+        start.wait(30)
+        try:
+            for n in range(10):
+                client.submit([job(0, f"t{thread}.{n}")])
+        except LedgerError as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert client.stats()["groups_open"] == 40
+
+
+def test_several_producers_together_stay_within_their_limit(redis_url: str, ledger: Ledger) -> None:
+    """Each group is entered only while there is room for it, whoever fills it."""
+    limit, each, most = 4, 5, 0
+
+    def produce(number: int) -> None:
+        with Client(redis_url, run="r") as client:
+            client.submit([job(0, f"p{number}.{n}", size=1) for n in range(each)], ahead=limit)
+
+    threads = [threading.Thread(target=produce, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    acknowledged = 0
+    with Client(redis_url, run="r") as client:
+        while acknowledged < 3 * each:
+            names = [name.decode() for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)]
+            most = max(most, client.reader.standing().unacknowledged)
+            play_groups(ledger, *names, size=1)
+            for batch in itertools.islice(client.batches(1, timeout=60), len(names)):
+                batch.ack()
+            acknowledged += len(names)
+    for thread in threads:
+        thread.join(60)
+    assert most == limit

@@ -199,7 +199,10 @@ def test_commands_of_other_packages(tmp_path: Path) -> None:
     [
         ((*SUBMIT, "--ahead", "1"), "nothing is lost; to continue, repeat the same line"),
         (("eval", *SUBMIT[1:]), "nothing is lost; to continue, repeat the same line"),
-        (("pull", "--run", "r", "--groups", "9"), "unacknowledged groups are handed out again within a minute"),
+        (
+            ("pull", "--run", "r", "--groups", "9", "--wait"),
+            "unacknowledged groups are handed out again within a minute",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -226,6 +229,7 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
 )
 def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
     """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not before the exit."""
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)

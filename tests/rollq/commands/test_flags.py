@@ -40,6 +40,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         '{"kind": 1}',
         '{"kind": "x"} y',
     ),
+    job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     audit.version_names: ("", ","),
 }

@@ -8,7 +8,9 @@ from tests.rollq.commands.lines import SUBMIT
 
 
 def test_an_unknown_job_is_an_error(redis_url: str, fails: Fails) -> None:
-    assert "r/g/0" in fails("show", "r/g/0", "--redis", redis_url, code=1)
+    assert "no run 'r'" in fails("show", "r/g/0", "--redis", redis_url)
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    assert "job r/g/0 is unknown" in fails("show", "r/g/0", "--redis", redis_url, code=1)
 
 
 def test_a_queued_job_has_a_state_and_no_turns(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ def test_an_unknown_run_is_an_error_that_names_the_latest_runs(
     redis_url: str, fails: Fails, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ("stats", "--run", "nosuch", "--redis", redis_url)
-    assert f"no run 'nosuch' at {redis_url}; there are no runs yet" in fails(*line, code=1)
+    assert f"no run 'nosuch' at {redis_url}; there are no runs yet" in fails(*line)
     for n in range(7):
         assert cli.main([*SUBMIT, "--run", f"r{n}", "--redis", redis_url]) == 0
     capsys.readouterr()
     for more in ((), ("--json",)):
-        said = fails(*line, *more, code=1)
+        said = fails(*line, *more)
         assert "; runs there: r6, r5, r4, r3, r2 and 2 more (rollq stats lists them)\n" in said
     with Client(redis_url, run="sealed") as client:  # nothing was ever submitted to it
         client.seal()

@@ -6,19 +6,19 @@ import time
 
 import pytest
 
-from rollq import cli
+from rollq import Client, cli
 from rollq.commands import progress
 from rollq.ledger.ledger import Ledger
 from tests.rollq.commands.lines import SUBMIT
-from tests.rollq.groups import drop_group, play_groups
-from tests.rollq.samples import reader
+from tests.rollq.groups import drop_group, play_groups, take
+from tests.rollq.samples import group, reader
 
 
 def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = [*SUBMIT, "--size", "2", "--redis", redis_url, "--json"]
     assert cli.main(line) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "sealed": False}
+    assert first == {"run": "r", "groups": 4, "size": 2, "new": 8, "known": 0, "acked": 0, "sealed": False}
     assert cli.main(line) == 0
     assert json.loads(capsys.readouterr().out) == {**first, "new": 0, "known": 8}
     assert cli.main(["stats", "--run", "r", "--redis", redis_url, "--json"]) == 0
@@ -28,6 +28,25 @@ def test_submitting_twice_is_submitting_once(redis_url: str, capsys: pytest.Capt
     )
     assert {*wanted.split(), "duplicates", "redelivered", "resubmitted", "fenced"} <= set(counts)
     assert (counts["submitted"], counts["queued"], counts["groups_open"], counts["resubmitted"]) == (8, 8, 4, 8)
+
+
+def test_what_was_acknowledged_is_told_from_what_is_only_known(
+    redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*SUBMIT, "--size", "2", "--redis", redis_url]
+    assert cli.main(line) == 0
+    play_groups(ledger, "shop.train.0", "shop.train.2")
+    assert cli.main(["pull", "--run", "r", "--groups", "1", "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main(line) == 0
+    assert "4 groups of 2: 0 jobs submitted, 6 known already, 2 acknowledged already" in capsys.readouterr().out
+    assert cli.main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["new"], found["known"], found["acked"]) == (0, 6, 2)
+    with Client(redis_url, run="r") as client:  # without a source, each group is sent again
+        done = client.submit(job for n in range(4) for job in group(f"g{n}"))
+        again = client.submit(job for n in range(4) for job in group(f"g{n}"))
+    assert (len(done.new), len(again.known), len(again.acked)) == (8, 8, 0)
 
 
 def test_submit_names_the_next_steps(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,4 +119,4 @@ def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: p
     worker.join(30)
     found = json.loads(capsys.readouterr().out)
     assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
-    assert [taken.id for taken in ledger.take(3, "t")] == ["shop.train.1", "shop.train.0.r1"]
+    assert [taken.id for taken in take(ledger, 3, "t")] == ["shop.train.1", "shop.train.0.r1"]

@@ -85,7 +85,13 @@ def test_advantages_are_normalised_in_the_group() -> None:
     assert made(0.0, 0.0, 1.0, 1.0).advantages == [-1.0, -1.0, 1.0, 1.0]
     assert made(1.0, 1.0).advantages == [0.0, 0.0]
     assert made().advantages == []
-    batch = Batch(step=0, groups=[made(0.0, 1.0), made(1.0)], on_ack=lambda: None, on_reject=lambda *_: None)
+    batch = Batch(
+        step=0,
+        groups=[made(0.0, 1.0), made(1.0)],
+        on_ack=lambda: None,
+        on_skip=lambda *_: None,
+        on_reject=lambda *_: None,
+    )
     assert batch.advantages == [-1.0, 1.0, 0.0]
     lengths = [len(t.tokens) for t in batch.trajectories]
     assert [*map(len, batch.tokens)] == [*map(len, batch.mask)] == [*map(len, batch.logprobs)] == lengths

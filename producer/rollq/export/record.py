@@ -21,6 +21,8 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "env": job.env,
         "split": job.split,
         "task": job.task,
+        "queue": job.queue,
+        "labels": dict(job.labels),
         "sampling": dict(job.sampling),
         "attempt": trajectory.header.attempt,
         "stop": trajectory.stop.value if trajectory.stop else None,

@@ -44,6 +44,8 @@ class Transcript:
         yield "tokens", f"{len(sampled)} sampled of {len(r['tokens'])}{traces}, {r['turns']} turns{low}"
         versions = sorted({str(v) for v in r["versions"] if v is not None})
         yield "versions", ", ".join(versions) or "-"
+        if r.get("labels"):
+            yield "labels", clip(json.dumps(r["labels"], ensure_ascii=False))
         if r.get("info"):
             yield "info", clip(json.dumps(r["info"], ensure_ascii=False))
 

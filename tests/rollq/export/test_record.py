@@ -18,6 +18,14 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 
 
+def test_a_line_has_the_job_s_labels_and_queue() -> None:
+    labels = {"uid": "a-7", "index": 12, "where": {"shard": [1, 2]}}
+    line = json.loads(json.dumps(record(trajectory(of=job(labels=labels, queue="large")))))
+    assert (line["labels"], line["queue"]) == (labels, "large")
+    line = record(trajectory())
+    assert (line["labels"], line["queue"]) == ({}, "rollq")
+
+
 def test_a_file_without_sampling_parameters_was_sampled_with_the_engines_own(tmp_path: Path):
     line = record(trajectory())
     del line["sampling"], line["traces"]

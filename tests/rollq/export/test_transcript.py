@@ -70,3 +70,10 @@ def test_long_messages_are_clipped() -> None:
 def test_a_failure_is_named() -> None:
     found = record(played(0, 0, 1.0)) | {"stop": "failed", "failure": "engine", "reward": None}
     assert "stop      failed   reward -   failure engine" in shown(found)
+
+
+def test_labels_are_shown() -> None:
+    trajectory = played(3, 1, 0.5)
+    labelled = replace(trajectory, job=replace(trajectory.job, labels={"uid": "a-7"}))
+    assert 'labels    {"uid": "a-7"}' in shown(record(labelled))
+    assert "labels" not in shown(record(trajectory))

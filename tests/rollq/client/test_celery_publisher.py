@@ -2,44 +2,100 @@
 
 import base64
 import json
+import time
+from collections.abc import Iterator
 
 import pytest
 import redis
 
+from rollq.client import celery_publisher
 from rollq.client.celery_publisher import TASK, Publisher
+from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
 from rollq.ledger.keys import QUEUE
+from rollq.ledger.replies import Publication
+from tests.chaos.redis_proxy import RedisProxy
+from tests.conftest import free_port
 
 
-def test_a_message_is_a_job_id_and_nothing_else(redis_url: str) -> None:
+def new(job_id: str) -> Publication:
+    return Publication(job_id, QUEUE, NEW)
+
+
+@pytest.fixture
+def publisher(redis_url: str) -> Iterator[Publisher]:
     publisher = Publisher(redis_url)
-    assert publisher.backlog() == 0
-    assert publisher.publish(["r/g/0", "r/g/1"]) == ["r/g/0", "r/g/1"]
-    assert publisher.backlog() == 2
-    client = redis.Redis.from_url(redis_url)
-    message = json.loads(client.rpop(QUEUE))
+    yield publisher
+    publisher.close()
+
+
+def test_a_message_is_a_job_id_and_nothing_else(publisher: Publisher, redis_url: str) -> None:
+    assert publisher.backlog() == {QUEUE: 0}
+    assert publisher.publish([new("r/g/0"), new("r/g/1")]) == ["r/g/0", "r/g/1"]
+    assert publisher.backlog() == {QUEUE: 2}
+    with redis.Redis.from_url(redis_url) as client:
+        message = json.loads(client.rpop(f"{QUEUE}\x06\x16{NEW}"))  # type: ignore[arg-type]
     headers = message["headers"]
     assert (headers["task"], headers["argsrepr"], headers["kwargsrepr"]) == (TASK, "r/g/0", "")
     assert headers["ignore_result"] is True
+    assert (headers["eta"], headers["expires"], headers["timelimit"]) == (None, None, [None, None])
     assert message["content-type"] == "application/json"
-    assert json.loads(base64.b64decode(message["body"]))[:2] == [["r/g/0"], {}]
-    client.close()
-    publisher.close()
+    args, kwargs, embedded = json.loads(base64.b64decode(message["body"]))
+    assert (args, kwargs, set(embedded.values())) == (["r/g/0"], {}, {None})
+
+
+def test_each_queue_and_priority_is_a_list_of_its_own(publisher: Publisher, redis_url: str) -> None:
+    sent = [
+        Publication("r/new/0", "a", NEW),
+        Publication("r/eval/0", "a", EVAL),
+        Publication("r/interrupted/0", "b", INTERRUPTED),
+    ]
+    assert len(publisher.publish(sent)) == 3
+    assert publisher.backlog(["a", "b", QUEUE]) == {"a": 2, "b": 1, QUEUE: 0}
+    with redis.Redis.from_url(redis_url) as client:
+        found = {key: client.llen(key) for key in ("rollq.a\x06\x166", "rollq.a\x06\x163", "rollq.b")}
+    assert set(found.values()) == {1}
+
+
+def test_counting_opens_no_connection_each_time(publisher: Publisher, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        publisher.backlog()
+        before = client.info("stats")["total_connections_received"]  # type: ignore[index]
+        for _ in range(10):
+            assert publisher.backlog([QUEUE, "a"]) == {QUEUE: 0, "a": 0}
+        assert client.info("stats")["total_connections_received"] == before  # type: ignore[index]
 
 
 def test_a_broker_that_is_away_raises_nothing_and_is_not_tried_for_a_while() -> None:
     publisher = Publisher("redis://:SECRET@127.0.0.1:1/0")
-    assert publisher.publish(["r/g/0"]) == []
+    assert publisher.publish([new("r/g/0")]) == []
     assert publisher.error
     assert "SECRET" not in publisher.error
     assert publisher.backlog() is None
-    assert publisher.publish(["r/g/0"]) == []
+    assert publisher.publish([new("r/g/0")]) == []
     publisher.close()
+
+
+def test_a_connection_that_died_in_silence_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celery_publisher, "SOCKET_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(celery_publisher, "PAUSE_S", 0.1)
+    proxy = RedisProxy(free_port(), int(redis_url.rpartition(":")[2].partition("/")[0]))
+    publisher = Publisher(proxy.url)
+    try:
+        assert publisher.publish([new("r/g/0")]) and publisher.backlog() == {QUEUE: 1}
+        assert proxy.silence()
+        assert publisher.publish([new("r/g/1")]) == []
+        time.sleep(0.2)
+        assert publisher.publish([new("r/g/1")]) == ["r/g/1"]
+        assert publisher.backlog() == {QUEUE: 2}
+    finally:
+        publisher.close()
+        proxy.close()
 
 
 def test_without_celery_nothing_is_published(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     publisher = Publisher(redis_url)
     assert not publisher.available
-    assert publisher.publish(["r/g/0"]) == []
+    assert publisher.publish([new("r/g/0")]) == []
     assert publisher.backlog() is None
     publisher.close()

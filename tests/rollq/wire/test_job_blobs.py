@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollq.errors import ContractError
-from rollq.job import Budget, Job, Purpose
-from rollq.wire.codec import decode_job, encode_job, job_digest
+from rollq.job import NAME, Budget, Job, Purpose
+from rollq.trajectory import Header
+from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job, job_digest
 from tests.rollq.samples import job
 
 
@@ -46,6 +50,32 @@ def full_job() -> Job:
 
 def test_a_job_comes_back_equal() -> None:
     assert decode_job(encode_job(full_job()), "r/g/0") == full_job()
+
+
+leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9)
+leaves |= st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+
+
+@given(st.from_regex(NAME, fullmatch=True), st.dictionaries(st.text(max_size=9), values, max_size=4))
+@settings(deadline=None)
+def test_queue_and_labels_come_back_equal(queue: str, labels: dict[str, Any]) -> None:
+    made = job(queue=queue, labels=labels)
+    assert decode_job(encode_job(made), "r/g/0") == made
+    assert len(job_digest(made)) == 16
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_damaged_job_or_header_is_refused_or_readable(data: st.DataObject) -> None:
+    header = Header(attempt=1, worker="w", rollq="0.1.0", template_kwargs={"k": True}, at=1.0)
+    blob, read = data.draw(
+        st.sampled_from([(encode_job(full_job()), decode_job), (encode_header(header, "r/g/0"), decode_header)])
+    )
+    damaged, at = bytearray(blob), data.draw(st.integers(0, len(blob) - 1))
+    damaged[at : at + data.draw(st.integers(0, 20))] = data.draw(st.binary(max_size=20))
+    with suppress(ContractError):
+        repr(read(bytes(damaged), "r/g/0"))
 
 
 def test_a_digest_is_of_the_content() -> None:

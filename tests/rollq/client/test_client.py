@@ -8,10 +8,11 @@ import pytest
 from rollq import Batch, Client, Job
 from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullTimeout, SettingsError
 from rollq.job import Purpose
+from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import State
+from rollq.ledger.replies import Publication, State
 from rollq.trajectory import Stop
-from tests.rollq.groups import end_holds, play_groups
+from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import closed, group, job, play, prompt
 from tests.waiting import until
 
@@ -36,19 +37,23 @@ class TestSubmit:
         )
 
     def test_new_jobs_are_published_and_confirmed(self, client: Client) -> None:
+        new = b"rollq\x06\x16%d" % NEW  # kombu's list of that priority
         client.submit(group())
-        assert client.ledger.redis.llen("rollq") == 2
+        assert client.ledger.redis.llen(new) == 2
         score = client.ledger.redis.zscore(client.ledger.keys.queued, "r/g/0")
         assert 590 < score - client.ledger.scripts.now() <= 600
         client.submit(group())
-        assert client.ledger.redis.llen("rollq") == 2
+        assert client.ledger.redis.llen(new) == 2
+        client.submit([*group("h", queue="other"), *group("i", queue="other", purpose=Purpose.EVAL)])
+        for priority in (NEW, EVAL):
+            assert client.ledger.redis.llen(b"rollq.other\x06\x16%d" % priority) == 2
 
     def test_without_a_broker_the_reapers_publish(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ROLLQ_BROKER_URL", "redis://127.0.0.1:1/0")
         with Client(redis_url, run="r") as client:
             assert client.submit(group()).new
             client.ledger.redis.zadd(client.ledger.keys.queued, {"r/g/0": 0}, xx=True)
-            assert client.ledger.reap() == ["r/g/0"]
+            assert client.ledger.reap() == [Publication("r/g/0", "rollq", NEW)]
 
     def test_invalid_jobs_are_refused_and_the_groups_before_stay_submitted(self, client: Client) -> None:
         submit(client, "g")
@@ -112,7 +117,7 @@ class TestBatches:
     def test_a_timeout_says_what_is_missing(self, client: Client) -> None:
         submit(client, "a", "b", "c")
         play_groups(client.ledger, "a", "b")
-        client.ledger.take(1, "somebody")
+        take(client.ledger, 1, "somebody")
         with pytest.raises(PullTimeout, match=r"run r: no 2 groups.*1 ready, 1 open, 1 held"):
             next(client.batches(groups=2, timeout=0.05))
         for wrong in (0, True, 1.5):

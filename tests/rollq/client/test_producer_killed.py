@@ -71,7 +71,9 @@ def dies(redis_url: str, patch: pytest.MonkeyPatch, at: int, *, sent: bool) -> b
 
 def messages(ledger: Ledger) -> Counter[str]:
     """How often each job was published."""
-    return Counter(json.loads(message)["headers"]["argsrepr"] for message in ledger.redis.lrange("rollq", 0, -1))
+    keys = [key for key in ledger.redis.scan_iter("rollq*", _type="list") if b"{" not in key]  # one for each priority
+    found = [json.loads(message) for key in keys for message in ledger.redis.lrange(key, 0, -1)]
+    return Counter(message["headers"]["argsrepr"] for message in found)
 
 
 def check_whole(ledger: Ledger) -> None:

@@ -221,7 +221,7 @@ def test_ready_groups_are_taken_before_all_are_there(redis_url: str, ledger: Led
 def test_a_redis_that_goes_away_for_good_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connection, "RETRIES", 2)
+    monkeypatch.setitem(connection.connect.__kwdefaults__, "retries", 2)
     take = Deliveries.take
     with EmbeddedRedis() as server:
 

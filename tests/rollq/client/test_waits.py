@@ -1,0 +1,189 @@
+"""Who waits for whom: said on both sides, from a real Redis in the state of each wait."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rollq.client import waits
+from rollq.client.client import Client
+from rollq.client.waits import WaitLog, explain, other_runs
+from rollq.errors import PullTimeout
+from rollq.job import Purpose
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.live_workers import AWAY, READY, LiveWorker, register
+from tests.rollq.groups import drop_group, finish_groups, play_groups
+from tests.rollq.samples import claim, group, job, reader
+from tests.waiting import until
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def live(ledger: Ledger, name: str = "w", **changes: object) -> None:
+    told = {"queues": ("rollq",), "tokenizer": "t1", "template": "c1", "engine": READY, "slots": 4, "busy": 0}
+    register(ledger.redis, LiveWorker(name=name, **{**told, **changes}))  # type: ignore[arg-type]
+
+
+def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each_other(
+    redis_url: str, client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "FIRST_S", 0.0)
+    finish_groups(ledger, *"abcd")
+    producer = Client(redis_url, run="r")
+    thread = threading.Thread(target=producer.submit, args=([job(0, "e")],), kwargs={"ahead": 4})
+    thread.start()
+    until(lambda: client.reader.standing().full)
+    with client.consumer() as consumer:
+        batch = consumer.next(4)
+        with pytest.raises(PullTimeout) as timeout:
+            consumer.next(4, timeout=0.2)
+        assert batch is not None
+        batch.ack()
+    thread.join(60)
+    producer.close()
+    said = (
+        "run r: a producer waits while 4 groups are unacknowledged (0 open, 0 ready, 4 held), and a consumer waits for"
+        " 4 groups before it acknowledges: acknowledge each batch before you ask for the next one, ask for fewer"
+        " groups, or submit with an `ahead` of at least 8"
+    )
+    assert said in caplog.text
+    assert said in str(timeout.value)
+
+
+def test_nobody_reads(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", "b")
+    assert explain(client.reader) == ""  # nobody waits
+    said = explain(client.reader, ahead=2)
+    assert "a producer waits while 2 groups are unacknowledged (0 open, 2 ready, 0 held)" in said
+    assert "no consumer takes them: start a trainer or `rollq pull --run r --groups 2`" in said
+    assert "--purpose eval" not in said
+    finish_groups(ledger, "e", purpose=Purpose.EVAL)
+    assert "`rollq pull --run r --groups 1 --purpose eval`" in explain(client.reader, Purpose.EVAL, ahead=1)
+    assert ledger.submit(group("c"), ahead=2).full
+    assert explain(client.reader) == said  # others know it, too
+
+
+def test_a_consumer_holds_what_a_producer_waits_for(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", "b")
+    with client.consumer() as consumer:
+        assert consumer.next(2)
+        assert "the consumer that holds 2 of them has to acknowledge its batch" in explain(client.reader, ahead=2)
+
+
+def test_a_run_that_does_not_exist(redis_url: str, client: Client, ledger: Ledger) -> None:
+    assert "it does not exist (yet): there are no runs yet" in explain(client.reader, wanted=1)
+    ledger.submit(group())
+    with Client(redis_url, run="q") as mistyped:
+        said = explain(mistyped.reader, wanted=1)
+    assert said.startswith("run q: it does not exist (yet): runs there: r")
+
+
+def test_the_run_that_was_meant_is_named() -> None:
+    there = [f"retail-{n}" for n in range(7)]
+    assert other_runs("retial-3", there).startswith("did you mean 'retail-3'? runs there: retail-6, retail-5, ")
+    assert other_runs("retial-3", there).endswith("and 2 more (rollq stats lists them)")
+    assert other_runs("x", ["retail"]) == "runs there: retail"
+
+
+def test_nothing_is_left(client: Client, ledger: Ledger) -> None:
+    """Everything was acknowledged or dropped, and the run is not sealed, or its seal was lost."""
+    finish_groups(ledger, "a", "b")
+    next(client.batches(2)).ack()
+    said = explain(client.reader, wanted=1)
+    assert (
+        "a consumer waits for 1 groups, and no group is being played: 0 open, 0 ready, 0 held, 2 acknowledged" in said
+    )
+    assert "seal the run" in said and "Redis has lost the seal" in said and "rollq dead" not in said
+    finish_groups(ledger, "c")
+    assert "ask for at most 1" in explain(client.reader, wanted=2)
+    ledger.submit(group("d"))
+    drop_group(ledger, "d")
+    assert "1 dropped. `rollq dead --run r` says why" in explain(client.reader, wanted=2)
+    assert explain(client.reader, wanted=1) == ""  # it is ready
+    with pytest.raises(PullTimeout, match="ask for at most 1"):
+        next(client.batches(2, timeout=0.1))
+
+
+def test_the_groups_are_for_another_purpose(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", purpose=Purpose.EVAL)
+    assert "its groups are for eval; ask for them with `--purpose eval`" in explain(client.reader, wanted=1)
+    assert explain(client.reader, Purpose.EVAL, wanted=1) == ""
+
+
+def test_another_consumer_holds_the_last_groups(redis_url: str, client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", seal=True)
+    with client.consumer() as other:
+        assert other.next(1)
+        assert "1 groups that another consumer holds" in explain(client.reader, wanted=1)
+        assert explain(client.reader, wanted=1, own=1) == ""
+
+
+@pytest.mark.parametrize("side", [{"wanted": 1}, {"ahead": 1}, {}], ids=["consumer", "producer", "onlooker"])
+class TestWorkers:
+    """The same to all sides: a consumer, a producer, and a person with `rollq stats`."""
+
+    def test_none_is_alive(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        assert "no worker is alive: start `rollq worker`" in explain(client.reader, **side)
+        claim(ledger, "r/g/0")
+        assert "what dead workers played comes back within 15 s" in explain(client.reader, **side)
+        live(ledger)
+        assert explain(client.reader, **side) == ""
+
+    def test_they_serve_other_queues(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group(queue="qwen"))
+        live(ledger)
+        live(ledger, "v", queues=("llama",))
+        said = explain(client.reader, **side)
+        assert "in queue qwen, and the live workers serve llama, rollq: start `rollq worker --queues qwen`" in said
+        live(ledger, "u", queues=("qwen",))
+        assert explain(client.reader, **side) == ""
+
+    def test_they_have_another_tokenizer(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        client.pin_tokenizer("t2", "c1")
+        ledger.submit(group())
+        live(ledger)
+        said = explain(client.reader, **side)
+        assert "with tokenizer t2 and chat template c1; the live workers have t1 and c1: start a worker" in said
+
+    def test_their_engine_is_away(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        live(ledger, engine=AWAY)
+        assert "the engine of all 1 live workers that may play them is away" in explain(client.reader, **side)
+        live(ledger, "v")
+        assert explain(client.reader, **side) == ""
+
+    def test_they_are_busy_with_other_runs(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        live(ledger, busy=4)
+        assert "all 4 slots of 1 live workers play other runs" in explain(client.reader, **side)
+
+
+def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(waits.time, "monotonic", lambda: clock[0])
+    said = iter(["first", "", "third"])
+    wait = WaitLog(lambda: next(said))
+    for clock[0] in (0.0, waits.FIRST_S - 0.1):
+        wait.look()
+    assert not caplog.records
+    for clock[0] in (waits.FIRST_S, waits.FIRST_S + waits.EVERY_S, waits.FIRST_S + 2 * waits.EVERY_S):
+        for _ in range(3):
+            wait.look()
+    assert [record.message for record in caplog.records] == ["first", "third"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_what_cannot_be_read_is_the_explanation(client: Client, ledger: Ledger) -> None:
+    ledger.submit(group())
+    play_groups(ledger, "g")
+    ledger.redis.set(f"{ledger.keys.prefix}held:train", "garbage")
+    assert "rollq:{r}:held:train is a string" in explain(client.reader, wanted=1)
+    assert reader(ledger).exists()

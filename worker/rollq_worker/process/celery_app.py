@@ -18,20 +18,21 @@ import celery
 from celery import signals
 from celery.exceptions import SecurityWarning
 from celery.worker import state
-from kombu.transport import TRANSPORT_ALIASES
 
-from rollq.client.celery_publisher import TASK, Publisher, require_certificate
+from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.connection import CONNECTION_ERRORS, connect
-from rollq.ledger.keys import QUEUE
+from rollq.ledger.keys import QUEUE, celery_queue
+from rollq.ledger.live_workers import AWAY, READY, LiveWorker
 from rollq.ledger.lock import RedisLock
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import TEST_TEXT
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.process import freeze_watchdog, startup_checks
+from rollq_worker.process import freeze_watchdog, kombu_transport, startup_checks
 from rollq_worker.process.job_task import JobRunner
+from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.reaper import Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import load_tokenizer
@@ -42,6 +43,8 @@ ABORT_WAIT_S = 1.5
 """Seconds that a stopping worker waits for the engine to return partial generations."""
 BROKER_TIMEOUT_S = 3.0
 """Seconds to wait for the broker's first answer when the worker starts."""
+HEARTBEAT_S = 10.0
+"""Seconds between two events of a worker that say that it is there. For Flower a worker is offline after two missed."""
 SLOTS_LOST = 75
 """Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
 
@@ -55,6 +58,8 @@ CONFIG = {
     "worker_cancel_long_running_tasks_on_connection_loss": True,  # with early acks there are none; unset, it warns
     "worker_prefetch_multiplier": 1,
     "worker_disable_prefetch": True,  # a message waits in the broker, where any worker can take it
+    "worker_enable_remote_control": False,  # any client could set a rate limit, which stalls the run
+    "worker_disable_rate_limits": True,
     "worker_send_task_events": True,
     "task_send_sent_event": True,
     "worker_redirect_stdouts": False,
@@ -87,13 +92,28 @@ def main(settings: Settings) -> int:
     on_slots_lost = partial(shutdown.request, SLOTS_LOST)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
     runner.isolation.start()
-    reaper = Reaper(connection, Publisher(settings.broker_url), settings.alive_file)
+    clock = LoopClock()
+
+    def describe() -> LiveWorker:
+        return LiveWorker(
+            name=name,
+            queues=tuple(settings.queues),
+            tokenizer=tokenizer.hash,
+            template=tokenizer.template_hash,
+            engine=READY if engine.available else AWAY,
+            slots=settings.concurrency,
+            busy=len(runner.leases.held()),
+        )
+
+    publisher = Publisher(settings.broker_url)
+    reaper = Reaper(connection, publisher, describe, settings.alive_file, clock.is_alive)
     app = make_app(settings, runner)
-    check_broker(app, settings.broker_url)
+    check_broker(app, settings)
     worker = make_worker(app, settings, name)
 
-    def on_ready(**_: object) -> None:
+    def on_ready(sender: Any, **_: object) -> None:
         signals.worker_ready.disconnect(on_ready)  # Celery sends it again after every lost connection
+        clock.start(sender.hub)
         shutdown.ready(
             stop_consuming=stop_consuming,
             end_engine_waits=lambda: end_engine_waits(engine),
@@ -113,10 +133,11 @@ def main(settings: Settings) -> int:
 
 
 def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
-    for scheme in ("redis", "rediss"):
-        TRANSPORT_ALIASES[scheme] = "rollq_worker.process.kombu_transport:Transport"
-    app = celery.Celery("rollq", broker=require_certificate(settings.broker_url), set_as_current=False)
-    app.conf.update(CONFIG)
+    """Raises SettingsError for an address that cannot be a broker's."""
+    kombu_transport.install()
+    app = celery.Celery("rollq", set_as_current=False)
+    app.conf.update(CONFIG | broker_settings(settings.broker_url, **kombu_transport.OPTIONS))
+    app.amqp.Connection = kombu_transport.Connection
 
     def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:
         return runner.run(str(job_id))  # run() ignores texts that are no job id
@@ -125,12 +146,14 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     return app
 
 
-def check_broker(app: celery.Celery, url: str) -> None:
+def check_broker(app: celery.Celery, settings: Settings) -> None:
     """Check that the broker can be used now. Later a worker waits for it. Raises SettingsError, RollqError."""
+    url = settings.broker_url
     try:
         with app.connection_for_write(connect_timeout=BROKER_TIMEOUT_S) as connection:
             connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT_S)
-            app.amqp.queues[QUEUE].bind(connection.default_channel).declare()
+            for queue in settings.queues:
+                app.amqp.queues[celery_queue(queue)].bind(connection.default_channel).declare()
     except KeyError as e:
         raise SettingsError(f"ROLLQ_BROKER_URL: {mask_url(url)}: {e.args[0]} (redis:// or rediss://)") from e
     except Exception as e:  # kombu's transports raise anything; the text may hold a password
@@ -145,11 +168,12 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
         hostname=name,
         pool="threads",
         concurrency=settings.concurrency,
-        queues=[QUEUE],
+        queues=[celery_queue(queue) for queue in settings.queues],
         loglevel="WARNING",
         without_mingle=True,
         without_gossip=True,
         task_events=True,
+        heartbeat_interval=HEARTBEAT_S,
         quiet=True,
     )
     worker.install_platform_tweaks = lambda worker: None  # Shutdown handles the signals
@@ -185,11 +209,13 @@ def end_engine_waits(engine: SGLangEngine) -> None:
 
 
 def release(runner: JobRunner, reaper: Reaper) -> None:
-    """Release the jobs that are still held and publish them again, so that other workers go on with them at once."""
+    """Release the jobs that are still held and publish them again, so that other workers go on with them at once. Then
+    this worker is gone for the others."""
     released = runner.leases.release_all()
     reaper.stop()
     reaper.join(0.5)
     reaper.tick()
+    reaper.leave()
     runner.leases.stop()
     if released:
         log.warning("released %d jobs that did not stop by themselves", released)

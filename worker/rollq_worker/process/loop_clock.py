@@ -5,6 +5,7 @@ the time, and the health check depends on it.
 """
 
 import time
+from typing import Any
 
 TICK_S = 1.0
 """Seconds between two notes."""
@@ -18,8 +19,12 @@ class LoopClock:
     def __init__(self) -> None:
         self._ticked = time.monotonic()
 
-    def tick(self) -> None:
-        self._ticked = time.monotonic()
+    def start(self, hub: Any) -> None:
+        """Note the time from now on, in this loop (Celery's hub). It goes on after lost connections."""
+        hub.call_repeatedly(TICK_S, self._tick)
 
     def is_alive(self) -> bool:
         return time.monotonic() - self._ticked < LIMIT_S
+
+    def _tick(self) -> None:
+        self._ticked = time.monotonic()

@@ -1,0 +1,152 @@
+"""A real Celery worker on a real Redis: what it takes first, what cannot hold it up, and what it survives."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import celery
+import pytest
+import redis
+
+from rollq.client.celery_publisher import TASK, Publisher
+from rollq.ledger.constants import EVAL, INTERRUPTED, NEW
+from rollq.ledger.keys import QUEUE, celery_queue
+from rollq.ledger.replies import Publication
+from rollq_worker.process import kombu_transport
+from tests.chaos.redis_proxy import RedisProxy
+from tests.conftest import free_port
+from tests.e2e.own_redis import OwnRedis
+from tests.waiting import until
+
+
+class NotingWorker:
+    def __init__(self, log: Path, url: str, slots: int, seconds: float, queues: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "tests.rollq_worker.process.noting_worker"]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen([*command, url, str(slots), str(seconds), queues], stdout=out, stderr=out)
+
+    @property
+    def said(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def wait(self, line: str, seconds: float = 60.0) -> None:
+        until(lambda: line in self.said or self.process.poll() is not None, seconds)
+        assert line in self.said, self.log.read_text()
+
+
+StartWorker = Callable[..., NotingWorker]
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+    started: list[NotingWorker] = []
+
+    def start(url: str, *, slots: int = 1, seconds: float = 0.0, queues: str = QUEUE) -> NotingWorker:
+        worker = NotingWorker(tmp_path / f"worker{len(started)}", url, slots, seconds, queues)
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.process.kill()
+        worker.process.wait(60)
+
+
+def publish(url: str, *publications: tuple[str, str, int]) -> None:
+    publisher = Publisher(url)
+    assert len(publisher.publish([Publication(*publication) for publication in publications])) == len(publications)
+    publisher.close()
+
+
+def test_interrupted_jobs_come_first_then_eval_then_new_ones_of_its_queues(
+    redis_url: str, start_worker: StartWorker
+) -> None:
+    publish(
+        redis_url,
+        ("r/new1/0", QUEUE, NEW),
+        ("r/new2/0", QUEUE, NEW),
+        ("r/eval/0", QUEUE, EVAL),
+        ("r/others/0", "others", INTERRUPTED),
+        ("r/interrupted/0", "own", INTERRUPTED),
+    )
+    worker = start_worker(redis_url, queues=f"{QUEUE},own")
+    worker.wait("r/new2/0")
+    jobs = [line for line in worker.said if line.startswith("r/")]
+    assert jobs == ["r/interrupted/0", "r/eval/0", "r/new1/0", "r/new2/0"]
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen(celery_queue("others")) == 1
+
+
+def test_other_clients_of_the_broker_cannot_hold_a_worker_up(redis_url: str, start_worker: StartWorker) -> None:
+    worker = start_worker(redis_url)
+    worker.wait("ready")
+    with celery.Celery(broker=redis_url, set_as_current=False) as app:
+        assert app.control.rate_limit(TASK, "1/h", reply=True, timeout=1.0) == []
+        app.control.shutdown()
+        app.send_task(TASK, args=["r/later/0"], queue=QUEUE, countdown=0.5)
+        app.send_task(TASK, args=["r/first/0"], queue=QUEUE, link=app.signature(TASK, args=["r/linked/0"]))
+        for n in range(3):
+            app.send_task(TASK, args=[f"r/now{n}/0"], queue=QUEUE)
+    worker.wait("r/now2/0")
+    time.sleep(1.0)  # time for a held message or a callback to run
+    assert [line for line in worker.said if line.startswith("r/")] == [f"r/now{n}/0" for n in range(3)]
+
+
+def test_a_silent_connection_is_noticed_in_time() -> None:
+    """What a worker waits for, at most: an overdue answer, two looks at it, and a new connection."""
+    longest = kombu_transport.WAIT_S + 2 * kombu_transport.CHECK_EVERY_S
+    assert kombu_transport.Transport.brpop_timeout == kombu_transport.WAIT_S and longest <= 15
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_worker_takes_jobs_again_after_its_connections_died_in_silence(
+    redis_url: str, start_worker: StartWorker, busy: bool
+) -> None:
+    proxy = RedisProxy(free_port(), int(redis_url.rpartition(":")[2].partition("/")[0]))
+    try:
+        worker = start_worker(proxy.url, seconds=3.0 if busy else 0.0)
+        worker.wait("ready")
+        publish(redis_url, ("r/before/0", QUEUE, NEW))
+        worker.wait("r/before/0")
+        assert proxy.silence() >= 2
+        publish(redis_url, ("r/after/0", QUEUE, NEW))
+        worker.wait("r/after/0")
+    finally:
+        proxy.close()
+
+
+def test_its_loop_counts_as_stuck_while_there_is_no_broker(tmp_path: Path, start_worker: StartWorker) -> None:
+    store = OwnRedis(tmp_path)
+    worker = start_worker(store.url)
+    worker.wait("ready")
+    store.stop(signal.SIGKILL)
+    worker.wait("loop stuck")
+    store.start()
+    try:
+        worker.wait("loop turns")
+        publish(store.url, ("r/after/0", QUEUE, NEW))
+        worker.wait("r/after/0")
+    finally:
+        store.stop(signal.SIGKILL)
+
+
+def test_restarts_of_redis_under_load_end_no_worker(tmp_path: Path, start_worker: StartWorker) -> None:
+    store = OwnRedis(tmp_path)
+    try:
+        worker = start_worker(store.url, slots=16, seconds=0.02)
+        worker.wait("ready")
+        for n in range(3):
+            publish(store.url, *((f"r/load{n}-{m}/0", QUEUE, NEW) for m in range(300)))
+            worker.wait(f"r/load{n}-{random.randrange(20, 60)}/0")
+            store.stop(random.choice([signal.SIGTERM, signal.SIGKILL]))
+            time.sleep(random.uniform(0.0, 1.5))
+            store.start()
+            publish(store.url, (f"r/back{n}/0", QUEUE, INTERRUPTED))
+            worker.wait(f"r/back{n}/0")
+    finally:
+        store.stop(signal.SIGKILL)

@@ -5,6 +5,7 @@ Each script is atomic, and safe to repeat with the same arguments, because a los
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import resources
@@ -22,8 +23,8 @@ from rollq.ledger.keys import Keys
 T = TypeVar("T")
 
 SHARED = ("common", "settle", "holds", "journal")
-"""Lua files that every script of a run starts with, in this order: each uses what is before it."""
-
+"""Lua files whose functions scripts use, in this order: each uses what is before it."""
+FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
 CONFIRM_FOR_S = 30.0
 """Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that the caller
@@ -101,8 +102,15 @@ class Scripts:
 
 @cache
 def source(name: str) -> tuple[str, str]:
-    """The text of a run's script, the shared files included, and its SHA-1."""
-    text = "".join(map(_text, (*SHARED, name)))
+    """The text of a run's script, with the shared files that it uses in front, and its SHA-1.
+
+    Redis makes every function of the text anew at each call, so what a script does not use would cost it time.
+    """
+    text = _text(name)
+    for shared in reversed(SHARED):
+        functions = FUNCTION.findall(_text(shared))
+        if shared == "common" or re.search(rf"\b({'|'.join(functions)})\(", text):
+            text = _text(shared) + text
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -1,0 +1,220 @@
+"""The users of compose's Redis, on a real server: each can do its part, and nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from rollq.client.celery_publisher import Publisher
+from rollq.client.client import Client
+from rollq.errors import LedgerError
+from rollq.ledger.connection import connect
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.live_workers import live_workers
+from rollq.ledger.replies import Publication
+from tests.conftest import REPO, free_port, redis_binary, started_redis
+from tests.rollq.samples import group, play, reader
+from tests.waiting import until
+
+DEPLOY = REPO / "deploy" / "redis"
+USERS = ("worker", "producer", "trainer", "flower")
+
+
+def passwords() -> dict[str, str]:
+    made = subprocess.run([DEPLOY / "passwords.sh"], capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in made.splitlines())
+
+
+def users(env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    env = {"PATH": os.environ["PATH"], **env}
+    return subprocess.run([DEPLOY / "users.sh"], env=env, capture_output=True, text=True)
+
+
+def reads_are_apart() -> bool:
+    """Whether this server knows keys that may only be read, or only be written."""
+    version = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    return int(version.split("v=")[1].split(".")[0]) >= 7
+
+
+class Server:
+    def __init__(self, port: int, made: dict[str, str]) -> None:
+        self.port, self.made = port, made
+
+    def url(self, user: str) -> str:
+        return f"redis://{user}:{self.made[f'ROLLQ_{user.upper()}_PASSWORD']}@127.0.0.1:{self.port}/0"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port, made = tmp_path_factory.mktemp("users"), free_port(), passwords()
+    rules = users(made).stdout
+    (folder / "users.acl").write_text(rules if reads_are_apart() else re.sub("%[RW]~", "~", rules))
+    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with started_redis([*command, "--aclfile", str(folder / "users.acl")], port) as process:
+        yield Server(port, made)
+        process.kill()
+
+
+@pytest.fixture
+def worker(server: Server) -> Iterator["redis.Redis"]:
+    found = connect(server.url("worker"))
+    yield found
+    found.close()
+
+
+def test_the_file_holds_no_password(server: Server) -> None:
+    rules = users(server.made).stdout
+    assert not any(password in rules for password in server.made.values())
+    assert len(set(server.made.values())) == len(server.made) == 5
+
+
+@pytest.mark.parametrize("password", [None, "", "short"])
+def test_there_is_no_default_password(server: Server, password: str | None) -> None:
+    made = {name: value for name, value in server.made.items() if name != "ROLLQ_TRAINER_PASSWORD"}
+    ended = users(made if password is None else {**made, "ROLLQ_TRAINER_PASSWORD": password})
+    assert ended.returncode != 0
+    assert "ROLLQ_TRAINER_PASSWORD must have at least 16 characters" in ended.stderr
+
+
+def test_nobody_comes_in_without_a_password(server: Server) -> None:
+    for url in (f"redis://127.0.0.1:{server.port}/0", f"redis://worker:wrong@127.0.0.1:{server.port}/0"):
+        with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
+
+
+REFUSED = re.compile(r"(?i)permission|can't (access|run)")
+FORBIDDEN: list[list[Any]] = [
+    ["FLUSHALL"],
+    ["FLUSHDB"],
+    ["CONFIG", "GET", "*"],
+    ["CONFIG", "SET", "maxmemory", 1],
+    ["KEYS", "*"],
+    ["ACL", "LIST"],
+    ["SHUTDOWN"],
+    ["MONITOR"],
+    ["REPLICAOF", "NO", "ONE"],
+    ["GET", "another-program"],
+    ["SET", "another-program", 1],
+    ["EVAL", "return redis.call('KEYS', '*')", 0],
+    ["EVAL", "return redis.call('SET', KEYS[1], 1)", 1, "another-program"],
+    ["SUBSCRIBE", "another-program"],
+]
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command[:2])))
+def test_what_no_user_may(server: Server, user: str, command: list[Any]) -> None:
+    with redis.Redis.from_url(server.url(user)) as client, pytest.raises(redis.ResponseError) as caught:
+        client.execute_command(*command)
+    assert REFUSED.search(str(caught.value)), caught.value
+
+
+def submitted(server: Server, run: str) -> None:
+    with Client(server.url("producer"), run=run) as producer:
+        producer.submit(group(run=run))
+        publisher = Publisher(server.url("producer"))
+        assert publisher.publish([Publication(f"{run}/g/0", "rollq", 6)]), publisher.error
+        publisher.close()
+        producer.seal()
+        assert producer.stats()["submitted"] == 2
+
+
+def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis.Redis") -> None:
+    submitted(server, "taken")
+    for sample in range(2):
+        play(Ledger(worker, "taken"), f"taken/g/{sample}")
+    with Client(server.url("trainer"), run="taken") as trainer:
+        assert live_workers(trainer.ledger.redis) == []
+        for batch in trainer.batches(1):
+            batch.ack()
+        assert trainer.stats()["delivered"] == 2
+
+
+def test_a_trainer_has_nothing_to_do_with_the_broker(server: Server) -> None:
+    publisher = Publisher(server.url("trainer"))
+    assert publisher.publish([Publication("r/g/0", "rollq", 6)]) == []
+    assert publisher.error
+    publisher.close()
+    with redis.Redis.from_url(server.url("trainer")) as trainer:
+        for command in (["LPUSH", "rollq", "x"], ["PUBLISH", "/0.celeryev/task.x", "x"]):
+            with pytest.raises(NoPermissionError):
+                trainer.execute_command(*command)
+
+
+def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
+    if not reads_are_apart():
+        pytest.skip("Redis 6.2 has no keys that may only be read: there, a trainer can submit")
+    submitted(server, "refused")
+    before = reader(Ledger(worker, "refused")).stats()
+    with connect(server.url("trainer")) as trainer:
+        for run in ("refused", "new"):
+            with pytest.raises(LedgerError, match=REFUSED):
+                Ledger(trainer, run).submit(group("h", run=run))
+        with pytest.raises(LedgerError, match=REFUSED):
+            Ledger(trainer, "refused").republish("refused/g/0")
+    assert reader(Ledger(worker, "refused")).stats() == before
+
+
+def test_a_producer_takes_no_messages(server: Server, worker: "redis.Redis") -> None:
+    submitted(server, "sent")
+    if not reads_are_apart():
+        pytest.skip("Redis 6.2 has no keys that may only be written: there, a producer can take messages")
+    with redis.Redis.from_url(server.url("producer")) as producer:
+        for command in (["RPOP", "rollq"], ["LRANGE", "rollq\x06\x166", 0, -1], ["BRPOP", "rollq", 1]):
+            with pytest.raises(NoPermissionError):
+                producer.execute_command(*command)
+    publisher = Publisher(server.url("worker"))
+    assert publisher.backlog(["rollq"]), publisher.error
+    publisher.close()
+
+
+def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:
+    submitted(server, "seen")
+    with redis.Redis.from_url(server.url("flower")) as flower:
+        flower.llen("rollq")
+        flower.llen("rollq\x06\x163")
+        flower.pubsub().psubscribe("/0.celeryev/*")
+        for command in (["HGETALL", "rollq:{seen}:run"], ["RPOP", "rollq"], ["SMEMBERS", "rollq:runs"]):
+            with pytest.raises(redis.ResponseError, match=REFUSED):
+                flower.execute_command(*command)
+
+
+@pytest.mark.timeout(900)
+def test_each_part_as_its_own_user(server: Server, tmp_path: Path) -> None:
+    """A worker plays what a producer submits and a trainer pulls; nothing is refused, and no password is logged."""
+    port = free_port()
+    engine = {**os.environ, "ROLLQ_ENGINE_URL": f"http://127.0.0.1:{port}"}
+    log = tmp_path / "log"
+    line = [sys.executable, "-m", "rollq"]
+    parts = []
+    try:
+        with log.open("wb") as out:
+            for user, part in (("worker", ["engine", "--port", str(port)]), ("worker", ["worker", "-c", "2"])):
+                env = engine | {"ROLLQ_REDIS_URL": server.url(user)}
+                parts.append(subprocess.Popen([*line, *part], env=env, stdout=out, stderr=out))
+        for user, command in (
+            ("producer", ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]),
+            ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
+            ("trainer", ["stats", "--run", "w"]),
+            ("producer", ["drop", "--run", "w", "--whole-run", "--yes"]),
+        ):
+            env = engine | {"ROLLQ_REDIS_URL": server.url(user)}
+            done = subprocess.run([*line, *command], env=env, capture_output=True, text=True, timeout=400)
+            assert done.returncode == 0, done.stderr + log.read_text()
+            assert "NOPERM" not in done.stderr and "ermission" not in done.stderr
+        parts[1].terminate()
+        until(lambda: parts[1].poll() == 0)
+        said = log.read_text()
+        assert "NOPERM" not in said and "ermission" not in said, said
+        assert not any(password in said for password in server.made.values())
+    finally:
+        for process in reversed(parts):
+            process.terminate()
+            process.wait(60)

@@ -120,7 +120,7 @@ class Sentinels(Replicated):
         config.write_text(
             f"port {port}\nbind {HOST}\ndir {folder}\nlogfile {folder / 'log'}\n"
             f"sentinel monitor {SERVICE} {HOST} {self.primary.port} 2\n"
-            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 6000\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 3000\n"
         )
         self.sentinels.append(started_redis([redis_binary(), str(config), "--sentinel"], port))
 

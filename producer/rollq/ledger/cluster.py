@@ -36,7 +36,10 @@ class ClusterClient(RedisCluster):
     """A client of a cluster. Safe to use from many threads. Every command of several keys needs them in one slot."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]], *, retries: int, **options: Any) -> None:
-        """Asks a server for the slots. Raises redis.ConnectionError when none of them answers."""
+        """Asks a server for the slots.
+
+        Raises redis.ConnectionError when none answers, ValueError when they are no cluster.
+        """
         self.retries = retries
         start: Any = super().__init__
         node: Any = ClusterNode
@@ -49,7 +52,10 @@ class ClusterClient(RedisCluster):
                 **options,
             )
 
-        self.patiently(connect)
+        try:
+            self.patiently(connect)
+        except RedisClusterException as e:
+            raise ValueError(str(e)) from e
 
     def patiently(self, call: Callable[[], T]) -> T:
         """The call's result. Calls again while servers are away, for about as long as a client of one server does.
@@ -60,7 +66,7 @@ class ClusterClient(RedisCluster):
         while True:
             try:
                 return call()
-            except redis.RedisError as e:
+            except (redis.RedisError, RedisClusterException) as e:
                 error = _passing(e)
                 if error is None:
                     raise
@@ -123,7 +129,7 @@ class Pipeline:
         return self._client.patiently(send)
 
 
-def _passing(error: redis.RedisError) -> redis.RedisError | None:
+def _passing(error: redis.RedisError | RedisClusterException) -> redis.RedisError | None:
     """The error to raise if it lasts; None for an error that stays as it is."""
     match error:
         case AuthenticationError():

@@ -1,0 +1,182 @@
+"""A ledger on a Redis Cluster: runs are spread over the servers, a slot may move, and a server may restart."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.crc import key_slot
+
+from rollq import Client, Job
+from rollq.commands.connect import ping_redis
+from rollq.errors import FailureClass, LedgerError, RollqError, SettingsError, Unwritable
+from rollq.ledger import cluster as cluster_module
+from rollq.ledger.connection import check_redis, connect
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.deliveries import Deliveries
+from rollq.ledger.durability import Durability
+from rollq.ledger.keys import Keys
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.lock import RedisLock
+from rollq.ledger.reader import LedgerReader, runs
+from tests.conftest import free_port
+from tests.e2e.stack import Stack, check_all_delivered
+from tests.rollq.samples import claim, group, play
+from tests.servers import HOST, Cluster, SlotMove
+from tests.waiting import until
+
+RUNS = ["r1", "r2", "r3", "r4", "r5"]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(servers: Cluster) -> Cluster:
+    """The same servers, emptied."""
+    for server in servers.servers:
+        server.client.flushall()
+    return servers
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[cluster_module.ClusterClient]:
+    client = connect(cluster.url)
+    yield client
+    client.close()
+
+
+def slot(run: str) -> int:
+    return int(key_slot(Keys(run).meta.encode()))
+
+
+def test_runs_are_spread_over_the_servers(cluster: Cluster) -> None:
+    assert len({cluster.owner(slot(run)).port for run in RUNS}) == 3
+
+
+def test_everything_works_that_works_on_one_server(client: cluster_module.ClusterClient) -> None:
+    for run in RUNS:
+        ledger, reader, deliveries = Ledger(client, run), LedgerReader(client, run), Deliveries(client, run)
+        ledger.submit(group("good", run=run))
+        ledger.submit(group("bad", size=1, run=run))
+        for sample in range(2):
+            play(ledger, f"{run}/good/{sample}")
+        lease = claim(ledger, f"{run}/bad/0").lease
+        ledger.fail(f"{run}/bad/0", lease, FailureClass.JOB, "broken", final=True)
+        ledger.seal()
+        assert reader.group_states(["good", "bad", "none"]) == ["ready", "dropped", ""]
+        assert [found.job_id for found in reader.dead()] == [f"{run}/bad/0"]
+        assert reader.job(f"{run}/good/0").state == "done"
+        assert len(reader.read([f"{run}/good/0", f"{run}/good/1"])) == 2
+        assert [taken.id for taken in deliveries.take(1, "consumer/1").groups] == ["good"]
+        deliveries.ack("consumer/1")
+        assert reader.stats()["delivered"] == 2
+        assert DeadLetters(client, run).ids(FailureClass.JOB) == [f"{run}/bad/0"]
+        assert not deliveries.wait("nobody", 0.1)
+    assert runs(client) == RUNS
+    with RedisLock(client, "engine")(lambda: None):
+        pass
+    for run in RUNS[:2]:
+        assert DeadLetters(client, run).forget_run() > 4
+    assert runs(client) == RUNS[2:]
+    assert check_redis(client) == []
+
+
+def test_the_clock_is_one(client: cluster_module.ClusterClient) -> None:
+    seconds, _ = client.time()
+    assert abs(seconds - time.time()) < 60
+
+
+def test_nothing_sees_a_run_whose_slot_moves(
+    cluster: Cluster, client: cluster_module.ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While some of its keys are here and some are there, its scripts are refused and plain reads work."""
+    monkeypatch.setattr(cluster_module, "MOVING_TRIES", 2)
+    ledger, reader = Ledger(client, "r1"), LedgerReader(client, "r1")
+    ledger.submit(group(run="r1"))
+    other = Ledger(client, next(run for run in RUNS if slot(run) != slot("r1")))
+    move = SlotMove(cluster, slot("r1"))
+    for _ in range(3):
+        with pytest.raises(Unwritable, match=r"run r1: .*its cluster slot is being moved"):
+            ledger.submit(group("next", run="r1"))
+        assert move.move(2)
+        assert reader.job("r1/g/0") is not None
+        assert reader.group_states(["g"]) == ["open"]
+    assert other.submit(group(run=other.run)).new
+    move.end()
+    assert ledger.submit(group("next", run="r1")).new
+    assert reader.stats()["submitted"] == 4
+
+
+def test_calls_wait_for_a_server_that_restarts(cluster: Cluster, client: cluster_module.ClusterClient) -> None:
+    ledger = Ledger(client, "r1")
+    ledger.submit(group(run="r1"))
+    server = cluster.owner(slot("r1"))
+    server.kill()
+    back = threading.Timer(1.0, server.start)
+    back.start()
+    try:
+        assert ledger.submit(group("next", run="r1")).new
+        pipe = client.pipeline(transaction=False)
+        for run in RUNS:
+            pipe.exists(Keys(run).meta)
+        assert pipe.execute() == [run == "r1" for run in RUNS]
+    finally:
+        back.join()
+    until(cluster.agree)
+
+
+def test_a_cluster_that_is_away_is_a_lost_connection() -> None:
+    with pytest.raises(RollqError, match="no Redis at cluster://"):
+        ping_redis(f"cluster://{HOST}:{free_port()}")
+
+
+def test_a_server_that_is_no_cluster_is_named(redis_url: str) -> None:
+    with pytest.raises(RollqError, match=r"no Redis Cluster"):
+        ping_redis(redis_url.replace("redis://", "cluster://").removesuffix("/0"))
+
+
+def test_the_broker_has_a_redis_of_its_own(cluster: Cluster) -> None:
+    with pytest.raises(SettingsError, match="ROLLQ_BROKER_URL"):
+        Client(cluster.url, run="r")
+    Client(cluster.url, run="r", broker_url="redis://127.0.0.1:1/0").close()
+
+
+def test_a_server_without_a_replica_cannot_confirm(client: cluster_module.ClusterClient) -> None:
+    ledger = Ledger(client, "r1", Durability.REPLICA)
+    with pytest.raises(LedgerError, match="connected replicas: 0"):
+        ledger.submit(group(run="r1"))
+
+
+@pytest.mark.timeout(900)
+def test_runs_go_on_while_a_slot_moves_and_a_server_restarts(
+    cluster: Cluster, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLQ_BROKER_URL", redis_url)
+    stack = Stack(tmp_path, cluster.url)
+    moving, others, jobs = "r1", RUNS[1:], 24
+    try:
+        stack.engine("--latency", "0.2")
+        workers = [stack.worker(8), stack.worker(8)]
+        for run in RUNS:
+            with Client(cluster.url, run=run) as client:
+                client.submit([Job(env="shop", task=task, size=4) for task in range(jobs // 4)])
+        stack.wait(lambda: stack.stats(moving)["done"] >= 2, 150, "some jobs")
+        move = SlotMove(cluster, slot(moving))
+        while move.move(20):
+            time.sleep(0.1)
+        move.end()
+        server = cluster.owner(slot(others[0]))
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+        for run in RUNS:
+            check_all_delivered(stack, run, jobs)
+        assert [worker.poll() for worker in workers] == [None, None], stack.logs()
+    finally:
+        stack.close()

@@ -1,0 +1,127 @@
+"""A ledger behind Sentinels goes on when its primary dies or is replaced, and so do the runs in it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from rollq import Client, Job
+from rollq.commands.connect import ping_redis
+from rollq.errors import RollqError, Unwritable
+from rollq.ledger.connection import RetryLoop, connect
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.e2e.stack import Stack, check_all_delivered
+from tests.rollq.samples import group
+from tests.servers import HOST, SERVICE, Sentinels, Server
+from tests.waiting import until
+
+PATIENTLY = RetryLoop(reconnect=True)
+"""Sentinels on a busy machine may take longer than a call waits."""
+
+
+@pytest.fixture
+def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
+    servers = Sentinels(tmp_path / "servers")
+    yield servers
+    servers.close()
+
+
+def test_calls_go_on_at_the_next_primary(sentinels: Sentinels) -> None:
+    with connect(sentinels.url) as client:
+        ledger = Ledger(client, "r")
+        ledger.submit(group("before"))
+        before = sentinels.primary_port()
+        until(
+            lambda: all(replica.client.dbsize() == sentinels.primary.client.dbsize() for replica in sentinels.replicas)
+        )
+        sentinels.primary.kill()
+        PATIENTLY(lambda: ledger.submit(group("after")), 150)
+        assert sentinels.primary_port() != before
+        assert LedgerReader(client, "r").stats()["submitted"] == 4
+
+
+def test_a_server_that_is_no_primary_any_more_is_left(tmp_path: Path) -> None:
+    """Also when only a script says so, and when nobody closes its connections."""
+    server = Server(tmp_path)
+    try:
+        with connect(server.url, retries=0) as client:
+            ledger = Ledger(client, "r")
+            ledger.submit(group())
+            connection = client.client_id()
+            server.client.replicaof(HOST, free_port())
+            with pytest.raises(Unwritable, match=r"READONLY|read only"):
+                ledger.submit(group("next"))
+            assert client.client_id() != connection
+    finally:
+        server.kill()
+
+
+def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:
+    server = Server(tmp_path / "primary")
+    port, config = free_port(), tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind {HOST}\ndir {tmp_path}\nrequirepass of-sentinels\nlogfile {tmp_path / 'log'}\n"
+        f"sentinel monitor {SERVICE} {HOST} {server.port} 1\nsentinel auth-pass {SERVICE} of@servers\n"
+    )
+    server.client.config_set("requirepass", "of@servers")
+    sentinel = started_redis([redis_binary(), str(config), "--sentinel"], port)
+    address = f"{HOST}:{free_port()},{HOST}:{port}/0?service={SERVICE}"  # the first Sentinel is away
+    try:
+        with connect(f"sentinel://:of%40servers@{address}&sentinel_password=of-sentinels") as client:
+            assert Ledger(client, "r").submit(group()).new
+        for wrong in (f"sentinel://{address}&sentinel_password=of-sentinels", f"sentinel://:of%40servers@{address}"):
+            with pytest.raises(RollqError, match=r"(?i)password|authenti"):
+                ping_redis(wrong)
+    finally:
+        sentinel.kill()
+        sentinel.wait(60)
+        server.kill()
+
+
+def test_a_service_that_sentinels_do_not_know_is_named(sentinels: Sentinels) -> None:
+    with pytest.raises(RollqError, match=r"no Redis at .*No master found for 'other'"):
+        ping_redis(sentinels.url.replace(SERVICE, "other"))
+
+
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_when_the_primary_is_killed(sentinels: Sentinels, tmp_path: Path) -> None:
+    """Ledger and broker: workers, a producer and a trainer, all in the middle of their work."""
+    stack = Stack(tmp_path, sentinels.url)
+    jobs = 48
+    try:
+        stack.engine("--latency", "0.2")
+        workers = [stack.worker(6), stack.worker(6)]
+        producer = threading.Thread(target=submit, args=(sentinels.url, jobs))
+        producer.start()
+        stack.wait(lambda: stack.stats("r")["done"] >= 6, 150, "some jobs")
+        sentinels.primary.kill()
+        killed = time.monotonic()
+        done = stack.stats("r")["done"]
+        print(f"answered again after {time.monotonic() - killed:.1f} s")
+        stack.wait(lambda: stack.stats("r")["done"] > done, 150, "the run to go on")
+        print(f"goes on after {time.monotonic() - killed:.1f} s")
+        producer.join(150)
+        check_all_delivered(stack, "r", jobs)
+        assert [worker.poll() for worker in workers] == [None, None], stack.logs()
+    finally:
+        stack.close()
+
+
+def submit(url: str, jobs: int) -> None:
+    """Submits while the primary is replaced."""
+    with Client(url, run="r") as client:
+        for task in range(jobs // 2):
+            some = [Job(env="shop", task=task, size=2)]
+            PATIENTLY(lambda some=some: client.submit(some, ahead=1000), 150)
+            time.sleep(0.1)
+
+
+def test_no_sentinel_is_a_lost_connection() -> None:
+    address = f"sentinel://{HOST}:{free_port()}/0?service={SERVICE}"
+    with connect(address, retries=1) as client, pytest.raises(redis.ConnectionError):
+        client.ping()

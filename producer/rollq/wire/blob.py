@@ -22,11 +22,11 @@ SCHEMA = 2
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
 LARGE = 128
-"""Ids and texts of at least this many bytes are compressed, if that makes them shorter."""
+"""Ids, logprobs and texts of at least this many bytes are compressed, if that makes them shorter."""
 WINDOW_BITS, MEMORY_LEVEL = 13, 6
 """What zlib compresses with: 64 kB of memory, a quarter of its default, because most streams are shorter than 2 kB."""
 MAX_UNPACKED = 256 << 20
-"""Most bytes that ids or texts may unpack to; more is a bomb, not a conversation."""
+"""Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
 """Deepest nesting of a job's own mappings."""
 BIG_INT = 1
@@ -140,12 +140,12 @@ def dump_ids(ids: Iterable[Any], where: str) -> bytes:
     """Token ids, packed: the first bytes of all numbers, then all second, third and fourth bytes. Ids are small, and
     some are frequent, so each of these is worth compressing, and the four bytes of one number are not."""
     raw = dump(ids, "I", where)
-    return _packed(b"".join(raw[byte::4] for byte in range(4)))
+    return pack_bytes(b"".join(raw[byte::4] for byte in range(4)))
 
 
 def load_ids(packed: bytes) -> array[int]:
     """The ids that `dump_ids` packed. Raises ValueError or zlib.error."""
-    planes = _unpacked(packed)
+    planes = unpack_bytes(packed)
     raw, count = bytearray(len(planes)), len(planes) // 4
     for byte in range(4):
         raw[byte::4] = planes[byte * count : (byte + 1) * count]
@@ -154,10 +154,10 @@ def load_ids(packed: bytes) -> array[int]:
 
 def pack_texts(texts: list[Any], where: str) -> bytes:
     """The texts, packed."""
-    return _packed(pack(texts, where))
+    return pack_bytes(pack(texts, where))
 
 
-def _packed(data: bytes) -> bytes:
+def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
     if len(data) >= LARGE:
         deflate = zlib.compressobj(6, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
@@ -167,8 +167,8 @@ def _packed(data: bytes) -> bytes:
     return b"\0" + data
 
 
-def _unpacked(packed: bytes) -> bytes:
-    """What `_packed` packed. Raises ValueError or zlib.error."""
+def unpack_bytes(packed: bytes) -> bytes:
+    """What `pack_bytes` packed. Raises ValueError or zlib.error."""
     if packed[:1] == b"\0":
         return packed[1:]
     if packed[:1] != b"\1":
@@ -183,7 +183,7 @@ def _unpacked(packed: bytes) -> bytes:
 def _read_texts(raw: bytes, names: Sequence[str], types: Sequence[Any], where: str) -> dict[str, Any]:
     """The texts by field name. Raises ContractError unless they are of these types."""
     try:
-        packed = _unpacked(raw)
+        packed = unpack_bytes(raw)
         values = msgpack.unpackb(packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False)
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e

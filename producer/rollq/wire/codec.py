@@ -1,9 +1,9 @@
 """Values to bytes and back: jobs, and the headers and events of journals. docs/wire.md has the layout byte by byte.
 
 The invariant: what is decoded equals what was encoded, or a ContractError names the job. Every blob is a msgpack array
-that starts with the schema's version and its kind. Token ids and texts are compressed, each apart, and texts are read
-when they are first asked for. It knows nothing of Redis. Of a trajectory it checks only the types and the order of
-events.
+that starts with the schema's version and its kind. Token ids, logprobs and texts are compressed, each apart, and
+texts are read when they are first asked for. It knows nothing of Redis. Of a trajectory it checks only the types and
+the order of events.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -39,9 +39,11 @@ from rollq.wire.blob import (
     load,
     load_ids,
     pack,
+    pack_bytes,
     pack_texts,
     plain,
     unpack,
+    unpack_bytes,
     wrong,
 )
 
@@ -129,7 +131,7 @@ def encode_event(event: Event, job_id: str) -> bytes:
     match event:
         case Sampled():
             spans = [[span.version, span.start, span.end] for span in event.versions]
-            ids, logprobs = dump_ids(event.ids, where), dump(event.logprobs, "f", where)
+            ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
             fields = [event.turn, ids, logprobs, spans, event.finish, pack_texts([event.text], where)]
             fields += [event.cached_tokens, float(event.at), float(event.seconds)]
         case Observed():
@@ -224,7 +226,7 @@ def _prompt(fields: list[Any], where: str) -> Prompt:
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
     _, _, turn, ids, logprobs, spans, finish, texts, cached_tokens, at, seconds = fields
-    tokens, floats = load_ids(ids), load("f", logprobs)
+    tokens, floats = load_ids(ids), load("f", unpack_bytes(logprobs))
     if len(tokens) != len(floats):
         raise ContractError(f"{where}: turn {turn} has {len(tokens)} sampled tokens and {len(floats)} logprobs")
     if not math.isfinite(sum(floats)):  # f32s cannot overflow a double

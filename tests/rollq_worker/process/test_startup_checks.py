@@ -47,11 +47,15 @@ def error_line(text: str) -> str:
 @pytest.mark.parametrize(
     ("env", "code", "words"),
     [
-        ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss:// or unix://"),
+        ({"REDIS_URL": "http://x"}, 2, "expected redis://, rediss://, unix://, sentinel://"),
         ({"REDIS_URL": NO_REDIS}, 1, "start one with `rollq redis`"),
         ({"BROKER_URL": "nonsense"}, 2, "ROLLQ_BROKER_URL: not the address of a broker"),
         ({"BROKER_URL": "carrier-pigeon://x"}, 2, "No such transport: carrier-pigeon (redis:// or rediss://)"),
         ({"BROKER_URL": NO_REDIS.replace("//", "//me:secret@")}, 1, "no broker at redis://me:***@"),
+        ({"BROKER_URL": "cluster://h"}, 2, "Celery cannot use a Redis Cluster as its broker"),
+        ({"QUEUES": "a,a"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a,a'"),
+        ({"QUEUES": "a b"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a b'"),
+        ({"QUEUES": ","}, 2, "ROLLQ_QUEUES must be names of queues, each once, not ''"),
         ({"CONCURRENCY": "many"}, 2, "ROLLQ_CONCURRENCY must be a whole number of at least 1, not 'many'"),
         ({"USER_ENDPOINTS": "gpt=http://h/v1,key=abc"}, 2, "takes key_file=PATH and nothing else"),
         ({"ALIVE_FILE": "/nonexistent/alive"}, 2, "ROLLQ_ALIVE_FILE: /nonexistent/alive cannot be touched"),
@@ -107,7 +111,7 @@ def misconfigured_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 @pytest.mark.parametrize(
     ("user", "words"),
     [
-        ("nokeys:p", "its user must be allowed the keys rollq*, _kombu.* and unacked*"),
+        ("nokeys:p", "its user must be allowed the keys rollq* and _kombu.*, all channels"),
         ("noscripts:p", "no permissions to run the 'evalsha' command"),
         ("nobroker:p", "no broker at redis://nobroker:***@"),
         ("nokeys:wrong", "refuses this user or password"),

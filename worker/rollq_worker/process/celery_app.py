@@ -122,8 +122,9 @@ def main(settings: Settings) -> int:
         freeze_watchdog.start()
         for thread in (runner.leases, reaper, HangWatch(engine)):
             thread.start()
-        where = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
-        print(f"rollq worker {name}: ready, {settings.concurrency} episodes at once, {where}", flush=True)
+        addresses = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
+        takes = f"{settings.concurrency} episodes at once, queues {','.join(settings.queues)}"
+        print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
 
     startup_checks.check_engine(engine, settings.engine_url, tokenizer.name)
     signals.worker_ready.connect(on_ready, weak=False)

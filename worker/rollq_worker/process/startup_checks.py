@@ -73,6 +73,6 @@ def _check_permissions(connection: Any, url: str) -> None:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the keys rollq*,"
-            " _kombu.* and unacked*, all channels, and all commands but the administrative ones)"
+            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the keys rollq* and"
+            " _kombu.*, all channels, and all commands but the administrative ones; docs/deploy.md)"
         ) from e

@@ -33,7 +33,7 @@ class Taken:
 
     groups: Sequence[TakenGroup] = ()
     at: float = 0.0
-    """Unix time on Redis's clock."""
+    """Unix time on Redis's clock, when there are no groups."""
     known: bool = True
     """Whether the run exists."""
     sealed: bool = False
@@ -111,8 +111,8 @@ class Deliveries:
         status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake)])
         match status:
             case b"groups":
-                at, dropped, *rows = rest
-                return Taken([self._taken(*row) for row in rows], float(at), dropped=dropped)
+                dropped, *rows = rest
+                return Taken([self._taken(*row) for row in rows], dropped=dropped)
             case b"again":
                 return Taken(unread=True)
             case b"fenced":
@@ -203,8 +203,8 @@ class Deliveries:
         if status == b"acked":
             raise LedgerError(
                 f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, so the batches after step"
-                f" {step} cannot come again. Acknowledge a batch when a checkpoint holds it (`consumer.ack(up_to=...)`);"
-                f" to go on without those batches, open the consumer without a step, or with step={rest[0]}."
+                f" {step} cannot come again. Acknowledge a batch when a checkpoint holds it (`consumer.ack(up_to=...)`). To"
+                f" go on without those batches, open the consumer without a step, or with step={rest[0]}."
             )
         owner, next_step, known, *steps = rest
         return Opened(owner.decode(), next_step, known, steps)

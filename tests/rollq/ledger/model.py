@@ -90,6 +90,11 @@ class Model:
         assert got.journal == len(found.journal)
         found.state, found.attempt, found.lease, found.restart = "leased", got.attempt, got.lease, False
 
+    def is_gone(self, job_id: str) -> bool:
+        """Whether its group was acknowledged, so that only the group's record names it."""
+        found, of = self.jobs.get(job_id), self.groups.get(job_id.split("/")[1])
+        return bool(found and of and of.state == "acked" and (found.state == "done" or found.discarded))
+
     def of_jobs(self, state: str) -> list[str]:
         return [job_id for job_id, found in self.jobs.items() if found.state == state]
 

@@ -15,7 +15,7 @@ from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Refusal
 from rollq.wire.codec import encode_event
 from tests.conftest import free_port, redis_binary, started_redis
-from tests.rollq.groups import finish_groups
+from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, is_over, job, journal, play, reader, reap
 
 RUN_KEYS: list[Callable[[Keys], str]] = [
@@ -44,9 +44,9 @@ def use_everything(ledger: Ledger, name: str) -> list[str]:
         lambda: reap(ledger),
         lambda: ledger.confirm(ids),
         lambda: ledger.republish(ids[0]),
-        lambda: ledger.take(1, f"t{name}"),
-        lambda: ledger.extend_hold(f"t{name}"),
-        lambda: ledger.ack(f"t{name}", ids),
+        lambda: take(ledger, 1, f"t{name}"),
+        lambda: deliveries(ledger).renew_holds([f"t{name}"]),
+        lambda: ack(ledger, f"t{name}", name),
         lambda: reader(ledger).stats(),
         lambda: reader(ledger).standing(),
         lambda: reader(ledger).dead(),
@@ -74,7 +74,7 @@ def test_a_key_of_the_run_that_is_a_string(ledger: Ledger, key_of: Callable[[Key
     other.submit(group(run="other"))
     play(other, "other/g/0")
     play(other, "other/g/1")
-    assert len(other.take(1, "t")) == 1
+    assert len(take(other, 1, "t")) == 1
     assert DeadLetters(ledger.redis, "r").forget_run() > 0
 
 
@@ -84,8 +84,8 @@ def test_lost_totals_stop_no_job(ledger: Ledger) -> None:
     ledger.redis.set(ledger.keys.count, "garbage")
     play(ledger, "r/g/0")
     play(ledger, "r/g/1")
-    (taken,) = ledger.take(1, "t")
-    ledger.ack("t", taken.members)
+    (taken,) = take(ledger, 1, "t")
+    ack(ledger, "t", taken.id)
     with pytest.raises(LedgerError, match=r"run r: snapshot: rollq:\{r\}:count is a string"):
         reader(ledger).stats()
     for total in ("many", "nan", "inf"):
@@ -136,7 +136,7 @@ class TestJob:
         assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
         assert key in letter.reason
         play(ledger, "r/g/1")
-        (taken,) = ledger.take(1, "t")
+        (taken,) = take(ledger, 1, "t")
         assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
         stats = reader(ledger).stats()
         assert (stats["submitted"], stats["done"], stats["dead"], stats["queued"], stats["leased"]) == (2, 1, 1, 0, 0)
@@ -166,13 +166,15 @@ class TestJob:
         claim(ledger, "r/g/0")
         claim(ledger, "r/h/0")
         key = damage_job(ledger, "r/g/0", damage)
-        ledger.redis.zadd(ledger.keys.leased, {"r/g/0#1#token": 1, "r/h/0#1#token": 2, "garbage": 1, "r/h/x#1#token": 1})
+        ledger.redis.zadd(
+            ledger.keys.leased, {"r/g/0#1#token": 1, "r/h/0#1#token": 2, "garbage": 1, "r/h/x#1#token": 1}
+        )
         assert reap(ledger) == ["r/h/0"]  # the reap goes on with the others
         assert ledger.redis.zcard(ledger.keys.leased) == 0
         DeadLetters(ledger.redis, "r").cancel("r/h/0")
         DeadLetters(ledger.redis, "r").discard("r/h/0")
         play(ledger, "r/h/1")
-        ledger.ack("u", [member for taken in ledger.take(1, "u") for member in taken.members])
+        ack(ledger, "u", *(taken.id for taken in take(ledger, 1, "u")))
         (letter,) = reader(ledger).dead()
         assert (letter.job_id, letter.failure) == ("r/g/0", FailureClass.JOB)
         assert key in letter.reason
@@ -261,9 +263,9 @@ class TestJournal:
         assert [isinstance(one, ContractError) for one in found] == [True, True, False]
         assert "r/g/0" in str(found[0]) and "r/g/1" in str(found[1])
         for token in ("t", "u"):
-            ledger.take(2 if token == "t" else 1, token)
-            ledger.reject(token, f"r/g/{'tu'.index(token)}", "torn")
-        assert [taken.id for taken in ledger.take(1, "v")] == ["h"]
+            take(ledger, 2 if token == "t" else 1, token)
+            deliveries(ledger).reject(token, f"r/g/{'tu'.index(token)}", "torn")
+        assert [taken.id for taken in take(ledger, 1, "v")] == ["h"]
 
 
 GROUP_DAMAGE = ["string", "deleted", "fields"]
@@ -289,9 +291,9 @@ class TestGroup:
     def test_a_ready_one_is_dropped_and_holds_up_no_other(self, ledger: Ledger, damage: str) -> None:
         finish_groups(ledger, "g", "h")
         damage_group(ledger, "g", damage)
-        assert ledger.take(1, "t") == []  # found out here
-        assert [taken.id for taken in ledger.take(1, "t")] == ["h"]
-        ledger.ack("t", ["r/h/0", "r/h/1"])
+        assert take(ledger, 1, "t") == []  # found out here
+        assert [taken.id for taken in take(ledger, 1, "t")] == ["h"]
+        ack(ledger, "t", "h")
         ledger.seal()
         assert is_over(ledger)
         stats = reader(ledger).stats()
@@ -323,15 +325,15 @@ class TestGroup:
         assert ledger.claim("r/g/0", worker="w", token="t") == Refusal("dead")
         DeadLetters(ledger.redis, "r").requeue("r/g/0")
         play(ledger, "r/g/0")
-        assert [taken.members for taken in ledger.take(1, "t")] == [["r/g/0", "r/g/1"]]
+        assert [taken.members for taken in take(ledger, 1, "t")] == [["r/g/0", "r/g/1"]]
 
     def test_one_that_is_held_goes_and_leaves_the_rest_of_the_batch(self, ledger: Ledger) -> None:
         finish_groups(ledger, "g", "h")
-        ledger.take(2, "t")
+        take(ledger, 2, "t")
         damage_group(ledger, "g", "string")
-        ledger.extend_hold("t")
-        assert [taken.id for taken in ledger.take(2, "t")] == ["h"]
-        ledger.ack("t", ["r/h/0", "r/h/1"])
+        deliveries(ledger).renew_holds(["t"])
+        assert [taken.id for taken in take(ledger, 2, "t")] == ["h"]
+        ack(ledger, "t", "h")
         stats = reader(ledger).stats()
         assert (stats["groups_dropped"], stats["groups_acked"], stats["groups_held"]) == (1, 1, 0)
 
@@ -364,7 +366,7 @@ def test_no_number_of_a_group_stops_redis_or_another_group(impatient_redis: int,
                 found = ledger.claim("r/g/1", worker="w", token=f"{number}{attempt}")
                 if isinstance(found, Claim):
                     ledger.release("r/g/1", found.lease)
-            delivered = {taken.id for token in "tuv" for taken in ledger.take(1, token)}
+            delivered = {taken.id for token in "tuv" for taken in take(ledger, 1, token)}
             assert delivered == {"h"}, (field, value)
             assert reader(ledger).stats()["groups_dropped"] == 1, (field, value)
 

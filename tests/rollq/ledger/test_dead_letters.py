@@ -14,7 +14,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.trajectory import Stop
 from rollq.wire.codec import encode_event
-from tests.rollq.groups import finish_groups
+from tests.rollq.groups import ack, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 TRACE = "it broke\nTraceback (most recent call last):\n  File x.py\nValueError: no\x1b[31m such"
@@ -62,9 +62,9 @@ class TestRequeue:
         assert ledger.fail("r/g/0", "3#token", FailureClass.ENV, "x").status == "queued"  # its budget is whole again
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
-        (taken,) = ledger.take(1, "t")
+        (taken,) = take(ledger, 1, "t")
         assert taken.members == ["r/g/0", "r/g/1"]
-        ledger.ack("t", taken.members)
+        ack(ledger, "t", taken.id)
         balanced(ledger)
 
     def test_a_dropped_group_comes_back_at_its_old_place(self, ledger: Ledger, letters: DeadLetters) -> None:
@@ -76,9 +76,9 @@ class TestRequeue:
         stats = reader(ledger).stats()
         assert (stats["groups_dropped"], stats["dropped"], stats["groups_open"], stats["dead"]) == (0, 0, 1, 0)
         play(ledger, "r/g/1")
-        taken = ledger.take(2, "t")
+        taken = take(ledger, 2, "t")
         assert [found.id for found in taken] == ["g", "h"]
-        ledger.ack("t", [member for found in taken for member in found.members])
+        ack(ledger, "t", *(found.id for found in taken))
         balanced(ledger)
 
     @pytest.mark.parametrize("where", ["ready", "held", "acked"])
@@ -89,9 +89,9 @@ class TestRequeue:
         kill(ledger, "r/g/0")
         play(ledger, "r/g/1")
         if where != "ready":
-            ledger.take(1, "t")
+            take(ledger, 1, "t")
         if where == "acked":
-            ledger.ack("t", ["r/g/1"])
+            ack(ledger, "t", "g")
         with pytest.raises(LedgerError, match=f"r/g/0 cannot be requeued: its group is {where} without it"):
             letters.requeue("r/g/0")
         assert [letter.job_id for letter in reader(ledger).dead()] == ["r/g/0"]
@@ -135,9 +135,9 @@ class TestDiscard:
         with pytest.raises(LedgerError, match="dropped"):
             reader(ledger).trajectory("r/g/0")
         play(ledger, "r/g/1")
-        (taken,) = ledger.take(1, "t")
+        (taken,) = take(ledger, 1, "t")
         assert (taken.members, taken.dead) == (["r/g/1"], ["r/g/0"])
-        ledger.ack("t", taken.members)
+        ack(ledger, "t", taken.id)
         balanced(ledger)
 
     def test_the_last_dead_member_of_a_dropped_group_takes_all_along(

@@ -13,6 +13,7 @@ import pytest
 from redis.crc import key_slot
 
 from rollq.errors import FailureClass
+from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
@@ -20,6 +21,7 @@ from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
 from rollq.ledger.scripts import SHARED, Scripts
 from rollq.wire.codec import encode_event
+from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 
 
@@ -69,7 +71,13 @@ def ready(ledger: Ledger) -> None:
 
 def held(ledger: Ledger) -> None:
     ready(ledger)
-    ledger.take(2, "t")
+    take(ledger, 2, "t")
+
+
+def held_by_name(ledger: Ledger) -> None:
+    ready(ledger)
+    owner = deliveries(ledger).open("n", Purpose.TRAIN, "first").owner
+    take(ledger, 1, "@train:n/0", owner=owner)
 
 
 def dead(ledger: Ledger) -> None:
@@ -116,11 +124,17 @@ CASES = [
     Case("reap", expired, reap),
     Case("reap", last_expiry, lambda ledger: ledger.reap(100, ["rollq"])),
     Case("confirm", two_groups, lambda ledger: ledger.confirm(ALL)),
-    Case("take", ready, lambda ledger: ledger.take(2, "t")),
-    Case("take", ran_out, lambda ledger: ledger.take(2, "u")),
-    Case("extend_hold", held, lambda ledger: ledger.extend_hold("t")),
-    Case("ack", held, lambda ledger: ledger.ack("t", ALL)),
-    Case("reject", held, lambda ledger: ledger.reject("t", "r/g/0", "torn")),
+    Case("take", ready, lambda ledger: take(ledger, 2, "t")),
+    Case("take", ran_out, lambda ledger: take(ledger, 2, "u")),
+    Case("renew_holds", held, lambda ledger: deliveries(ledger).renew_holds(["t"])),
+    Case("ack", held, lambda ledger: ack(ledger, "t", "g")),
+    Case("ack", held, lambda ledger: deliveries(ledger).skip("t", "g", "too easy")),
+    Case("open_consumer", ready, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
+    Case("open_consumer", held_by_name, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine", step=0)),
+    Case("take", held_by_name, lambda ledger: take(ledger, 1, "@train:n/1", owner="1#first")),
+    Case("ack", held_by_name, lambda ledger: deliveries(ledger).ack("@train:n/0", owner="1#first")),
+    Case("cancel_group", half_played, lambda ledger: dead_letters(ledger).cancel_group("g")),
+    Case("reject", held, lambda ledger: deliveries(ledger).reject("t", "r/g/0", "torn")),
     Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
     Case("submission_cursor", entered, lambda ledger: ledger.cursor("s")),
     Case("fix_budgets", lambda ledger: None, lambda ledger: ledger.fix_budgets({FailureClass.ENV: 3})),
@@ -188,7 +202,7 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
     assert snapshot(ledger) == once
     if name != "reap":  # what was handed out is being published
         assert again == ledger.scripts.call(name, args)
-    if name not in ("renew_leases", "extend_hold", "confirm", "snapshot"):  # they move times only, or nothing
+    if name not in ("renew_leases", "renew_holds", "confirm", "snapshot"):  # they move times only, or nothing
         assert once != before
 
 

@@ -18,7 +18,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
-from tests.rollq.groups import finish_groups
+from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -52,17 +52,15 @@ def test_admission_is_refused_and_changes_nothing(ledger: Ledger, full: Callable
     assert (stats["submitted"], stats["queued"], stats["leased"], stats["sealed"]) == (2, 1, 1, False)
 
 
-def test_with_running_journals_only_episodes_end_and_make_room(
-    ledger: Ledger, full: Callable[[bool], object]
-) -> None:
+def test_with_running_journals_only_episodes_end_and_make_room(ledger: Ledger, full: Callable[[bool], object]) -> None:
     """Nothing else could free anything: what runs gets room before what is new."""
     ledger.submit(group(size=1))
     claim(ledger, "r/g/0")
     full(True)
     index = journal(ledger, "r/g/0", "1#token", events()[:5])
     ledger.complete("r/g/0", "1#token", index, [encode_event(closed(), "r/g/0")])
-    (taken,) = deliveries(ledger).take(1, "t")
-    deliveries(ledger).ack("t", taken.members)
+    (taken,) = take(ledger, 1, "t")
+    ack(ledger, "t", taken.id)
     full(False)
     assert reader(ledger).stats()["delivered"] == 1
 
@@ -98,9 +96,9 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     assert reap(ledger) == ["r/b/0"]
     ledger.confirm(["r/b/0"])
     ledger.republish("r/b/0")
-    (taken,) = ledger.take(1, "t")
-    ledger.extend_hold("t", 100.0)
-    ledger.ack("t", taken.members)  # which makes room
+    (taken,) = take(ledger, 1, "t")
+    deliveries(ledger).renew_holds(["t"], 100.0)
+    ack(ledger, "t", taken.id)  # which makes room
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").discard("r/b/0")
     full(False)
@@ -163,8 +161,9 @@ def test_retrying_ends() -> None:
 def test_a_consumer_that_asks_again_and_again_says_it_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ledger, "take", lambda *_: _raise(Unwritable("run r: take: Redis is read-only")))
-    with Consumer(ledger, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
+    found = deliveries(ledger)
+    monkeypatch.setattr(found, "take", lambda *_, **__: _raise(Unwritable("run r: take: Redis is read-only")))
+    with Consumer(found, Purpose.TRAIN) as consumer, caplog.at_level(logging.WARNING, "rollq"):
         for _ in range(3):
             with pytest.raises(PullTimeout, match="read-only"):
                 consumer.next(1, 0.01)
@@ -212,7 +211,7 @@ def test_a_replica_is_read_only(ledger: Ledger, redis_url: str) -> None:
         ledger.redis.replicaof("NO", "ONE")
     assert reader(ledger).job("r/b/0").state is State.QUEUED  # type: ignore[union-attr]
     ledger.append("r/b/0", claim(ledger, "r/b/0").lease, 0, [encode_header(Header(attempt=1))])
-    assert [taken.id for taken in ledger.take(1, "t")] == ["a"]
+    assert [taken.id for taken in take(ledger, 1, "t")] == ["a"]
 
 
 def test_a_redis_that_loses_data_is_told_at_the_start(ledger: Ledger) -> None:

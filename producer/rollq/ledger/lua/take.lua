@@ -8,7 +8,7 @@
 -- ARGV   groups token hold_s purpose owner ('': no name) since (when it began to wait; 0: now), then flags (1 or 0):
 --        ordered (no group before an open one of lower sequence) exact (no short batch) again (only what is held
 --        already) wake (when there may be more)
--- reply  groups time dropped, then for each group: name seq size handed, then the state of each member
+-- reply  groups dropped (of the run), then for each group: name seq size handed, then the state of each member
 --        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
 --          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
 --        | again (a record could not be read: ask again) | fenced
@@ -23,7 +23,7 @@ local LIMIT = 1000
 local function dropped() return stored_number(field('count', 'groups_dropped')) end
 
 local function hand_out(groups)
-  local reply = { 'groups', seconds(time), dropped() }
+  local reply = { 'groups', dropped() }
   for _, group in ipairs(groups) do
     local row = { group.name, tostring(group.seq), group.size, group.handed }
     for sample = 0, group.size - 1 do

@@ -12,7 +12,7 @@ import pytest
 
 from rollq.errors import NotHeld
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import end_holds, finish_groups
+from tests.rollq.groups import ack, end_holds, finish_groups
 from tests.rollq.samples import is_over, reader
 from tests.waiting import until
 
@@ -93,7 +93,7 @@ def test_groups_of_a_killed_consumer_are_handed_out_again_oldest_first(
     other.ack()
     assert other.batch() == ["g00", "g01"]
     with pytest.raises(NotHeld, match="r/g00"):
-        ledger.ack(token, ["r/g00/0"])  # as if it had only been slow
+        ack(ledger, token, "g00")  # as if it had only been slow
     other.ack()
     assert other.batch() == ["g04", "g05"]
     other.ack()

@@ -6,21 +6,21 @@ times are SCALE times as long as in production, so that a slow machine changes n
 
 import logging
 import threading
-from math import inf
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import redis
 
-from rollq.client import consumer
-from rollq.client.consumer import HoldRenewal
-from rollq.errors import NotHeld, Unwritable
+from rollq.client import hold_renewal
+from rollq.client.hold_renewal import HoldRenewal
+from rollq.errors import Unwritable
 from rollq.job import Purpose
 from rollq.ledger import constants
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from tests.rollq.groups import finish_groups
-from tests.rollq.samples import reader
+from tests.rollq.groups import ack, deliveries, finish_groups
+from tests.rollq.groups import take as take_groups
+from tests.rollq.samples import reader, reap
 
 SCALE = 100.0
 HOLD_S = 60.0 * SCALE
@@ -43,7 +43,12 @@ def held(ledger: Ledger) -> Ledger:
 
 
 def take(ledger: Ledger, token: str, groups: int = 1) -> list[str]:
-    return [found.id for found in ledger.take(groups, token, HOLD_S)]
+    return [found.id for found in take_groups(ledger, groups, token, HOLD_S)]
+
+
+def renew(ledger: Ledger, token: str, purpose: Purpose = Purpose.TRAIN) -> bool:
+    """Whether the hold is kept."""
+    return deliveries(ledger).renew_holds([token], HOLD_S, purpose) == []
 
 
 def released(ledger: Ledger) -> list[str]:
@@ -74,13 +79,12 @@ def test_after_an_outage_a_live_consumer_keeps_its_batch_and_a_dead_one_does_not
     assert released(held) == []
     assert 7.0 < seconds_left(held, "a") <= 7.5
     seconds_pass(held, 4.0)
-    held.extend_hold("a", HOLD_S)
+    assert renew(held, "a")
     assert released(held) == []
     seconds_pass(held, 4.0)
     assert released(held) == ["b"]
-    held.ack("a", ["r/a/0", "r/a/1"])
-    with pytest.raises(NotHeld):
-        held.extend_hold("b", HOLD_S)
+    ack(held, "a", "a")
+    assert not renew(held, "b")
     stats = reader(held).stats()
     assert (stats["delivered"], stats["duplicates"]) == (2, 0)
 
@@ -106,8 +110,8 @@ def test_without_an_outage_a_hold_ends_on_time(held: Ledger, who: str) -> None:
         if who == "a consumer asks":
             assert released(held) == []
         else:
-            held.reap(expire_until=inf)
-        held.extend_hold("a", HOLD_S)
+            reap(held)
+        assert renew(held, "a")
     seconds_pass(held, 4.5)
     assert released(held) == ["b"]
 
@@ -116,33 +120,33 @@ def test_a_hold_that_ended_before_an_outage_is_not_extended(held: Ledger) -> Non
     """No consumer asked while Redis was there, so the hold still stands."""
     for _ in range(15):
         seconds_pass(held, 4.1)
-        held.reap(expire_until=inf)
+        reap(held)
     seconds_pass(held, 30.0)
     assert released(held) == ["a", "b"]
 
 
 def test_a_reaper_that_saw_an_outage_does_not_end_the_grace(held: Ledger) -> None:
-    """With expire_until=0, leases keep their grace, and holds keep theirs."""
+    """Leases keep their grace, and holds keep theirs."""
     seconds_pass(held, 100.0)
-    held.reap(expire_until=0.0)
+    held.reap()
     assert released(held) == []
 
 
 def test_holds_of_another_purpose_are_independent(held: Ledger) -> None:
     finish_groups(held, "e", purpose=Purpose.EVAL)
-    assert held.take(1, "e", HOLD_S, Purpose.EVAL)
+    assert take_groups(held, 1, "e", HOLD_S, Purpose.EVAL)
     seconds_pass(held, 100.0)
     assert released(held) == []
-    assert held.take(1, "f", HOLD_S, Purpose.EVAL) == []
-    held.extend_hold("e", HOLD_S)
+    assert take_groups(held, 1, "f", HOLD_S, Purpose.EVAL) == []
+    assert renew(held, "e", Purpose.EVAL)
 
 
 @pytest.mark.parametrize("by", [72.0, 86400.0, -72.0, -86400.0])
 def test_a_clock_that_jumps_costs_no_batch(held: Ledger, by: float) -> None:
     seconds_pass(held, by)
     assert released(held) == []
-    held.extend_hold("a", HOLD_S)
-    held.extend_hold("b", HOLD_S)
+    assert renew(held, "a")
+    assert renew(held, "b")
     assert released(held) == []
 
 
@@ -151,7 +155,7 @@ def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> No
     held.redis.hdel(held.keys.meta, "heard:train")
     held.redis.zadd(f"{held.keys.prefix}held:train", {"a": 1, "b": 1})
     assert released(held) == []
-    held.extend_hold("a", HOLD_S)
+    assert renew(held, "a")
     seconds_pass(held, 4.0)
     assert released(held) == []
     seconds_pass(held, 4.0)
@@ -161,14 +165,12 @@ def test_holds_are_extended_when_the_last_contact_is_unknown(held: Ledger) -> No
 def test_a_deleted_run_stays_deleted(held: Ledger) -> None:
     DeadLetters(held.redis, "r").forget_run()
     assert take(held, "x") == []
-    held.reap(expire_until=inf)
+    held.reap()
     assert not list(held.redis.scan_iter("*{r}*"))
 
 
-class UnreachableLedger:
-    """A ledger whose first calls fail, and for which the token `lost` is not held."""
-
-    run = "r"
+class Renewals:
+    """Renewals of which the first ones fail, and for which the token `lost` is not held."""
 
     def __init__(self, error: Exception, failures: int) -> None:
         self.error = error
@@ -176,24 +178,24 @@ class UnreachableLedger:
         self.renewed: list[str] = []
         self.reached = threading.Event()
 
-    def extend_hold(self, token: str, hold_s: float) -> None:
+    def __call__(self, tokens: Sequence[str]) -> list[str]:
         self.failures -= 1
         if self.failures >= 0:
             raise self.error
-        self.renewed.append(token)
-        if token == "lost":
-            raise NotHeld("gone")
-        self.reached.set()
+        self.renewed += tokens
+        if "lost" not in tokens:
+            self.reached.set()
+        return [token for token in tokens if token == "lost"]
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError("refused"), Unwritable("run r: extend: READONLY")])
+@pytest.mark.parametrize("error", [redis.ConnectionError("refused"), Unwritable("run r: renew_holds: READONLY")])
 def test_a_consumer_that_cannot_renew_tries_again_soon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    monkeypatch.setattr(consumer, "RENEW_RETRY_S", 0.01)
+    monkeypatch.setattr(hold_renewal, "RENEW_RETRY_S", 0.01)
     waits: list[float] = []
-    ledger: Any = UnreachableLedger(error, 4)
-    holds = HoldRenewal(ledger, 60.0)
+    renewals = Renewals(error, 4)
+    holds = HoldRenewal(renewals, 60.0)
     stopped = holds._stop.wait
 
     def wait(seconds: float) -> bool:
@@ -202,21 +204,21 @@ def test_a_consumer_that_cannot_renew_tries_again_soon(
 
     monkeypatch.setattr(holds._stop, "wait", wait)
     with caplog.at_level(logging.WARNING, "rollq"):
-        holds.add("t", 1)
-        assert ledger.reached.wait(60)
+        holds.set("t", 1)
+        assert renewals.reached.wait(60)
     holds.close()
     assert waits[:5] == [20.0, 0.01, 0.01, 0.01, 0.01]
     assert waits[5:6] in ([], [20.0])
-    assert len([record for record in caplog.records if "cannot renew a hold" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot renew holds" in record.message]) == 1
 
 
-def test_a_lost_hold_is_renewed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger: Any = UnreachableLedger(ConnectionError("away"), 2)
-    holds = HoldRenewal(ledger, hold_s=0.05)
-    holds.add("lost", 3)
-    holds.add("kept", 2)
-    assert ledger.reached.wait(60)
+def test_a_lost_hold_is_renewed_no_more() -> None:
+    renewals = Renewals(ConnectionError("away"), 2)
+    holds = HoldRenewal(renewals, hold_s=0.05)
+    holds.set("lost", 3)
+    holds.set("kept", 2)
+    assert renewals.reached.wait(60)
     holds.drop("kept")
     assert holds.groups == 0
     holds.close()
-    assert ledger.renewed.count("lost") == 1
+    assert renewals.renewed.count("lost") == 1

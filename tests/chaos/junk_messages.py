@@ -1,4 +1,4 @@
-"""Messages that do not belong on the queue, and a second message for every job."""
+"""Messages that do not belong on the queue, a second message for every job, and a rate limit for all workers."""
 
 import json
 
@@ -38,4 +38,7 @@ def send_junk_messages(run: FaultRun) -> int:
         for args in (*WRONG, *jobs):
             app.send_task("rollq.play", args=args, queue=QUEUE)
         app.send_task("no.such.task", args=[1], queue=QUEUE)
-    return len(JUNK) + 2 + len(WRONG) + len(jobs)
+        for unwanted in ({"countdown": 3600}, {"expires": 3600}, {"link": app.signature("no.such.task")}):
+            app.send_task("rollq.play", args=jobs[0], queue=QUEUE, **unwanted)
+        app.control.rate_limit("rollq.play", "1/h")
+    return len(JUNK) + 6 + len(WRONG) + len(jobs)

@@ -65,6 +65,30 @@ def slow(run: FaultRun) -> None:
     run.check_no_failures()
 
 
+@row("redis-silent")
+def silent(run: FaultRun) -> None:
+    """Every connection dies in silence, for good, and only new ones work: once under load, once with idle workers."""
+    workers = run.start_processes(latency=0.3, workers=(8, 4), redis_proxy=True)
+    run.expect_jobs("shop", range(12), 3)
+    run.run_command(*run.submit_command(0, 11, 3))
+    run.wait_for_progress()
+    silence(run)
+    run.measure_recovery(run.progress(), "turns after a silence under load", 30)
+    run.wait_for_end()
+    silence(run)
+    since = time.monotonic()
+    run.expect_jobs("shop", range(12, 18), 3)
+    run.run_command(*run.submit_command(12, 17, 3, "--seal"))
+    run.measure_recovery(lambda: all(map(run.leases_of, workers)), "all idle workers to play again", 40, since)
+    run.check_no_failures()
+
+
+def silence(run: FaultRun) -> None:
+    """Silence every connection through the proxy."""
+    assert run.redis_proxy
+    run.count_fault("connections that died in silence", run.redis_proxy.silence(), 8)
+
+
 @row("redis-stop")
 def stop(run: FaultRun) -> None:
     """The server is frozen for longer than a lease. No worker could renew, so no lease may expire at once."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-import msgpack
 import redis
 
 from rollq.errors import ContractError, FailureClass, LedgerError, UnknownSchema, Unwritable
@@ -196,7 +195,7 @@ class LedgerReader:
     def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
         """What is left of a member of an acknowledged group; None when there is no such group or member."""
         _, sample = self.scripts.parse(job_id)
-        if record is None or sample >= msgpack.unpackb(record, raw=True)[1]:
+        if record is None or sample >= int(record.split(b" ", 2)[1]):
             return None
         return JobState(id=job_id, job=None, state=State.DONE, attempt=0, group_state="acked")
 

@@ -142,14 +142,17 @@ local function open_group(id)
   return group
 end
 
--- The record of an acknowledged group (settle.lua: shrink); nil when there is none.
+-- The record of an acknowledged group (settle.lua: shrink): 'seq size token dead,dead,... digests', the last as raw
+-- bytes. nil when there is none.
 local function acked_record(name)
   local key = typed('acked:' .. name, 'string')
   local packed = redis.call('GET', key)
   if not packed then return nil end
-  local well, got = pcall(cmsgpack.unpack, packed)
-  if not well or type(got) ~= 'table' or #got ~= 5 then damaged(key, 'is no record of an acknowledged group') end
-  return { seq = got[1], size = got[2], token = got[3], dead = got[4], digests = got[5] }
+  local seq, size, token, samples, digests = string.match(packed, '^(%d+) (%d+) (%S*) ([%d,]*) (.*)$')
+  if not seq then damaged(key, 'is no record of an acknowledged group') end
+  local dead = {}
+  for sample in string.gmatch(samples, '%d+') do dead[#dead + 1] = tonumber(sample) end
+  return { seq = tonumber(seq), size = tonumber(size), token = token, dead = dead, digests = digests }
 end
 
 -- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).

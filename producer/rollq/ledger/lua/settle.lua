@@ -95,7 +95,8 @@ local function shrink(group, token)
   redis.call('DEL', group.key)
   if not letters then redis.call('DEL', prefix .. 'prompts:' .. group.name) end
   local record = prefix .. 'acked:' .. group.name
-  redis.call('SET', record, cmsgpack.pack({ group.seq, group.size, token, dead, table.concat(digests) }))
+  redis.call('SET', record, table.concat({ group.seq, group.size, token, table.concat(dead, ','),
+    table.concat(digests) }, ' '))
   local keep_s = whole(field('run', 'keep_s'), 1, MOST)
   if keep_s then redis.call('EXPIRE', record, keep_s) end
 end

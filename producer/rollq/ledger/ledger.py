@@ -23,6 +23,7 @@ from rollq.errors import (
     JournalConflict,
     LedgerError,
     SettingsError,
+    UnknownSchema,
 )
 from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
@@ -248,6 +249,9 @@ class Ledger:
         lease = f"{attempt}#{token}"
         try:
             job = sample_of(body, job_id)
+        except UnknownSchema as e:  # of a group whose record does not say in which schema it is
+            self.release(job_id, lease)
+            return Refusal("schema", detail=str(e))
         except ContractError as e:
             self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))

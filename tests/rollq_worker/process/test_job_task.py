@@ -154,6 +154,14 @@ class TestRunsOfOthers:
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "schema 3" in errors[0] and "pgrade rollq" in errors[0]
 
+    def test_a_job_whose_group_does_not_say_its_schema(self, runner: JobRunner, ledger: Ledger) -> None:
+        job_id = submit(ledger)
+        ledger.redis.hdel(ledger.keys.group("g"), "schema")
+        ledger.redis.hset(ledger.keys.group("g"), "body", msgpack.packb([1, "job", "as it was"]))
+        assert runner.run(job_id) == {"stop": "refused: schema"}
+        stats = reader(ledger).stats()
+        assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
+
     def test_a_journal_of_a_newer_schema(
         self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -20,11 +20,16 @@ from rollq.client.client import Client
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.ledger.connection import connect
+from rollq.ledger.constants import EVAL, NEW
+from rollq.ledger.keys import QUEUE
+from rollq.ledger.replies import Publication
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play
 
 PASSWORD = "p%40ss%2Fword"
 """As an address holds it: percent-encoded."""
+AGAIN = Publication("r/g/0", QUEUE, NEW)
+"""A job that is published once more."""
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +99,11 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def use(url: str) -> None:
     """All that a producer and a trainer do, the broker included."""
     with Client(url, run="r") as client:
-        client.ledger.redis.delete("rollq")
+        client.ledger.redis.delete(QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW)))
         client.submit(group())
         publisher = Publisher(url)
-        assert publisher.publish(["r/g/0"]) == ["r/g/0"], publisher.error
-        assert publisher.backlog() == 3
+        assert publisher.publish([AGAIN]) == ["r/g/0"], publisher.error
+        assert publisher.backlog() == {QUEUE: 3}
         publisher.close()
         for sample in range(2):
             play(client.ledger, f"r/g/{sample}")
@@ -161,7 +166,7 @@ def test_an_unknown_authority_is_refused(tls_port: int) -> None:
     with pytest.raises(RollqError, match=r"(?i)certificate"):
         ping_redis(url)
     publisher = Publisher(url)
-    assert publisher.publish(["r/g/0"]) == []
+    assert publisher.publish([AGAIN]) == []
     assert publisher.error
     publisher.close()
 

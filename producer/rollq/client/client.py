@@ -17,6 +17,7 @@ from rollq.ledger.connection import connect, retry
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
+from rollq.ledger.durability import Durability
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import DeadLetter, JobState, Submission
@@ -42,20 +43,24 @@ class Client:
         broker_url: str | None = None,
         budgets: Mapping[FailureClass, int] | None = None,
         hold_s: float = HOLD_S,
+        durability: Durability | str = Durability.ASYNC,
     ) -> None:
-        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used.
+        """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used, to a cluster now.
 
         `budgets`: for each class, the number of failures that kills a job. The run's first submission fixes them; a
         later one with other budgets raises SettingsError. `hold_s`: a consumer that is silent for that many seconds
-        loses its batches. Raises SettingsError for a wrong address or value.
+        loses its batches. `durability`: where submissions, the seal and acknowledgements must be before their calls
+        return (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
         if not NAME.fullmatch(run):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
         if not 0 < hold_s < float("inf"):
             raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
+        if durability not in set(Durability):
+            raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self.ledger = Ledger(connect(settings.redis_url), run)
+        self.ledger = Ledger(connect(settings.redis_url), run, Durability(durability))
         self.reader = LedgerReader(self.ledger.redis, run)
         self.dead_letters = DeadLetters(self.ledger.redis, run)
         """Requeue, discard and cancel jobs; forget the run."""

@@ -12,6 +12,7 @@ from rollq.client.client import Client
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.connection import CONNECTION_ERRORS, check_redis, connect
+from rollq.ledger.durability import Durability
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.settings import Settings
 from rollq.urls import mask_url
@@ -74,7 +75,13 @@ def open_client(
     ping_redis(found.redis_url)
     with (
         explain_lost_redis(found.redis_url),
-        Client(found.redis_url, run=run, broker_url=found.broker_url, budgets=budgets) as connected,
+        Client(
+            found.redis_url,
+            run=run,
+            broker_url=found.broker_url,
+            budgets=budgets,
+            durability=getattr(args, "durability", Durability.ASYNC),
+        ) as connected,
     ):
         if warn and (wrong := check_redis(connected.ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollq.job import NAME, Purpose
+from rollq.ledger.durability import Durability
 from rollq.urls import mask_url
 
 if TYPE_CHECKING:
@@ -112,6 +113,17 @@ def add_purpose(parser: argparse.ArgumentParser, help: str) -> None:
 def add_redis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis", metavar="URL", help="address of the run's Redis (ROLLQ_REDIS_URL, else redis://127.0.0.1:6379/0)"
+    )
+
+
+def add_durability(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--durability",
+        type=Durability,
+        choices=list(Durability),
+        default=Durability.ASYNC,
+        help="where what is submitted or acknowledged must be first: in Redis's memory, on a replica, or on its disk"
+        " (%(default)s)",
     )
 
 

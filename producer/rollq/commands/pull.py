@@ -12,7 +12,17 @@ from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.waits import explain
 from rollq.commands.connect import open_client
-from rollq.commands.flags import Commands, add_json, add_out, add_purpose, add_redis, add_run, add_timeout, whole
+from rollq.commands.flags import (
+    Commands,
+    add_durability,
+    add_json,
+    add_out,
+    add_purpose,
+    add_redis,
+    add_run,
+    add_timeout,
+    whole,
+)
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout
@@ -43,6 +53,7 @@ def add(commands: Commands) -> None:
         "--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again a minute later"
     )
     add_redis(parser)
+    add_durability(parser)
     add_json(
         parser,
         "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops;"

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 from rollq.commands import job_flags, run_file
 from rollq.commands.connect import open_client
-from rollq.commands.flags import Commands, add_broker, add_json, add_purpose, add_redis, add_run, number, whole
+from rollq.commands.flags import (
+    Commands,
+    add_broker,
+    add_durability,
+    add_json,
+    add_purpose,
+    add_redis,
+    add_run,
+    number,
+    whole,
+)
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose
@@ -29,6 +39,7 @@ def add(commands: Commands) -> None:
     _add_groups(parser)
     _add_order(parser)
     add_redis(parser)
+    add_durability(parser)
     add_broker(parser)
     add_json(
         parser, "end stdout with one JSON object: run, groups, size, new, known, acked, sealed, with --refill: refilled"

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
             f"port {args.port} of {embedded_redis.HOST} is in use (by another Redis?); choose another --port"
         )
     embedded_redis.lock(folder)
+    embedded_redis.mend(folder)
     print(f"redis://{embedded_redis.HOST}:{args.port}/0  data in {folder}, Ctrl-C stops it", flush=True)
     sys.stderr.flush()
     os.execv(command[0], command)

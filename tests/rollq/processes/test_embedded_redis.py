@@ -94,3 +94,26 @@ def test_a_folder_that_cannot_be_made_is_a_settings_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="cannot keep Redis data"):
         embedded_redis.lock(tmp_path / "file" / "folder")
+
+
+def test_half_a_transaction_is_never_carried_out(tmp_path: Path) -> None:
+    """A power cut tore it. Redis 6.2 alone would carry it out at the second start after that."""
+    with EmbeddedRedis(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        client.set("a", "1")
+        client.eval("redis.call('SET', 'b', '1') redis.call('SET', 'c', '1')", 0)
+        server.child.stop()
+    [file] = [*tmp_path.glob("appendonlydir/*.incr.aof"), *tmp_path.glob("appendonly.aof")]
+    os.truncate(file, file.read_bytes().index(b"\r\nc\r\n"))
+    for number in range(2):
+        with EmbeddedRedis(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+            assert set(client.keys("[abc]")) == {b"a"}
+            client.eval(
+                "redis.call('SET', KEYS[1], '1') redis.call('SET', KEYS[2], '1')", 2, f"d{number}", f"e{number}"
+            )
+
+
+def test_a_file_that_is_damaged_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "appendonly.aof").write_bytes(b"junk that Redis never wrote\r\n" * 3)
+    with pytest.raises(RollqError, match="redis ended early"):
+        EmbeddedRedis(tmp_path)
+    assert (tmp_path / "appendonly.aof").read_bytes() == b"junk that Redis never wrote\r\n" * 3

@@ -1,0 +1,358 @@
+"""What the ledger costs: time in scripts in small and large runs, bytes of a job, commands of workers, delivery.
+
+Real Redis, real workers, episodes of tau2:retail that a worker played before. Everything is told by the server itself
+(redis_meter.py). Exit code 1 when a script is slower in a large run, a job keeps too much, a turn takes more than one
+script call and a half, or a finished group is not handed out at once.
+
+    python benchmarks/bench_ledger.py [--jobs N ...] [--million] [--json]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import redis
+from ledger_load import SIZE, Episode, Load
+from processes import START_S, Processes
+from redis_meter import RedisMeter
+from tables import table
+
+from rollq.client.client import Client
+from rollq.client.consumer import Consumer
+from rollq.errors import PullTimeout
+from rollq.job import Job
+from rollq.processes.embedded_redis import EmbeddedRedis
+from rollq.trajectory import Trajectory
+
+ENV, SPLIT = "tau2:retail", "train"
+TURNS, TOKENS = 8, 7000
+"""The recorded episode that is nearest to this is the one that is played again."""
+TASKS, CONCURRENCY = 24, 16
+SMALL, LARGE = 16, (10_000, 100_000)
+"""Jobs in the runs."""
+MILLION = 1_000_000
+UNITS = 30
+"""Groups that are measured in each run."""
+AT_REST = 50
+"""Groups of which the bytes are measured."""
+DELIVERIES = 40
+IDLE_S = 8.0
+FINISHED_RUNS = 200
+MAX_GROWTH = 3.0
+"""The script time of an operation in the largest run, over that in the smallest."""
+MAX_OF_BLOBS = 0.75
+"""The bytes of a running job, over those of its encoded events."""
+MAX_OF_QUEUED = 0.2
+"""The bytes of an acknowledged job, over those of a queued one."""
+MAX_SCRIPTS_A_TURN = 1.5
+MAX_OF_IDLE = 2.0
+"""The commands of idle workers beside many finished runs, over those in an empty Redis."""
+MAX_OF_WAKE = 20.0
+"""The median delivery, over the median time that Redis takes to wake a client that waits for a list."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=list(LARGE), metavar="N", help="jobs in the large runs")
+    parser.add_argument("--million", action="store_true", help="also a run of 1,000,000 jobs (4 GB, half an hour)")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args(argv)
+    result: dict[str, Any] = {}
+    with Processes() as processes:
+        result["workers"], episode = measure_workers(processes)
+    result["episode"] = {"turns": episode.turns, "tokens": episode.tokens, "bytes": sum(map(len, episode.blobs()))}
+    result["bytes"] = measure_bytes(episode)
+    result["delivery"] = measure_delivery(episode)
+    sizes = [SMALL, *args.jobs, *([MILLION] if args.million else [])]
+    result["script_us"] = {str(jobs): measure_scripts(episode, jobs) for jobs in sizes}
+    report(result)
+    if args.json:
+        print(json.dumps(result))
+    wrong = judge(result)
+    for why in wrong:
+        print(why, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+# -- workers: commands a turn, and when there is nothing to do
+
+
+def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
+    """Two workers. Returns also the episode that is played again in the other parts."""
+    engine_url, redis_url = processes.engine(ENV, None), processes.redis()
+    workers = [processes.worker(redis_url, engine_url, CONCURRENCY, None) for _ in range(2)]
+    meter = RedisMeter(redis_url)
+    idle, _ = watch_idle(meter)
+    with Client(redis_url, run="played") as client:
+        with meter.commands() as count:
+            client.submit(Job(env=ENV, split=SPLIT, task=task, size=2) for task in range(TASKS // 2))
+            client.seal()
+            until = time.monotonic() + START_S
+            while client.stats()["done"] < TASKS:  # one script call each, which is little beside the workers' own
+                time.sleep(1.0)
+                if time.monotonic() > until:
+                    sys.exit(f"the workers have not finished: {client.stats()}")
+        played: list[Trajectory] = []
+        for batch in client.batches(groups=1):
+            played += batch.trajectories
+            batch.ack()
+    finish_runs(redis_url, FINISHED_RUNS, Episode(played[0]))
+    time.sleep(7.0)  # until the workers have seen that they are over
+    idle_after, connections = watch_idle(meter)
+    meter.close()
+    for worker in workers:
+        worker.stop()
+    turns = sum(one.turns for one in played)
+    numbers = {
+        "turns": turns,
+        "scripts_a_turn": count.scripts / turns,
+        "commands_a_turn": count.total / turns,
+        "idle_commands_a_second": idle,
+        "idle_with_finished_runs": idle_after,
+        "idle_connections_a_second": connections,
+    }
+    return numbers, Episode(min(played, key=lambda one: abs(len(one.tokens) - TOKENS) / 500 + abs(one.turns - TURNS)))
+
+
+def finish_runs(url: str, runs: int, episode: Episode) -> None:
+    """Runs that are sealed, played and acknowledged."""
+    for number in range(runs):
+        load = Load(url, f"finished-{number}", episode)
+        for job_id in load.submit(load.group()):
+            load.play(job_id, load.short)
+        load.ledger.seal()
+        load.close()
+        with Client(url, run=load.ledger.run) as client:
+            for batch in client.batches(groups=1):
+                batch.ack()
+
+
+def watch_idle(meter: RedisMeter) -> tuple[float, float]:
+    """Commands and new connections a second."""
+    connections = meter.connections()
+    with meter.commands() as count:
+        time.sleep(IDLE_S)
+    return count.total / IDLE_S, (meter.connections() - connections - 1) / IDLE_S  # one of them is the count's own
+
+
+# -- bytes at rest
+
+
+def measure_bytes(episode: Episode) -> dict[str, float]:
+    """Bytes a job adds to Redis: queued, then with all its turns but the end, then done, then acknowledged."""
+    with EmbeddedRedis() as server:
+        load, meter = Load(server.url, "bytes", episode), RedisMeter(server.url)
+        play_one_group(load)
+        jobs, empty, found = AT_REST * SIZE, meter.memory(), {}
+        ids = [job_id for group in load.fresh(AT_REST) for job_id in group]
+        found["queued"] = (meter.memory() - empty) / jobs
+        claims = [load.claim(job_id) for job_id in ids]
+        for claim in claims:
+            load.append(claim, load.blobs[:-1])
+        found["running"] = (meter.memory() - empty) / jobs
+        for claim in claims:
+            load.complete(claim, load.blobs)
+        found["done"] = (meter.memory() - empty) / jobs
+        acknowledge(load, AT_REST)
+        time.sleep(0.5)  # Redis gives the buffers of a long reply back
+        found["acknowledged"] = (meter.memory() - empty) / jobs
+        meter.close()
+        load.close()
+    return found
+
+
+def play_one_group(load: Load) -> None:
+    """Every script is loaded, every connection open and every index there."""
+    for job_id in load.submit(load.group()):
+        load.play(job_id, load.blobs)
+    acknowledge(load, 1)
+
+
+def acknowledge(load: Load, groups: int) -> None:
+    with Client(load.url, run=load.ledger.run) as client, client.consumer() as consumer:
+        for _ in range(groups):
+            batch = consumer.next(1, timeout=60)
+            assert batch
+            batch.ack()
+
+
+# -- delivery
+
+
+def measure_delivery(episode: Episode) -> dict[str, float]:
+    """Milliseconds from the last member's end to the batch, beside a bare BLPOP, and what an idle consumer sends."""
+    with EmbeddedRedis() as server:
+        wakes = deliver(blpop(server.url), push(server.url))
+        load, meter = Load(server.url, "delivery", episode), RedisMeter(server.url)
+        play_one_group(load)
+        with Client(server.url, run="delivery") as client, client.consumer() as consumer:
+            took = deliver(batches(consumer), groups(load))
+            with meter.commands() as count, suppress(PullTimeout):
+                consumer.next(1, timeout=IDLE_S)
+        meter.close()
+        load.close()
+    return {
+        "p50_ms": statistics.median(took) * 1000,
+        "p99_ms": sorted(took)[int(len(took) * 0.99)] * 1000,
+        "blpop_p50_ms": statistics.median(wakes) * 1000,
+        "idle_consumer_commands_a_second": count.total / IDLE_S,
+    }
+
+
+def deliver(receive: Iterator[object], send: Iterator[Callable[[], object]]) -> list[float]:
+    """Seconds from the call of each thing in `send` until a thread that waits for it has the next of `receive`."""
+    sent: list[float] = []
+    received: list[float] = []
+
+    def take() -> None:
+        for _ in range(DELIVERIES):
+            next(receive)
+            received.append(time.perf_counter())
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    for _ in range(DELIVERIES):
+        time.sleep(random.uniform(0.2, 1.0))
+        act = next(send)
+        sent.append(time.perf_counter())
+        act()
+        while len(received) < len(sent):
+            time.sleep(0.001)
+    thread.join(60)
+    return [end - begin for begin, end in zip(sent, received, strict=True)]
+
+
+def blpop(url: str) -> Iterator[object]:
+    client: Any = redis.Redis.from_url(url)
+    while True:
+        yield client.blpop(["bench:wake"], timeout=60)
+
+
+def push(url: str) -> Iterator[Callable[[], object]]:
+    client: Any = redis.Redis.from_url(url)
+    while True:
+        yield partial(client.lpush, "bench:wake", 1)
+
+
+def batches(consumer: Consumer) -> Iterator[object]:
+    while batch := consumer.next(1, timeout=60):
+        yield batch
+        batch.ack()
+
+
+def groups(load: Load) -> Iterator[Callable[[], object]]:
+    """Each group is played up to its last member's end, which is yielded."""
+    while True:
+        *others, last = load.submit(load.group())
+        for job_id in others:
+            load.play(job_id, load.short)
+        claim = load.claim(last)
+        load.append(claim, load.short[:-1])
+        yield partial(load.complete, claim, load.short)
+
+
+# -- script time
+
+
+def measure_scripts(episode: Episode, jobs: int) -> dict[str, float]:
+    """Median microseconds in scripts of each operation in a run of that many jobs, and the bytes of such a run."""
+    with EmbeddedRedis() as server:
+        meter = RedisMeter(server.url)
+        if jobs > 1000:
+            load = Load(server.url, "large", episode)
+            play_one_group(load)
+            empty = meter.memory()
+            load.fill(jobs)
+            found = {"bytes_a_job": (meter.memory() - empty) / jobs}
+            loads = [load] * UNITS
+        else:  # a new run each time, or it would grow
+            loads, found = [Load(server.url, f"small-{n}", episode) for n in range(UNITS + 1)], {}
+            play_one_group(loads.pop())  # Redis has compiled the scripts
+            for load in loads:
+                load.fill(jobs)
+        units = [measure_operations(load, meter) for load in loads]
+        meter.close()
+        for load in set(loads):
+            load.close()
+    return found | {name: statistics.median(unit[name] for unit in units) for name in units[0]}
+
+
+def measure_operations(load: Load, meter: RedisMeter) -> dict[str, float]:
+    """One group, from its submission to its acknowledgement: microseconds in scripts, for one call of each."""
+    us: dict[str, float] = {}
+
+    def timed(name: str, calls: int, call: Callable[[], Any]) -> Any:
+        before = meter.script_us()
+        got = call()
+        us[name] = (meter.script_us() - before) / calls
+        return got
+
+    ids = timed("submit", 1, lambda: load.submit(load.group()))
+    claims = timed("claim", SIZE, lambda: [load.claim(job_id) for job_id in ids])
+    for claim in claims:
+        load.append(claim, load.blobs[:2])
+    timed("append", SIZE, lambda: [load.append(claim, load.blobs[2:4], 2) for claim in claims])
+    for claim in claims:
+        load.append(claim, load.blobs[4:-1], 4)
+    timed("complete", SIZE, lambda: [load.complete(claim, load.blobs) for claim in claims])
+    with Client(load.url, run=load.ledger.run) as client, client.consumer() as consumer:
+        batch = timed("take", 1, lambda: consumer.next(1, timeout=60))
+        timed("ack", 1, batch.ack)
+    return us
+
+
+# -- the report
+
+
+def report(result: dict[str, Any]) -> None:
+    episode, workers, delivery = result["episode"], result["workers"], result["delivery"]
+    print(
+        f"an episode of {episode['turns']} turns and {episode['tokens']:,} tokens, {episode['bytes']:,} bytes encoded\n"
+    )
+    print(table(["a job at rest", "bytes"], [[name, f"{value:,.0f}"] for name, value in result["bytes"].items()]))
+    sizes = list(result["script_us"])
+    base = result["script_us"][sizes[0]]
+    rows = [
+        [name, f"{base[name]:.0f}", *(f"{result['script_us'][size][name] / base[name]:.2f}" for size in sizes[1:])]
+        for name in base
+    ]
+    print("\nscript time: microseconds, and how many times that in larger runs")
+    print(table(["", f"{sizes[0]} jobs", *(f"{int(size):,}" for size in sizes[1:])], rows))
+    print("\ntwo workers")
+    print(table(["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in workers.items()]))
+    print("\ndelivery")
+    print(table(["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in delivery.items()]))
+
+
+def judge(result: dict[str, Any]) -> list[str]:
+    """What is beyond its bound."""
+    sizes, wrong = list(result["script_us"].values()), []
+    for name, value in sizes[0].items():
+        if (growth := sizes[-1][name] / value) > MAX_GROWTH:
+            wrong.append(f"{name} takes {growth:.1f} times as long in the largest run")
+    used, workers, delivery = result["bytes"], result["workers"], result["delivery"]
+    idle = workers["idle_commands_a_second"]
+    checks = [
+        ("bytes of a running job / of its events", used["running"] / result["episode"]["bytes"], MAX_OF_BLOBS),
+        ("bytes of an acknowledged job / of a queued one", used["acknowledged"] / used["queued"], MAX_OF_QUEUED),
+        ("script calls a turn", workers["scripts_a_turn"], MAX_SCRIPTS_A_TURN),
+        ("delivery / BLPOP", delivery["p50_ms"] / delivery["blpop_p50_ms"], MAX_OF_WAKE),
+        (
+            "idle with finished runs / without",
+            workers["idle_with_finished_runs"] / workers["idle_commands_a_second"],
+            2,
+        ),
+    ]
+    return wrong + [f"{what}: {value:.2f}, more than {most:g}" for what, value, most in checks if value > most]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Addresses of several servers: what they say, what is wrong with them, and what Celery makes of them."""
+
+import pytest
+from kombu import Connection
+
+from rollq.errors import SettingsError
+from rollq.ledger.cluster import ClusterClient
+from rollq.ledger.connection import connect
+from rollq.settings import Settings
+from rollq.urls import broker_options, check_url, mask_url, parse_servers
+
+SENTINELS = "sentinel://rollq:p%40ss@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=other"
+
+
+def test_an_address_of_sentinels() -> None:
+    found = parse_servers(SENTINELS)
+    assert found.hosts == (("h1", 26379), ("h2", 26380), ("::1", 26381))
+    assert (found.username, found.password, found.database) == ("rollq", "p@ss", 3)
+    assert found.sentinel_login == {"password": "other"}
+    assert not found.tls
+
+
+def test_an_address_of_a_cluster() -> None:
+    found = parse_servers("cluster://:secret@h1:7000,h2?ssl=true&ssl_ca_certs=/a b")
+    assert found.hosts == (("h1", 7000), ("h2", 6379))
+    assert (found.username, found.password, found.tls) == (None, "secret", True)
+    assert found.tls_options == "ssl_ca_certs=/a%20b"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://h1:26379/0",  # no service
+        "sentinel://h1:26379/name?service=x",
+        "sentinel://h1:0/0?service=x",
+        "sentinel://h1:99999/0?service=x",
+        "sentinel://h1:26379,/0?service=x",
+        "sentinel:///0?service=x",
+        "sentinel://h1/0?service=x&sentinel_pasword=y",
+        "cluster://",
+        "cluster://h1:7000/1",  # a cluster has one database
+        "cluster://h1:7000?service=x",
+    ],
+)
+def test_what_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"expected (sentinel|cluster)://"):
+        check_url(url)
+
+
+def test_no_password_is_shown() -> None:
+    masked = mask_url(SENTINELS)
+    assert masked == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"
+    with pytest.raises(SettingsError) as caught:
+        check_url("sentinel://:secret@h1/x?service=y&sentinel_password=hidden")
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_what_celery_makes_of_sentinels() -> None:
+    address, options = broker_options(SENTINELS)
+    assert options["master_name"] == "ledger"
+    assert options["sentinel_kwargs"]["password"] == "other"
+    with Connection(address, transport_options=options) as connection:
+        assert (connection.userid, connection.password, connection.virtual_host) == ("rollq", "p@ss", "3")
+        assert connection.alt == [
+            f"sentinel://rollq:p%40ss@{host}/3" for host in ("h1:26379", "h2:26380", "[::1]:26381")
+        ]
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "rediss://h/0", "amqp://h", "sentinel://a;sentinel://b"])
+def test_other_brokers_stay_as_they_are(url: str) -> None:
+    assert broker_options(url) == (url, {})
+
+
+def test_celery_needs_one_server_without_tls_to_others() -> None:
+    with pytest.raises(SettingsError, match="ROLLQ_BROKER_URL"):
+        broker_options("cluster://h")
+    with pytest.raises(SettingsError, match="no TLS to servers behind Sentinels"):
+        broker_options("sentinel://h/0?service=x&ssl=true")
+
+
+def test_a_cluster_needs_a_broker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_REDIS_URL", "cluster://h1,h2")
+    with pytest.raises(SettingsError, match="ROLLQ_BROKER_URL"):
+        Settings.from_env()
+    assert Settings.from_env(broker_url="redis://b").redis_url == "cluster://h1,h2"
+    monkeypatch.setenv("ROLLQ_BROKER_URL", "sentinel://h/0?service=x")
+    assert Settings.from_env().broker_url == "sentinel://h/0?service=x"
+
+
+def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect("sentinel://h/0?service=x&ssl=true&ssl_ca_certs=/ca&ssl_check_hostname=false") as client:
+        pool = client.connection_pool
+        for options in (pool.connection_kwargs, pool.sentinel_manager.sentinel_kwargs):
+            assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("/ca", False)
+        assert "SSL" in pool.connection_class.__name__
+    given = {}
+    monkeypatch.setattr(ClusterClient, "__init__", lambda self, hosts, **options: given.update(options))
+    monkeypatch.setattr(ClusterClient, "__del__", lambda self: None)
+    connect("cluster://h?ssl=true&ssl_ca_certs=/ca")
+    assert (given["ssl"], given["ssl_ca_certs"]) == (True, "/ca")

@@ -37,8 +37,8 @@ BLOCK_S = 4.0
 LOOK_S = 3.0
 """Seconds between two looks while another consumer's groups may come back. Less than constants.OUTAGE_S, so that a
 waiting consumer shows that Redis is there."""
-IDLE_S = 20.0
-"""Seconds between two looks otherwise, in case that a wake-up was lost."""
+IDLE_S = 45.0
+"""Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
 EXHAUSTED_S = 5.0
 """Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
 

@@ -1,0 +1,149 @@
+"""A named consumer and its successors: whoever opens the name goes on with the same batches, after the last step that
+its checkpoint holds."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rollq import Batch, Client
+from rollq.errors import ContractError, LedgerError, NotHeld
+from rollq.job import Purpose
+from tests.rollq.groups import end_holds, finish_groups, take
+from tests.rollq.samples import group, is_over
+from tests.waiting import until
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def names(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return [found.id for found in batch.groups]
+
+
+def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Client) -> None:
+    finish_groups(client.ledger, *"abcdefg")
+    first = client.consumer(name="trainer")
+    assert [names(first.next(2)), names(first.next(1)), names(first.next(2))] == [["a", "b"], ["c"], ["d", "e"]]
+    first.ack(up_to=0)
+    second = client.consumer(name="trainer")
+    batches = [second.next(9), second.next(9), second.next(2)]
+    assert [names(batch) for batch in batches] == [["c"], ["d", "e"], ["f", "g"]]
+    assert [batch.step for batch in batches] == [1, 2, 3]
+    assert [found.redelivered for batch in batches for found in batch.groups] == [True, True, True, False, False]
+    second.ack(up_to=3)
+    stats = client.stats()
+    assert (stats["groups_acked"], stats["duplicates"], stats["redelivered"]) == (7, 0, 3)
+
+
+def test_a_trainer_that_restarts_from_a_checkpoint_gets_what_it_trained_on_after_it(client: Client) -> None:
+    finish_groups(client.ledger, *"abcdef", seal=True)
+    first = client.consumer(name="trainer")
+    for _ in range(3):
+        first.next(2)
+    again = list(client.batches(2, name="trainer", step=0))
+    assert [(batch.step, names(batch)) for batch in again] == [(1, ["c", "d"]), (2, ["e", "f"])]
+    assert client.stats()["groups_acked"] == 2
+    assert (client.delivered, client.duplicates) == (0, 8)
+    assert list(client.batches(2, name="trainer", step=2)) == []
+    assert is_over(client.ledger)
+
+
+def test_the_process_before_is_fenced(client: Client) -> None:
+    finish_groups(client.ledger, *"abc")
+    first = client.consumer(name="trainer")
+    batch = first.next(1)
+    second = client.consumer(name="trainer")
+    for act in (lambda: first.ack(0), batch.ack, lambda: batch.skip("a", "no"), lambda: first.next(1)):
+        with pytest.raises(NotHeld, match="another process has opened consumer 'trainer'"):
+            act()
+    assert names(second.next(1)) == ["a"]
+    assert client.stats()["groups_acked"] == 0
+
+
+def test_a_predecessor_that_waits_finds_out_at_once(client: Client) -> None:
+    client.submit(group("a"))
+    said: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            client.consumer(name="trainer").next(1)
+        except NotHeld as e:
+            said.append(e)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    until(lambda: client.ledger.redis.exists(f"{client.ledger.keys.prefix}waiting:train"))
+    client.consumer(name="trainer")
+    thread.join(60)
+    assert len(said) == 1
+
+
+def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Client) -> None:
+    finish_groups(client.ledger, *"ab")
+    first = client.consumer(name="trainer")
+    first.next(1)
+    first.next(1).ack()
+    with pytest.raises(LedgerError, match="acknowledged up to step 1, so the batches after step 0 cannot come again"):
+        client.consumer(name="trainer", step=0)
+    assert names(client.consumer(name="trainer").next(1)) == ["a"]
+    client.consumer(name="trainer", step=1)
+    assert client.stats()["groups_acked"] == 2
+
+
+def test_a_checkpoint_newer_than_the_ledger_counts_on(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Redis has lost its last writes, or the run is a new one."""
+    finish_groups(client.ledger, *"ab")
+    assert client.consumer(name="new", step=41).next(1).step == 42
+    assert not caplog.records
+    client.consumer(name="trainer").next(1)
+    assert client.consumer(name="trainer", step=7)._step == 8
+    assert "lost its last writes" in caplog.text
+
+
+def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client) -> None:
+    finish_groups(client.ledger, *"ab")
+    first, redis = client.consumer(name="trainer"), client.ledger.redis
+    record = f"{client.ledger.keys.prefix}consumer:train:trainer"
+    before = redis.dump(record)
+    second = client.consumer(name="trainer")
+    redis.restore(record, 0, before, replace=True)
+    assert names(second.next(1)) == ["a"]
+    with pytest.raises(NotHeld):
+        first.next(1)
+    redis.delete(record)
+    assert names(second.next(1)) == ["b"]
+
+
+def test_holds_that_ran_out_go_to_others_only_when_they_ask(client: Client) -> None:
+    finish_groups(client.ledger, *"abcd")
+    first = client.consumer(name="trainer")
+    first.next(1)
+    first.next(1)
+    first.next(1)
+    end_holds(client.ledger, "a", "b", "c")
+    second = client.consumer(name="trainer")
+    assert names(second.next(1)) == ["a"]  # nobody asked meanwhile
+    end_holds(client.ledger, "a", "b")
+    assert [found.id for found in take(client.ledger, 2, "other/0")] == ["a", "b"]
+    assert [names(second.next(1)), names(second.next(1))] == [["c"], ["d"]]
+
+
+def test_names_are_of_one_purpose(client: Client) -> None:
+    finish_groups(client.ledger, "e", purpose=Purpose.EVAL)
+    finish_groups(client.ledger, "t")
+    evaluation, training = client.consumer(Purpose.EVAL, name="n"), client.consumer(name="n")
+    assert (names(training.next(1)), names(evaluation.next(1))) == (["t"], ["e"])
+    evaluation.ack(up_to=0)
+    training.ack(up_to=0)
+    assert client.stats()["groups_acked"] == 2
+
+
+@pytest.mark.parametrize("how", [{"step": 1}, {"name": "n", "step": -1}, {"name": "a/b"}, {"order": "random"}])
+def test_what_makes_no_consumer(client: Client, how: dict[str, object]) -> None:
+    with pytest.raises(ContractError):
+        client.consumer(**how)

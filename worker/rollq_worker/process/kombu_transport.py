@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 LOGGED_BYTES = 80
 """Number of bytes of a refused message that are logged."""
-WAIT_S = 6
+WAIT_S = 5
 """Seconds that Redis keeps a consumer waiting for a message before it answers that there is none. A message ends the
 wait at once."""
-CHECK_EVERY_S = 3
+CHECK_EVERY_S = 5
 """Seconds between two looks at whether that answer is overdue. It is after WAIT_S + CHECK_EVERY_S, so a silent
-connection is given up after 9 to 12 s."""
+connection is given up after 10 to 15 s, and a Redis that is slow is not."""
 OPTIONS = {
     # Messages are acknowledged early and the ledger publishes lost ones again: the copies that kombu would keep in
     # Redis would only cost.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
+
+import redis
 
 from rollq.job import Job, Purpose
 from rollq.ledger.ledger import Ledger
@@ -89,7 +92,8 @@ def is_over(ledger: Ledger, purpose: Purpose = Purpose.TRAIN) -> bool:
 
 def reap(ledger: Ledger) -> list[str]:
     """As a reaper does that was never cut off from Redis. Returns the jobs to publish."""
-    ledger.redis.hset(ledger.keys.meta, mapping={"beat": ledger.scripts.now(), "grace": 0})
+    with suppress(redis.ResponseError):  # Redis takes no writes, or the key is damaged
+        ledger.redis.hset(ledger.keys.meta, mapping={"beat": ledger.scripts.now(), "grace": 0})
     return [publication.job_id for publication in ledger.reap()]
 
 

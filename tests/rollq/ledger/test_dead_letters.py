@@ -59,7 +59,7 @@ class TestRequeue:
         again = claim(ledger, "r/g/0", "again")
         assert (again.attempt, again.set_aside, again.journal) == (3, True, 0)
         assert reader(ledger).journal("r/g/0", 2) == last
-        assert ledger.fail("r/g/0", "3#token", FailureClass.ENV, "x").status == "queued"  # its budget is whole again
+        assert ledger.fail("r/g/0", again.lease, FailureClass.ENV, "x").status == "queued"  # its budget is whole again
         play(ledger, "r/g/0")
         play(ledger, "r/g/1")
         (taken,) = take(ledger, 1, "t")
@@ -256,8 +256,8 @@ def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0
 
 
 def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, redis_url, "dead", "--run", "r") == "run r: no dead jobs\n"
     ledger.submit(group())
+    assert said(capsys, redis_url, "dead", "--run", "r") == "run r: no dead jobs\n"
     kill(ledger, "r/g/0", FailureClass.ENGINE)
     kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
     head, *rows = said(capsys, redis_url, "dead", "--run", "r").splitlines()

@@ -152,7 +152,8 @@ local function end_as_dead(id, why, time)
   if redis.call('TYPE', key)['ok'] ~= 'hash' then redis.call('DEL', key) end
   redis.call('HSET', key, 'state', 'dead', 'attempt', attempt, 'ended', attempt, 'ended_by', 'damage', 'class', 'job',
     'reason', why, 'fail:job', failures + 1)
-  redis.call('ZREM', prefix .. 'queued', id)
+  -- Redis's user of a trainer rejects jobs, and may not write to `queued`.
+  if redis.call('ZSCORE', prefix .. 'queued', id) then redis.call('ZREM', prefix .. 'queued', id) end
   for _, lease in ipairs(leases) do redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease) end
   redis.call('ZADD', prefix .. 'dead', time, id)
   count('failures:job')
@@ -176,8 +177,11 @@ local function drop_group(name, why, time)
     if field('job:' .. id, 'discarded') then discarded = discarded + 1 end
     size = size + 1
   end
+  local kept = {}
+  for _, of in ipairs({ 'body', 'schema', 'queue' }) do kept[of] = field('group:' .. name, of) end
   redis.call('DEL', key)
   if size == 0 then return end
+  for of, value in pairs(kept) do redis.call('HSET', key, of, value) end
   redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', size, 'purpose', purpose, 'done', ended.done,
     'dead', ended.dead, 'discarded', discarded, 'state', 'dropped', 'handed', 0)
   count('groups_dropped')

@@ -16,6 +16,7 @@ from rollq.client.celery_publisher import Publisher
 from rollq.client.client import Client
 from rollq.errors import LedgerError
 from rollq.ledger.connection import connect
+from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.live_workers import live_workers
 from rollq.ledger.replies import Publication
@@ -116,25 +117,31 @@ def test_what_no_user_may(server: Server, user: str, command: list[Any]) -> None
     assert REFUSED.search(str(caught.value)), caught.value
 
 
-def submitted(server: Server, run: str) -> None:
+def submitted(server: Server, run: str, groups: int = 1) -> None:
+    """Groups g0, g1, ... of two jobs."""
     with Client(server.url("producer"), run=run) as producer:
-        producer.submit(group(run=run))
+        for number in range(groups):
+            producer.submit(group(f"g{number}", run=run))
         publisher = Publisher(server.url("producer"))
-        assert publisher.publish([Publication(f"{run}/g/0", "rollq", 6)]), publisher.error
+        assert publisher.publish([Publication(f"{run}/g0/0", "rollq", 6)]), publisher.error
         publisher.close()
         producer.seal()
-        assert producer.stats()["submitted"] == 2
+        assert producer.stats()["submitted"] == 2 * groups
 
 
 def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis.Redis") -> None:
-    submitted(server, "taken")
-    for sample in range(2):
-        play(Ledger(worker, "taken"), f"taken/g/{sample}")
+    submitted(server, "taken", groups=2)
+    ledger = Ledger(worker, "taken")
+    for name in ("g0", "g1"):
+        for sample in range(2):
+            play(ledger, f"taken/{name}/{sample}")
+    worker.lset(ledger.keys.journal("taken/g0/0"), 1, "junk")
     with Client(server.url("trainer"), run="taken") as trainer:
         assert live_workers(trainer.ledger.redis) == []
         for batch in trainer.batches(1):
             batch.ack()
-        assert trainer.stats()["delivered"] == 2
+        stats = trainer.stats()
+    assert (stats["delivered"], stats["dead"], stats["groups_dropped"]) == (2, 1, 1)
 
 
 def test_a_trainer_has_nothing_to_do_with_the_broker(server: Server) -> None:
@@ -152,13 +159,16 @@ def test_a_trainer_cannot_submit(server: Server, worker: "redis.Redis") -> None:
     if not reads_are_apart():
         pytest.skip("Redis 6.2 has no keys that may only be read: there, a trainer can submit")
     submitted(server, "refused")
+    DeadLetters(worker, "refused").cancel("refused/g0/1")
     before = reader(Ledger(worker, "refused")).stats()
     with connect(server.url("trainer")) as trainer:
         for run in ("refused", "new"):
             with pytest.raises(LedgerError, match=REFUSED):
                 Ledger(trainer, run).submit(group("h", run=run))
-        with pytest.raises(LedgerError, match=REFUSED):
-            Ledger(trainer, "refused").republish("refused/g/0")
+        letters = DeadLetters(trainer, "refused")
+        for call in (lambda: letters.cancel("refused/g0/0"), lambda: letters.requeue("refused/g0/1")):
+            with pytest.raises(LedgerError, match=REFUSED):
+                call()
     assert reader(Ledger(worker, "refused")).stats() == before
 
 
@@ -181,7 +191,7 @@ def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:
         flower.llen("rollq")
         flower.llen("rollq\x06\x163")
         flower.pubsub().psubscribe("/0.celeryev/*")
-        for command in (["HGETALL", "rollq:{seen}:run"], ["RPOP", "rollq"], ["SMEMBERS", "rollq:runs"]):
+        for command in (["HGETALL", "rollq:{seen}:run"], ["SMEMBERS", "rollq:runs"]):
             with pytest.raises(redis.ResponseError, match=REFUSED):
                 flower.execute_command(*command)
 

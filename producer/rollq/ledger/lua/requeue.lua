@@ -16,11 +16,12 @@ local group = read_group(parse(id))
 if not body and redis.call('HEXISTS', group.key, 'body') == 0 then return { 'gone' } end
 if group.state ~= 'open' and group.state ~= 'dropped' then return { 'group', group.state } end
 
+-- First, because Redis refuses it to users that may not submit.
+redis.call('ZADD', prefix .. 'queued', at_once(group.seq), id)
 redis.call('ZREM', prefix .. 'dead', id)
 for class in pairs(constants.budgets) do redis.call('HDEL', job, 'fail:' .. class) end
 redis.call('HDEL', job, 'reach')
 redis.call('HSET', job, 'state', 'queued', 'not_before', 0, 'restart', 1, 'requeued', token, 'attempt', attempts(id))
-redis.call('ZADD', prefix .. 'queued', at_once(group.seq), id)
 redis.call('HSET', group.key, 'dead', math.max(0, group.dead - 1), 'state', 'open')
 redis.call('ZADD', prefix .. 'open:' .. group.purpose, group.seq, group.name)
 count('requeued')

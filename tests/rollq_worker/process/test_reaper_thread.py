@@ -72,6 +72,16 @@ def test_a_dead_reaper_is_replaced(client: "redis.Redis", monkeypatch: pytest.Mo
     assert client.hexists(WORKERS, "a")  # until its entry is too old
 
 
+def test_it_leaves_as_far_as_it_can(client: "redis.Redis", caplog: pytest.LogCaptureFixture) -> None:
+    reaper = Counted(client, "a")
+    reaper.turn()
+    client.delete(REAPER)
+    client.hset(REAPER, "junk", 1)
+    reaper.leave()
+    assert live_workers(client) == []
+    assert "not signed off: LedgerError: rollq:reaper" in caplog.text
+
+
 def test_it_outlives_everything_and_says_that_it_is_alive(
     client: "redis.Redis", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

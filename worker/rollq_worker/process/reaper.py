@@ -102,9 +102,12 @@ class Reaper:
             self._thread.join(timeout_s)
 
     def leave(self) -> None:
-        """Hand the role over and remove this worker from the live ones. Raises LedgerError."""
-        self._role.hand_over()
-        unregister(self.connection, self._name)
+        """Hand the role over and remove this worker from the live ones."""
+        for what in (self._role.hand_over, lambda: unregister(self.connection, self._name)):
+            try:
+                what()
+            except (RollqError, *CONNECTION_ERRORS) as e:  # both end by themselves
+                log.warning("reaper: not signed off: %s: %s", type(e).__name__, e)
 
     def _loop(self) -> None:
         while not self._stop.is_set():

@@ -9,7 +9,7 @@ import difflib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollq.errors import LedgerError
 from rollq.job import QUEUE, Purpose, parse_id
@@ -125,7 +125,7 @@ def _each_other(f: Facts) -> str:
         return ""
     return (
         f"a producer waits while {f.ahead} groups are unacknowledged ({_places(f)}), and a consumer waits for"
-        f" {f.wanted} groups before it acknowledges: acknowledge each batch before you ask for the next one, ask for"
+        f" {_groups(f.wanted)} before it acknowledges: acknowledge each batch before you ask for the next one, ask for"
         f" fewer groups, or submit with an `ahead` of at least {f.held + f.wanted}"
     )
 
@@ -146,7 +146,7 @@ def _unread(f: Facts) -> str:
 def _exhausted(f: Facts) -> str:
     if f.sealed or f.open or f.wanted <= f.ready:
         return ""
-    waits = f"a consumer waits for {f.wanted} groups, and no group is being played"
+    waits = f"a consumer waits for {_groups(f.wanted)}, and no group is being played"
     if not (f.ready or f.held) and f.elsewhere:
         other = Purpose.EVAL if f.purpose is Purpose.TRAIN else Purpose.TRAIN
         return f"{waits}: its groups are for {other}; ask for them with `--purpose {other}` or `purpose=`"
@@ -156,8 +156,8 @@ def _exhausted(f: Facts) -> str:
     dead = f"`rollq dead --run {f.run}` says why groups were dropped, and `rollq requeue` plays them again. "
     return (
         f"{counts}. {dead if f.dropped else ''}Submit more jobs{f', ask for at most {f.ready}' if f.ready else ''}, or"
-        " seal the run if no more come (`--seal`, `Client.seal()`): repeat the producer's line when it was sealed"
-        " before, because Redis has lost the seal"
+        " seal the run if no more come (`--seal`, `Client.seal()`). If it was sealed, Redis has lost the seal: repeat"
+        " the producer's line"
     )
 
 
@@ -165,8 +165,8 @@ def _another_consumer(f: Facts) -> str:
     if not f.sealed or f.open or f.wanted <= f.ready or f.held <= f.own:
         return ""
     return (
-        f"a consumer waits for {f.held - f.own} groups that another consumer holds: they come when that one gives them"
-        f" back, or within {HOLD_S:g} s if it died"
+        f"a consumer waits for {_groups(f.held - f.own)} of another consumer, which acknowledges them or gives them"
+        f" back; if it died, they come within {HOLD_S:g} s"
     )
 
 
@@ -206,6 +206,10 @@ def _queues(f: Facts) -> str:
     return "" if set(f.queues) <= {QUEUE} else f" --queues {','.join(f.queues)}"
 
 
+def _groups(number: int) -> str:
+    return f"{number} group" + ("" if number == 1 else "s")
+
+
 def _places(f: Facts) -> str:
     return f"{f.open} open, {f.ready} ready, {f.held} held"
 
@@ -214,31 +218,37 @@ def _facts(reader: LedgerReader, purpose: Purpose, wanted: int, own: int, ahead:
     standing = reader.standing(purpose)
     if not standing.known:
         return Facts(run=reader.run, known=False, runs=runs(reader.redis))
-    other = reader.standing(Purpose.EVAL if purpose is Purpose.TRAIN else Purpose.TRAIN)
-    stats = reader.stats()
-    hashes = reader.scripts.guard(
-        reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, "tokenizer_hash", "template_hash")
-    )
-    return Facts(
+    facts = Facts(
         run=reader.run,
         purpose=purpose,
         open=standing.open,
         ready=standing.ready,
         held=standing.held,
-        acked=stats["groups_acked"],
-        dropped=stats["groups_dropped"],
-        elsewhere=other.unacknowledged,
         sealed=standing.sealed,
         queued=standing.queued,
         leased=standing.leased,
         ahead=ahead or standing.full,
         wanted=wanted or standing.wanted,
         own=own,
-        queues=_queued_in(reader),
-        tokenizer=(hashes[0] or b"").decode(),
-        template=(hashes[1] or b"").decode(),
-        workers=live_workers(reader.redis),
     )
+    if not facts.open:
+        return _with_totals(facts, reader)
+    return _with_workers(facts, reader) if facts.queued or facts.leased else facts
+
+
+def _with_totals(facts: Facts, reader: LedgerReader) -> Facts:
+    other = reader.standing(Purpose.EVAL if facts.purpose is Purpose.TRAIN else Purpose.TRAIN)
+    stats = reader.stats()
+    acked, dropped = stats["groups_acked"], stats["groups_dropped"]
+    return replace(facts, acked=acked, dropped=dropped, elsewhere=other.unacknowledged)
+
+
+def _with_workers(facts: Facts, reader: LedgerReader) -> Facts:
+    fields = ("tokenizer_hash", "template_hash")
+    found = reader.scripts.guard(reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, *fields))
+    tokenizer, template = ((value or b"").decode() for value in found)
+    workers = live_workers(reader.redis)
+    return replace(facts, tokenizer=tokenizer, template=template, queues=_queued_in(reader), workers=workers)
 
 
 def _queued_in(reader: LedgerReader) -> list[str]:

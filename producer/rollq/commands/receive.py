@@ -12,7 +12,7 @@ from rollq.client.waits import WaitLog
 from rollq.errors import PullTimeout
 from rollq.export.jsonl import TrajectoryFile, Unexportable
 
-LOOK_S = 2.0
+LOOK_S = 5.0
 """Seconds between two looks at the run while waiting."""
 
 

@@ -67,7 +67,7 @@ class FaultRun(Processes):
     def start_consumer(self, groups: int = 100_000) -> Child:
         """Start `rollq pull` for that many groups, and again whenever it has them."""
         self._groups = groups
-        line = ["pull", "--run", RUN, "--groups", str(groups), "--out", str(self.out), "--json"]
+        line = ["pull", "--run", RUN, "--groups", str(groups), "--wait", "--out", str(self.out), "--json"]
         self.consumer = self.start_command("pull", *line)
         return self.consumer
 

@@ -19,7 +19,7 @@ def written(stack: Stack, run: str) -> int:
     """Entries in the journals of the leased jobs."""
     with Client(stack.redis_url, run=run) as client:
         keys, redis = client.ledger.keys, client.ledger.redis
-        jobs = [member.decode().rpartition("#")[0] for member in redis.zrange(keys.leased, 0, -1)]
+        jobs = [member.decode().partition("#")[0] for member in redis.zrange(keys.leased, 0, -1)]
         return sum(redis.llen(keys.journal(job)) for job in jobs)
 
 

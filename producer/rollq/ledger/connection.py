@@ -72,7 +72,7 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
             _servers_client(servers, options, retries) if servers else OneServer.from_url(url, **patient, **options)
         )
     except (ValueError, TypeError) as e:
-        why = "these servers are no Redis Cluster" if servers else f"wrong options: {type(e).__name__}"
+        why = "no Redis Cluster, or the user lacks +cluster|slots" if servers else f"wrong options: {type(e).__name__}"
         raise SettingsError(f"not an address of Redis: {mask_url(url)} ({why})") from e
     if not servers and client.connection_pool.connection_kwargs.get("decode_responses"):
         raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")

@@ -1,0 +1,83 @@
+"""Who is played and delivered next, with real workers and producers."""
+
+import signal
+
+from rollq import Client, Job
+from rollq.ledger.replies import State
+from tests.e2e.stack import Stack
+
+SLOTS = 4
+"""Of the worker that lives."""
+
+
+def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> None:
+    stack.engine("--latency", "0.3")
+    with Client(stack.redis_url, run="r") as client:
+        names = [f"g{task}" for task in range(32)]
+        client.submit([Job(env="shop", task=task, group=f"g{task}", size=2) for task in range(32)])
+        client.seal()
+        jobs = [f"r/{name}/{sample}" for name in names for sample in range(2)]
+        victim = stack.worker(8)
+        stack.wait(lambda: sum(client.job(job).state is State.LEASED for job in jobs[:16]) == 8, 150, "eight jobs")
+        stack.worker(SLOTS)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(60)
+        cut = [job for job in jobs if client.job(job).worker.endswith(f"-{victim.pid}")]
+        cut = [job for job in cut if client.job(job).state is State.LEASED]
+        assert len(cut) >= 6
+        stack.wait(lambda: client.stats()["expired"] == len(cut), 60, "the end of its leases")
+        states = [client.job(job) for job in jobs]
+        untouched = {name for n, name in enumerate(names) if not states[2 * n].attempt + states[2 * n + 1].attempt}
+        assert len(untouched) >= 6, "too little was left to play: this shows nothing"
+        claims = client.stats()["claims"]
+        stack.wait(lambda: all(client.job(job).attempt == 2 for job in cut), 150, "a second attempt of each")
+        between = client.stats()["claims"] - claims
+        # A message may be on its way to each slot, and each of the polls above takes some time.
+        assert between <= len(cut) + 2 * SLOTS, f"{between} claims for {len(cut)} jobs"
+        delivered = []
+        for batch in client.batches(groups=1, timeout=150):
+            delivered += [group.id for group in batch.groups]
+            batch.ack()
+    last = max(delivered.index(job.split("/")[1]) for job in cut)
+    before = untouched.intersection(delivered[:last])
+    assert len(before) <= SLOTS, f"{before} were delivered before the last of {cut}"
+
+
+def test_three_producers_together_stay_within_ahead(stack: Stack) -> None:
+    ahead, tasks = 4, 6
+    flags = ["--run", "r", "--env", "shop", "--size", "1", "--ahead", str(ahead)]
+    producers = [
+        stack.start("submit", *flags, "--tasks", f"{first}-{first + tasks - 1}") for first in range(0, 3 * tasks, tasks)
+    ]
+    with Client(stack.redis_url, run="r") as client:
+        stack.wait(lambda: client.reader.standing().unacknowledged == ahead, 60, "the first groups")
+        stack.wait(lambda: all(b"wait" in producer.log.read_bytes() for producer in producers), 60, "all to wait")  # type: ignore[attr-defined]
+        assert client.reader.standing().unacknowledged == ahead
+        stack.engine()
+        stack.worker(4)
+        most, received = 0, 0
+        while received < 3 * tasks:
+            with client.consumer() as consumer:
+                batch = consumer.next(1, timeout=150)
+                assert batch
+                received += len(batch.groups)
+                most = max(most, client.reader.standing().unacknowledged)
+                batch.ack()
+        assert most <= ahead
+        for producer in producers:
+            assert producer.wait(60) == 0
+        assert client.stats()["delivered"] == 3 * tasks
+
+
+def test_each_queue_has_its_own_worker(stack: Stack) -> None:
+    stack.engine()
+    for queue in ("a", "b"):
+        with Client(stack.redis_url, run=f"run-{queue}") as client:
+            client.submit([Job(env="shop", task=task, size=2, queue=queue) for task in range(4)])
+            client.seal()
+    for queue in ("b", "a"):
+        worker = stack.worker(4, "--queues", queue)
+        with Client(stack.redis_url, run=f"run-{queue}") as client:
+            stack.wait(lambda client=client: client.stats()["done"] == 8, 150, f"the jobs of queue {queue}")
+            jobs = [f"run-{queue}/shop.train.{task}/{sample}" for task in range(4) for sample in range(2)]
+            assert all(client.job(job).worker.endswith(f"-{worker.pid}") for job in jobs)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rollq_worker.tokens
 from tests.conftest import free_port
 from tests.e2e.stack import Stack
 
@@ -44,7 +45,7 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     out = tmp_path / "first.jsonl"
     submit = ("submit", "--run", "first", "--env", "shop", "--tasks", "0-2", "--size", "2", "--seal", "--json")
     said = json.loads(rollq(parts, *submit))
-    assert said == {"run": "first", "groups": 3, "size": 2, "new": 6, "known": 0, "sealed": True}
+    assert said == {"run": "first", "groups": 3, "size": 2, "new": 6, "known": 0, "acked": 0, "sealed": True}
 
     parts.wait(lambda: parts.stats("first")["done"] == 6, 150, "all jobs")
     shown = rollq(parts, "show", "first/shop.train.0/1")
@@ -56,6 +57,7 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     assert (pulled["groups"], pulled["missing"], pulled["delivered"], pulled["reward_mean"]) == (3, 0, 6, 1.0)
     assert json.loads(rollq(parts, *pull, code=1))["missing"] == 3  # all are acknowledged
     assert len(out.read_text().splitlines()) == 6
+    assert json.loads(rollq(parts, *submit)) == {**said, "new": 0, "acked": 6}
 
     counts = json.loads(rollq(parts, "stats", "--run", "first", "--json"))
     expected = {"submitted": 6, "done": 6, "dead": 0, "groups_acked": 3, "delivered": 6, "duplicates": 0}
@@ -64,6 +66,20 @@ def test_submit_pull_stats_show(parts: Stack, tmp_path: Path) -> None:
     rollq(parts, "show", record["job"], code=1)
     assert record["job"] in rollq(parts, "show", str(out))
     assert "first  6 submitted  0 queued  0 leased  6 done" in rollq(parts, "stats")
+
+
+def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
+    """A worker plays only the jobs of its queues, with the tokenizer that the producer fixed."""
+    submit = ("submit", "--run", "other", "--env", "shop", "--tasks", "0-1", "--queue", "other")
+    bundled = str(Path(rollq_worker.tokens.__file__).parent / "bundled" / "tokenizer")
+    rollq(parts, *submit, "--tokenizer", bundled, "--label", "uid=7", "--label", "set=a", "--seal")
+    waits = "in queue other, and the live workers serve rollq: start `rollq worker --queues other`"
+    parts.wait(lambda: waits in rollq(parts, "stats", "--run", "other"), 60, "the explanation")
+    parts.start("worker", "--queues", "other,more")
+    out = tmp_path / "other.jsonl"
+    rollq(parts, "pull", "--run", "other", "--groups", "2", "--out", str(out), "--timeout", "150")
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["labels"] for record in records] == [{"uid": "7", "set": "a"}] * 2
 
 
 def test_a_job_that_cannot_be_played_is_dead_and_says_why(parts: Stack) -> None:

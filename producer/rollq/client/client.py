@@ -117,7 +117,7 @@ class Client:
 
         The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others.
         """
-        retry(lambda: self.ledger.pin_tokenizer(tokenizer_hash, template_hash))
+        self._producer.fix("tokenizer", lambda: self.ledger.pin_tokenizer(tokenizer_hash, template_hash))
 
     def keep(self, days: float) -> None:
         """Forget acknowledged groups after that many days. Without it, their ids are known as long as the run is.
@@ -126,7 +126,7 @@ class Client:
         """
         if not 0 < days < float("inf"):
             raise SettingsError(f"keep: days must be a positive number, not {days!r}")
-        retry(lambda: self.ledger.keep(days))
+        self._producer.fix("keep", lambda: self.ledger.keep(days))
 
     def batches(
         self,

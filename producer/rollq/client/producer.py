@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -45,11 +45,18 @@ class Producer:
         """The groups that are submitted without the name of a source."""
         self._sources: dict[str, Source] = {}
         """All sources that were submitted here, by name."""
+        self._settings: dict[str, Callable[[], None]] = {}
+        """What was fixed for the run here, to be fixed again when Redis has lost its last writes."""
+
+    def fix(self, what: str, call: Callable[[], None]) -> None:
+        """Fixes something for the run, now and whenever the producer goes back."""
+        retry(call)
+        self._settings[what] = call
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
         if self._budgets:
-            retry(lambda: self._ledger.fix_budgets(self._budgets))
+            self.fix("budgets", lambda: self._ledger.fix_budgets(self._budgets))
         if source is None:
             return _total(self._submissions(jobs, ahead, self._own))
         self._sources[source] = Source(source, retry(lambda: self._ledger.cursor(source)))
@@ -152,6 +159,8 @@ class Producer:
             yield submission
 
     def _go_back(self, source: Source, gap: Gap) -> list[Sequence[Job]]:
+        for fix in self._settings.values():
+            retry(fix)
         lost = source.go_back(gap)
         log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, len(lost))
         return lost

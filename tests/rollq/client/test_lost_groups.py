@@ -10,7 +10,7 @@ import pytest
 from rollq import cli
 from rollq.client import submission
 from rollq.client.client import Client
-from rollq.errors import Gap, LedgerError
+from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from tests.rollq.commands.lines import SUBMIT
@@ -106,6 +106,16 @@ def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client) -
     tail.lose()
     assert client.submit(jobs[12:]).new == [f"r/g{n}/{sample}" for n in range(3, 8) for sample in range(2)]
     check_whole(client)
+
+
+def test_what_was_fixed_for_the_run_is_fixed_again(redis_url: str, ledger: Ledger) -> None:
+    tail = Tail(ledger.redis)
+    with Client(redis_url, run="r", budgets={FailureClass.ENV: 3}) as client:
+        client.pin_tokenizer("t1", "c1")
+        client.keep(2)
+        client.submit(Jobs({6: tail.lose}))
+    fixed = ledger.redis.hmget(ledger.keys.meta, "budget:env", "tokenizer_hash", "template_hash", "keep_s")
+    assert fixed == [b"3", b"t1", b"c1", b"172800"]
 
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])

@@ -1,4 +1,4 @@
-"""The ledger's numbers, each in one place. Scripts get them as their first argument (scripts.py, lua/common.lua)."""
+"""The ledger's numbers, each in one place. Every script starts with them (scripts.py, lua/common.lua)."""
 
 from rollq.errors import FailureClass
 

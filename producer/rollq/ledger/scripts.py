@@ -4,9 +4,8 @@ Each script is atomic, and safe to repeat with the same arguments, because a los
 """
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import resources
 from typing import Any, TypeVar
@@ -51,7 +50,7 @@ class Scripts:
         text, sha = source(name)
         # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to every script of the
         # run until all of its keys have moved: no script sees a part of them.
-        script = (2, self.keys.prefix, self.keys.meta, _constants(), *args)
+        script = (2, self.keys.prefix, self.keys.meta, self.run, *args)
 
         def run(send: Callable[..., Any]) -> Any:
             try:
@@ -100,9 +99,14 @@ class Scripts:
         return group, sample
 
 
-@cache
 def source(name: str) -> tuple[str, str]:
-    """The text of a run's script, with the shared files that it uses in front, and its SHA-1.
+    """The text of a run's script and its SHA-1."""
+    return _source(name, tuple(_constants().items()))
+
+
+@cache
+def _source(name: str, constants: tuple[tuple[str, Any], ...]) -> tuple[str, str]:
+    """The text with the constants in front, and the shared files that it uses.
 
     Redis makes every function of the text anew at each call, so what a script does not use would cost it time.
     """
@@ -111,6 +115,7 @@ def source(name: str) -> tuple[str, str]:
         functions = FUNCTION.findall(_text(shared))
         if shared == "common" or re.search(rf"\b({'|'.join(functions)})\(", text):
             text = _text(shared) + text
+    text = f"local constants = {{ {', '.join(f'{name} = {value}' for name, value in constants)} }}\n{text}"
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -129,24 +134,30 @@ def _text(name: str) -> str:
     return (resources.files("rollq.ledger") / "lua" / f"{name}.lua").read_text()
 
 
-def _constants() -> str:
-    return json.dumps(
-        {
-            "lease_s": constants.LEASE_S,
-            "publishing_s": constants.PUBLISHING_S,
-            "confirmed_s": constants.CONFIRMED_S,
-            "refused_s": constants.REFUSED_S,
-            "outage_s": constants.OUTAGE_S,
-            "grace_s": constants.GRACE_S,
-            "wake_s": constants.WAKE_S,
-            "longest_backoff_s": constants.LONGEST_BACKOFF_S,
-            "largest_group": LARGEST_GROUP,
-            "budgets": constants.BUDGETS,
-            "priorities": {
-                "interrupted": constants.INTERRUPTED,
-                Purpose.EVAL: constants.EVAL,
-                Purpose.TRAIN: constants.NEW,
-            },
-            "infrastructure": dict.fromkeys(constants.INFRASTRUCTURE, True),
-        }
-    )
+def _constants() -> dict[str, Any]:
+    """The numbers that scripts use, and how Lua writes the tables among them."""
+    return {
+        "lease_s": constants.LEASE_S,
+        "publishing_s": constants.PUBLISHING_S,
+        "confirmed_s": constants.CONFIRMED_S,
+        "refused_s": constants.REFUSED_S,
+        "outage_s": constants.OUTAGE_S,
+        "grace_s": constants.GRACE_S,
+        "wake_s": constants.WAKE_S,
+        "longest_backoff_s": constants.LONGEST_BACKOFF_S,
+        "largest_group": LARGEST_GROUP,
+        **TABLES,
+    }
+
+
+def _table(entries: Mapping[Any, Any]) -> str:
+    return "{ " + ", ".join(f"{name} = {value}" for name, value in entries.items()) + " }"
+
+
+TABLES = {
+    "budgets": _table(constants.BUDGETS),
+    "infrastructure": _table(dict.fromkeys(constants.INFRASTRUCTURE, "true")),
+    "priorities": _table(
+        {"interrupted": constants.INTERRUPTED, Purpose.EVAL: constants.EVAL, Purpose.TRAIN: constants.NEW}
+    ),
+}

@@ -1,17 +1,19 @@
--- What the scripts share, with settle.lua; both are put in front of each script. keys.py says what the keys hold.
+-- What all scripts share. scripts.py puts it in front of each, with the constants and the other shared files that it
+-- uses (settle, holds, journal). keys.py says what the keys hold.
 --
 -- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:', so that all of them lie in the run's slot
--- ARGV[1]  the ledger's constants as JSON (scripts.py): lease_s, publishing_s, confirmed_s, refused_s, outage_s, grace_s,
---          longest_backoff_s, largest_group, budgets (failures by class), infrastructure (true by class), priorities
+-- ARGV[1]  the run
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
+--
+-- `constants` (scripts.py puts them in front) has lease_s, publishing_s, confirmed_s, refused_s, outage_s, grace_s,
+-- wake_s, longest_backoff_s, largest_group, budgets (failures by class), infrastructure (true by class), priorities.
 --
 -- A script reads and checks everything before its first write, because Redis keeps what a failing script has written.
 -- Counters come last and cannot fail. Only scripts write these keys, so what they hold is not checked further than its
 -- type and the numbers that a loop or a write depends on.
 
 local prefix = KEYS[1]
-local run = string.match(prefix, '{(.*)}')
-local constants = cjson.decode(ARGV[1])
+local run = ARGV[1]
 
 local INDEXES = { 'queued', 'leased', 'dead', 'open:train', 'ready:train', 'held:train', 'open:eval', 'ready:eval',
   'held:eval' }
@@ -39,6 +41,13 @@ local function typed(name, kind)
     damaged(key, 'is a ' .. found .. ' where a ' .. kind .. ' belongs')
   end
   return key
+end
+
+-- The reply of a command on a key of that type. Cheaper than typed() for what is asked often.
+local function checked(name, kind, command, ...)
+  local reply = redis.pcall(command, prefix .. name, ...)
+  if type(reply) == 'table' and reply.err then typed(name, kind) end
+  return reply
 end
 
 -- Before the first write of a script that moves groups or ends jobs.

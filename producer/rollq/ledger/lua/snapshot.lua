@@ -6,18 +6,17 @@
 -- reply  known (1: the run exists), sealed, the number of entries in each index (in the order of common.lua); for train
 --        and for eval: the limit at which a producer waits, the groups that the most modest waiting consumer wants (0: none);
 --        then totals (name value, ...)
-check_indexes()
-local meta, time = typed('run', 'hash'), now()
-local reply = { redis.call('EXISTS', meta), redis.call('HEXISTS', meta, 'sealed') }
-for _, name in ipairs(INDEXES) do reply[#reply + 1] = redis.call('ZCARD', prefix .. name) end
+local time = now()
+local reply = { checked('run', 'hash', 'EXISTS'), checked('run', 'hash', 'HEXISTS', 'sealed') }
+for _, name in ipairs(INDEXES) do reply[#reply + 1] = checked(name, 'zset', 'ZCARD') end
 for _, purpose in ipairs({ 'train', 'eval' }) do
   local at, ahead = string.match(field('run', 'full:' .. purpose) or '', '^(%S+) (%d+)$')
   reply[#reply + 1] = at and time - stored_number(at) < constants.outage_s and tonumber(ahead) or 0
   local least
-  for _, wanted in ipairs(redis.call('HVALS', typed('waiting:' .. purpose, 'hash'))) do
+  for _, wanted in ipairs(checked('waiting:' .. purpose, 'hash', 'HVALS')) do
     least = math.min(least or MOST, stored_number(wanted))
   end
   reply[#reply + 1] = least or 0
 end
-if ARGV[2] == '1' then reply[#reply + 1] = redis.call('HGETALL', typed('count', 'hash')) end
+if ARGV[2] == '1' then reply[#reply + 1] = checked('count', 'hash', 'HGETALL') end
 return reply

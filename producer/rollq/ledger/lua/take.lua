@@ -79,13 +79,6 @@ local function look_at_others()
   return groups, renewed, idle, mine
 end
 
--- The reply of a command on a key of that kind.
-local function checked(name, kind, command, ...)
-  local reply = redis.pcall(command, prefix .. name, ...)
-  if type(reply) == 'table' and reply.err then typed(name, kind) end
-  return reply
-end
-
 if taken_over(token, owner) then return { 'fenced' } end
 if #checked('hold:' .. token, 'set', 'SMEMBERS') > 0 then
   check_indexes()

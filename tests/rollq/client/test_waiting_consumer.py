@@ -1,0 +1,246 @@
+"""Consumers that wait: woken when their groups are ready, exact batches, batches in the order of submission, skips, and
+groups that another version of rollq wrote."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from rollq import Batch, Client
+from rollq.client import consumer as consumer_module
+from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
+from rollq.ledger.replies import State
+from tests.rollq.groups import drop_group, end_holds, finish_groups, play_groups, take
+from tests.rollq.samples import claim, group, is_over, play
+from tests.waiting import until
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def names(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return [found.id for found in batch.groups]
+
+
+class Waiting:
+    """A consumer that waits for a batch in its own thread."""
+
+    def __init__(self, client: Client, groups: int) -> None:
+        self.batches: list[Batch | None] = []
+        waiting = f"{client.ledger.keys.prefix}waiting:train"
+        before = client.ledger.redis.hlen(waiting)
+        self.thread = threading.Thread(target=self.run, args=(client, groups), daemon=True)
+        self.thread.start()
+        until(lambda: client.ledger.redis.hlen(waiting) > before)
+
+    def run(self, client: Client, groups: int) -> None:
+        with client.consumer() as consumer:
+            self.batches.append(consumer.next(groups))
+
+    def end(self) -> Batch | None:
+        self.thread.join(60)
+        return self.batches[0]
+
+
+@pytest.fixture
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that is not woken waits for an hour."""
+    for name in ("LOOK_S", "IDLE_S"):
+        monkeypatch.setattr(consumer_module, name, 3600.0)
+
+
+@pytest.mark.usefixtures("never_looks")
+class TestWaking:
+    def test_the_last_member_of_the_last_group_wakes(self, client: Client) -> None:
+        client.submit([*group("a"), *group("b"), *group("c")])
+        waiting = Waiting(client, 2)
+        play_groups(client.ledger, "b", "a")
+        assert names(waiting.end()) == ["a", "b"]
+
+    def test_a_seal_wakes(self, client: Client) -> None:
+        finish_groups(client.ledger, "a")
+        waiting = Waiting(client, 2)
+        client.seal()
+        assert names(waiting.end()) == ["a"]
+
+    def test_the_end_wakes(self, client: Client) -> None:
+        client.submit(group("a", size=1))
+        waiting = Waiting(client, 1)
+        client.seal()
+        client.cancel(group="a")
+        assert waiting.end() is None
+
+    def test_an_acknowledgement_elsewhere_ends_a_run(self, client: Client) -> None:
+        finish_groups(client.ledger, "a", seal=True)
+        with client.consumer() as other:
+            batch = other.next(1)
+            waiting = Waiting(client, 1)
+            batch.ack()
+            assert waiting.end() is None
+
+    def test_a_connection_that_breaks_costs_no_wake_up(self, client: Client) -> None:
+        client.submit(group("a"))
+        waiting = Waiting(client, 1)
+        redis = client.ledger.redis
+        until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
+        for row in redis.client_list():
+            if row["cmd"] == "blpop":
+                redis.client_kill_filter(_id=row["id"])
+        play_groups(client.ledger, "a")
+        assert names(waiting.end()) == ["a"]
+
+
+def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands inside scripts count. Between two looks it only blocks."""
+    look_s, idle_s, block_s = consumer_module.LOOK_S, consumer_module.IDLE_S, consumer_module.BLOCK_S
+    monkeypatch.setattr(consumer_module, "BLOCK_S", 0.01)
+    client.submit(group("a"))
+    redis = client.ledger.redis
+
+    def commands() -> Counter[str]:
+        stats = redis.info("commandstats").items()
+        return Counter({name: row["calls"] for name, row in stats if name not in ("cmdstat_info", "cmdstat_ping")})
+
+    before = commands()
+    client.ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
+    look = (commands() - before).total()
+    waiting = Waiting(client, 1)
+    before = commands()
+    until(lambda: (commands() - before)["cmdstat_blpop"] >= 20)
+    assert set(commands() - before) == {"cmdstat_blpop"}
+    assert look_s < idle_s
+    assert (look + 1) / idle_s + 1 / block_s < 0.6
+    play_groups(client.ledger, "a")
+    assert names(waiting.end()) == ["a"]
+
+
+class TestExact:
+    def test_a_sealed_run_says_what_is_missing(self, client: Client) -> None:
+        for name in "abcd":
+            client.submit(group(name))
+        play_groups(client.ledger, *"abc")
+        drop_group(client.ledger, "d")
+        client.seal()
+        with client.consumer() as consumer:
+            assert names(consumer.next(2, exact=True)) == ["a", "b"]
+            with pytest.raises(MissingGroups, match=r"1 of 2 groups are missing: 1 are ready.*1 were dropped") as said:
+                consumer.next(2, exact=True)
+            assert (said.value.missing, said.value.ready, said.value.dropped) == (1, 1, 1)
+            assert names(consumer.next(1, exact=True)) == ["c"]
+            consumer.ack(up_to=1)
+            assert consumer.next(1, exact=True) is None
+
+    def test_an_open_run_can_be_refilled(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
+        monkeypatch.setattr(consumer_module, "IDLE_S", 0.01)
+        jobs = [*group("a"), *group("b")]
+        client.submit(jobs)
+        play_groups(client.ledger, "a")
+        drop_group(client.ledger, "b")
+        with client.consumer() as consumer:
+            with pytest.raises(MissingGroups, match=r"Client\.refill"):
+                consumer.next(2, exact=True)
+            refill = threading.Thread(target=client.refill, args=[jobs], daemon=True)
+            refill.start()  # it waits for the replacement
+            until(lambda: client.reader.group_states(["b.r1"]) == ["open"])
+            play_groups(client.ledger, "b.r1")
+            refill.join(60)
+            assert names(consumer.next(2, exact=True)) == ["a", "b.r1"]
+
+    def test_a_slow_producer_is_waited_for(self, client: Client) -> None:
+        finish_groups(client.ledger, "a")
+        with client.consumer() as consumer, pytest.raises(PullTimeout):
+            consumer.next(2, 0.05, exact=True)
+
+
+def test_in_the_order_of_submission(client: Client) -> None:
+    client.submit([*group("a"), *group("b"), *group("c")])
+    play_groups(client.ledger, "b", "c")
+    with client.consumer(order="submitted") as consumer:
+        with pytest.raises(PullTimeout):
+            consumer.next(1, 0.01)
+        play_groups(client.ledger, "a")
+        assert names(consumer.next(2)) == ["a", "b"]
+
+
+class TestSkip:
+    def test_a_skipped_group_leaves_the_batch(self, client: Client) -> None:
+        finish_groups(client.ledger, *"abc", seal=True)
+        with client.consumer() as consumer:
+            batch = consumer.next(3)
+            for found in batch.groups:
+                if found.id != "b":
+                    batch.skip(found.id, "rewards agree")
+            batch.skip("a", "rewards agree")  # again
+            assert (names(batch), len(batch.tokens), consumer.held) == (["b"], 2, 1)
+            batch.ack()
+        stats = client.stats()
+        assert (stats["skips"], stats["skipped"], stats["delivered"]) == ({"rewards agree": 2}, 4, 2)
+        assert is_over(client.ledger)
+
+    def test_a_group_of_another_batch(self, client: Client) -> None:
+        finish_groups(client.ledger, "a", "b")
+        with client.consumer() as consumer:
+            batch, _ = consumer.next(1), consumer.next(1)
+            with pytest.raises(NotHeld, match="r/b"):
+                batch.skip("b", "no")
+
+
+class TestCancel:
+    def test_a_group_keeps_what_is_done(self, client: Client) -> None:
+        client.submit([*group("a", size=3, min_viable=1), *group("b")])
+        play(client.ledger, "r/a/0")
+        claim(client.ledger, "r/a/1")
+        client.cancel(group="a")
+        client.cancel(group="a")
+        assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [State.DONE, State.DEAD, State.DEAD]
+        assert client.ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
+        assert [found.id for found in take(client.ledger, 1, "t")] == ["a"]
+        assert client.job("r/b/0").state == State.QUEUED
+        with pytest.raises(LedgerError, match="group r/c is unknown"):
+            client.cancel(group="c")
+
+    def test_a_run_is_sealed_and_ends(self, client: Client) -> None:
+        client.submit([*group("a"), *group("b"), *group("c", min_viable=1)])
+        play_groups(client.ledger, "a")
+        play(client.ledger, "r/c/1")
+        for _ in range(2):
+            client.cancel(run=True)
+        with pytest.raises(LedgerError, match="sealed"):
+            client.submit(group("d"))
+        assert [names(batch) for batch in client.batches(2)] == [["a", "c"]]
+        stats = client.stats()
+        assert (stats["done"], stats["dead"], stats["groups_dropped"], stats["failures"]) == (3, 3, 1, {"cancelled": 3})
+
+
+class TestOtherVersions:
+    def test_a_newer_group_is_left_as_it_is(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        finish_groups(client.ledger, "a", "b")
+        with client.consumer() as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr("rollq.wire.blob.SCHEMA", 1)
+                patch.setattr("rollq.wire.codec.SCHEMA", 1, raising=False)
+                for _ in range(2):
+                    with pytest.raises(UnknownSchema, match="pgrade"):
+                        consumer.next(2)
+            stats = client.stats()
+            assert (stats["dead"], stats["groups_held"], stats["groups_acked"]) == (0, 2, 0)
+            assert names(consumer.next(2)) == ["a", "b"]  # after the upgrade
+            end_holds(client.ledger, "a", "b")
+        assert [found.id for found in take(client.ledger, 2, "other/0")] == ["a", "b"]
+
+
+def test_a_wait_is_explained(client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollq.client.waits.FIRST_S", 0.0)
+    client.submit(group("a"))
+    with client.consumer() as consumer, caplog.at_level(logging.WARNING, "rollq"), pytest.raises(PullTimeout):
+        consumer.next(1, 0.1)
+    assert "no worker is alive" in caplog.text

@@ -25,9 +25,12 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:open:<purpose>   zset  group -> seq; members still to be played
     rollq:{run}:ready:<purpose>  zset  group -> seq; to be handed out
     rollq:{run}:held:<purpose>   zset  group -> when the hold expires
-    rollq:{run}:hold:<token>     set   the groups that were taken under this token
-    rollq:{run}:waiting:<purpose>  hash  token of a waiting consumer -> how many groups it wants
-    rollq:{run}:wake:<token>     list  one entry: that consumer may try again
+    rollq:{run}:hold:<token>     set   the groups of a batch; its token is session/number (lua/holds.lua)
+    rollq:{run}:holds:<purpose>  zset  token of a hold -> when it was last renewed
+    rollq:{run}:consumer:<purpose>:<name>  hash  a named consumer: owner (generation#text), opened (generations), next
+                                       (step), acked (the highest step)
+    rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
+    rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute
     rollq:{run}:group:<group>    hash  seq, size, viable, purpose, queue, schema (of its jobs' blobs), body (the first
                                        job); state (open ready held dropped); done, dead (members so far); token (of
                                        the last hold), handed (times); submitted, resubmitted (tokens of the first and

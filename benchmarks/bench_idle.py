@@ -1,0 +1,134 @@
+"""What do idle workers ask of Redis, and does it depend on the runs that are finished?
+
+A real Redis and real workers with nothing to do; first no run, then many finished ones. Then 16 reapers of workers that
+share this process, without Celery. Counted are the commands that clients send (a script counts once) and the
+connections that they open. Compared are the commands with and without finished runs.
+
+    python benchmarks/bench_idle.py [--runs 1000] [--seconds 15] [--workers 4] [--json]
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from processes import Processes
+from redis_meter import RedisMeter
+from tables import table
+
+from rollq.client.celery_publisher import Publisher
+from rollq.job import Job
+from rollq.ledger.connection import connect
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.live_workers import LiveWorker
+from rollq_worker.process.reaper import LOOK_EVERY_S, Reaper
+
+SETTLE_S = 2 * LOOK_EVERY_S
+"""Seconds until finished runs have left the list of active ones and new workers are at rest."""
+REAPERS = 16
+MOST_FOR_RUNS = 2.0
+"""Finished runs may cost an idle worker this many times the commands that it sends without any."""
+BROKER = ("brpop", "publish", "smembers", "llen", "lpush", "multi", "exec", "sadd")
+"""Commands of Celery and kombu; the others are the ledger's."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000, help="finished runs (1000)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement (15)")
+    parser.add_argument("--workers", type=int, default=4, help="workers, beside a single one (4)")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with Processes() as processes:
+        rows = measure(processes, args.workers, args.runs, args.seconds)
+    alone = {row["finished runs"]: row["all"] for row in rows if row["who"] == "1 worker"}
+    ratio = alone[args.runs] / alone[0]
+    if args.json:
+        print(json.dumps({"rows": rows, "ratio": ratio}))
+    else:
+        print("commands and connections a second\n")
+        print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+        print(f"\n{args.runs} finished runs cost one idle worker {ratio:.2f} times the commands of none")
+    return int(ratio > MOST_FOR_RUNS)
+
+
+def measure(processes: Processes, workers: int, runs: int, seconds: float) -> list[dict[str, Any]]:
+    """A row for each number of workers, without finished runs and with them, and one for the reapers alone."""
+    url = processes.redis()
+    engine = processes.engine("shop", None)
+
+    def row(who: str, finished: int) -> dict[str, Any]:
+        time.sleep(SETTLE_S)
+        return {"who": who, "finished runs": finished, **rates(url, seconds)}
+
+    first = processes.worker(url, engine, 4, None)
+    rows = [row("1 worker", 0)]
+    others = [processes.worker(url, engine, 4, None) for _ in range(workers - 1)]
+    rows.append(row(f"{workers} workers", 0))
+    finish_runs(url, runs)
+    rows.append(row(f"{workers} workers", runs))
+    for child in others:
+        child.stop()
+    rows.append(row("1 worker", runs))
+    first.stop()
+    with reapers(url):
+        rows.append(row(f"{REAPERS} reapers", runs))
+    return rows
+
+
+def finish_runs(url: str, runs: int) -> None:
+    """Runs in which no job is left."""
+    with connect(url) as client:
+        for number in range(runs):
+            run = f"finished-{number}"
+            ledger = Ledger(client, run)
+            ledger.submit([Job(run=run, group="g", env="shop", task=0)], publish_in_s=3600.0)
+            DeadLetters(client, run).cancel(f"{run}/g/0")
+            ledger.seal()
+
+
+@contextmanager
+def reapers(url: str) -> Iterator[None]:
+    """Reapers of as many workers, each with connections of its own."""
+    found = []
+    for number in range(REAPERS):
+        worker = LiveWorker(
+            name=f"w{number}", queues=("rollq",), tokenizer="t", template="c", engine="ready", slots=4, busy=0
+        )
+        found.append(Reaper(connect(url), Publisher(url), lambda worker=worker: worker))
+    for reaper in found:
+        reaper.start()
+    yield
+    for reaper in found:
+        reaper.stop()
+    for reaper in found:
+        reaper.join(60.0)
+
+
+def rates(url: str, seconds: float) -> dict[str, float]:
+    meter = RedisMeter(url)
+    connections = meter.connections()
+    with meter.commands() as sent:
+        time.sleep(seconds)
+    opened = meter.connections() - connections - 1  # the count's own
+    meter.close()
+    broker = sum(sent.by_name[name] for name in BROKER)
+    return {
+        "all": sent.total / seconds,
+        "ledger": (sent.total - broker) / seconds,
+        "scripts": sent.scripts / seconds,
+        "Celery": broker / seconds,
+        "connections": opened / seconds,
+    }
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

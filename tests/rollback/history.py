@@ -109,6 +109,7 @@ class History:
         over = [member for member in redis.zrange(leased, 0, -1) if of(member.decode().partition("#")[0])]
         if over:
             redis.zadd(leased, dict.fromkeys(over, 1), xx=True)
+            redis.hset(self.client.ledger.keys.meta, "grace", 0)
             self.reap()
         return "expire" if over else ""
 

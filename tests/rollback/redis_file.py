@@ -24,6 +24,9 @@ KINDS = (
     ("extend hold", ("ZADD held",)),
     ("wait", ("HSET waiting",)),
     ("list", ("ZADD runs",)),
+    ("list", ("ZADD active",)),
+    ("message", ("LPUSH rollq",)),
+    ("message", ("SADD _kombu",)),
     ("publish", ("ZADD queued",)),
 )
 """Name of a record, and the changes that tell it. The first that fits counts."""

@@ -203,7 +203,7 @@ class Deliveries:
         if status == b"acked":
             raise LedgerError(
                 f"run {self.run}: consumer {name} has acknowledged up to step {rest[0]}, so the batches after step"
-                f" {step} cannot come again. Acknowledge a batch when a checkpoint holds it (`consumer.ack(up_to=...)`)."
+                f" {step} cannot come again. Acknowledge a batch once a checkpoint holds it (`consumer.ack(up_to=)`)."
                 f" To go on without those batches, open the consumer without a step, or with step={rest[0]}."
             )
         owner, next_step, known, *steps = rest

@@ -12,6 +12,7 @@ from rollq import Batch, Client
 from rollq.client import consumer as consumer_module
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.replies import State
+from tests.conftest import free_port
 from tests.rollq.groups import drop_group, end_holds, finish_groups, play_groups, take
 from tests.rollq.samples import claim, group, is_over, play
 from tests.waiting import until
@@ -94,6 +95,46 @@ class TestWaking:
                 redis.client_kill_filter(_id=row["id"])
         play_groups(client.ledger, "a")
         assert names(waiting.end()) == ["a"]
+
+
+def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "LOOK_S", 0.05)
+    finish_groups(client.ledger, *"abcdefgh", seal=True)
+    got: list[str] = []
+
+    def train() -> None:
+        last: Batch | None = None
+        for batch in client.batches(2):
+            got.extend(names(batch))
+            if last:
+                last.ack()
+            last = batch
+        if last:
+            last.ack()
+
+    threads = [threading.Thread(target=train, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(got) == list("abcdefgh")
+    assert is_over(client.ledger)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_redis_that_becomes_a_replica_does_not_end_a_wait(client: Client) -> None:
+    """It sends those that block away; a failover does this."""
+    client.submit(group("a"))
+    waiting = Waiting(client, 1)
+    redis = client.ledger.redis
+    until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
+    redis.replicaof("127.0.0.1", free_port())
+    until(lambda: not any(row["cmd"] == "blpop" for row in redis.client_list()))
+    redis.replicaof("NO", "ONE")
+    play_groups(client.ledger, "a")
+    assert names(waiting.end()) == ["a"]
 
 
 def test_an_idle_consumer_asks_for_less_than_a_command_a_second(

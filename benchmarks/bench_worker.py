@@ -68,7 +68,7 @@ PARTS = (
     ("environment: open and reset", Conversation, "reset"),
     ("environment: step", Conversation, "step"),
     ("environment: grade", Conversation, "grade"),
-    ("renderer: look up", RendererCache, "of"),
+    ("renderer: look up", RendererCache, "get"),
     ("agent loop and rest", JobRunner, "run"),
 )
 """Name, owner and function of each part. A function that no longer exists counts in its caller and is reported."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollq.job import NAME, Purpose
-from rollq.ledger.durability import Durability
 from rollq.urls import mask_url
 
 if TYPE_CHECKING:
@@ -117,6 +116,8 @@ def add_redis(parser: argparse.ArgumentParser) -> None:
 
 
 def add_durability(parser: argparse.ArgumentParser) -> None:
+    from rollq.ledger.durability import Durability  # imports redis, which `rollq --version` does without
+
     parser.add_argument(
         "--durability",
         type=Durability,

@@ -8,7 +8,7 @@ import pytest
 
 from rollq import cli
 from rollq.commands import flags, job_flags, submit
-from rollq_worker.commands import audit
+from rollq_worker.commands import audit, worker
 from tests.rollq.commands.conftest import Fails
 
 WHOLE = ("", "-1", "1.5", "nan", "inf", "many", "9" * 30, "0x10", "1e3")
@@ -42,6 +42,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     ),
     job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
+    worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
 UNCHECKED = {"env", "split", "broker", "redis", "tokenizer", "config", "host", "dir", "out", "file", "jobs", "what"}

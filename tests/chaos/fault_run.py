@@ -17,6 +17,7 @@ from rollq.export.record import record
 from rollq.ledger.replies import JobState, State
 from rollq.processes.child import Child
 from tests.chaos.processes import RUN, Processes
+from tests.rollback.redis_file import append_only_file
 
 LEASE_S = 15.0
 EXIT_S = 5.0
@@ -44,6 +45,8 @@ class FaultRun(Processes):
         """The jobs that must die; no others may."""
         self.max_regenerated: int | None = None
         """The most turns that may be generated twice; None: not checked."""
+        self.lost_bytes = 0
+        """Bytes of the append-only file that were cut off. Then turns are generated again, and jobs played again."""
         self.out = folder / "out.jsonl"
         self.consumer: Child | None = None
         self._groups = 0
@@ -150,6 +153,18 @@ class FaultRun(Processes):
             stat = Path(f"/proc/{child.pid}/stat")
             self.wait(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", f"{child.name} to stand still", 20)
         return True
+
+    def cut_power(self) -> None:
+        """Kill Redis and cut its file off at a place that it wrote in the last second. Then Redis comes back."""
+        file = append_only_file(self.folder / "redis")
+        before = file.stat().st_size
+        time.sleep(1.0)
+        self.send_signal(self.redis, signal.SIGKILL)
+        lost = self.rng.randint(0, max(0, file.stat().st_size - before))
+        os.truncate(file, file.stat().st_size - lost)
+        self.lost_bytes += lost
+        time.sleep(self.rng.uniform(0.0, 2.0))
+        self.start_redis()
 
     def environment_faults(self, kind: str) -> int:
         """How many ordered faults of this kind have happened."""

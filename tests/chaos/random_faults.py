@@ -65,6 +65,8 @@ class RandomFaults:
         self.tasks = 0
         self.frozen: set[int] = set()
         self.leaving: set[int] = set()
+        self.resubmit = False
+        """Whether Redis has lost something since, perhaps what a producer submitted that is gone by now."""
         self.injected: dict[str, int] = {}
         self.faults: list[Callable[[], None]] = [
             self.kill_worker,
@@ -75,6 +77,7 @@ class RandomFaults:
             self.freeze_engine,
             self.update_weights,
             self.restart_redis,
+            self.cut_power,
             self.reset_redis_connections,
             self.freeze_redis_connections,
             self.kill_consumer,
@@ -104,8 +107,10 @@ class RandomFaults:
                 self.run.expect_jobs("shop", range(self.tasks), SIZE)
             self.producer = self.submit()
 
-    def submit(self) -> Child:
-        first, last = max(0, self.tasks - GROUPS_PER_SUBMISSION), self.tasks - 1
+    def submit(self, tasks: int = 0) -> Child:
+        """The last groups, or those before that number of tasks."""
+        last = (tasks or self.tasks) - 1
+        first = max(0, last + 1 - GROUPS_PER_SUBMISSION)
         line = self.run.submit_command(first, last, SIZE, "--ahead", str(AHEAD), *self.flags, "--json")
         return self.run.start_command("submit", *line)
 
@@ -115,6 +120,11 @@ class RandomFaults:
         while self.producer is None or self.producer.exit_code != 0:
             self.producer = self.submit()
             self.run.wait(self._submitted, "a submission again")
+        if self.resubmit:
+            for tasks in range(GROUPS_PER_SUBMISSION, self.tasks + 1, GROUPS_PER_SUBMISSION):
+                self.producer = self.submit(tasks)
+                self.run.wait(self._submitted, "a submission of what may be lost")
+            self.resubmit = False
         self.run.wait(self._ended, "the end of all jobs")
 
     def kill_one_more_worker(self) -> None:
@@ -187,6 +197,10 @@ class RandomFaults:
         self.run.send_signal(self.run.redis, self.run.rng.choice((signal.SIGTERM, signal.SIGKILL)))
         self.run.wait(lambda: self.run.redis.exit_code is not None, "the end of Redis", 15)
         self.run.start_redis()
+
+    def cut_power(self) -> None:
+        self.run.cut_power()
+        self.resubmit = True
 
     def reset_redis_connections(self) -> None:
         assert self.run.redis_proxy

@@ -68,7 +68,7 @@ def fill(result: Result, run: FaultRun) -> None:
     result.wrong += [f"{what}: {ours}, not {theirs}" for what, (ours, theirs) in result.sums.items() if ours != theirs]
     result.wrong += _check_lines(lines, run)
     bound = run.max_regenerated
-    if bound is not None and result.regenerated > bound:
+    if bound is not None and not run.lost_bytes and result.regenerated > bound:
         result.wrong.append(f"{result.regenerated} turns were generated again, where {bound} were disturbed")
     if strangers := set(delivered) - run.expected:
         result.wrong.append(f"delivered, but never submitted: {sorted(strangers)[:3]}")
@@ -98,7 +98,7 @@ def _sums(
         "duplicates = lines that come again": (stats["duplicates"], len(lines) - delivered),
         "queued, leased, open, ready or held": (sum(stats[name] for name in left), 0),
     }
-    if not dropped and not stats["dead"]:
+    if not dropped and not stats["dead"] and not run.lost_bytes:
         sums["turns = turns in the file"] = stats["turns"], sum(line["turns"] for line in lines)
         sums["tokens sampled = in the file"] = stats["sampled_tokens"], sum(sum(line["mask"]) for line in lines)
     return sums

@@ -71,9 +71,7 @@ class RollbackRedis:
 
     @property
     def file(self) -> Path:
-        """The file that grows: Redis 7 has one beside its base, older ones have only one."""
-        several = sorted(self.folder.glob("appendonlydir/*.incr.aof"))
-        return several[-1] if several else self.folder / "appendonly.aof"
+        return append_only_file(self.folder)
 
     def records(self) -> list[Record]:
         return list(read_records(self.file.read_bytes()))
@@ -81,6 +79,12 @@ class RollbackRedis:
     def cut(self, offset: int) -> None:
         """Lose everything from there on. The server must be dead."""
         os.truncate(self.file, offset)
+
+
+def append_only_file(folder: Path) -> Path:
+    """The file that grows: Redis 7 has one beside its base, older ones have only one."""
+    several = sorted(folder.glob("appendonlydir/*.incr.aof"))
+    return several[-1] if several else folder / "appendonly.aof"
 
 
 def read_records(data: bytes) -> Iterator[Record]:

@@ -25,6 +25,22 @@ def restart(run: FaultRun) -> None:
     run.check_no_failures()
 
 
+@row("redis-tail")
+def tail(run: FaultRun) -> None:
+    """Killed four times, and each time up to the last second of what it wrote is gone; the last time, everything was
+    submitted and the run sealed. Whoever sees that it does not end gives the same command again."""
+    run.start_processes(latency=0.3, workers=(8, 4))
+    run.start_consumer(2)
+    run.submit(14)
+    for number in range(4):
+        if number:
+            run.wait_for_progress()
+        run.cut_power()
+        run.submit(14)
+        run.measure_recovery(run.progress(), "turns after Redis came back", 60)
+    run.check(run.lost_bytes > 0, "nothing was lost")
+
+
 @row("redis-cut")
 def cut(run: FaultRun) -> None:
     """Every connection is reset, six times."""

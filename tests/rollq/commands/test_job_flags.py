@@ -1,12 +1,16 @@
 """The flags that say what is played, and the jobs that follow from them."""
 
+import contextlib
+import io
 import sys
 
 import pytest
 
 from rollq import cli
 from rollq.commands import job_flags
+from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
+from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
 from rollq_worker.users import KINDS
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
@@ -29,6 +33,38 @@ def test_the_jobs_of_a_line() -> None:
     assert {(job.size, job.viable, job.budget.max_turns, job.sample) for job in jobs} == {(2, 1, 7, 0)}
     assert jobs[0].sampling == {"temperature": 1.0, "top_p": 0.9}
     assert jobs[0].user == {"kind": "openai", "endpoint": "local", "model": "qwen"}
+
+
+def test_queue_and_labels_are_part_of_the_jobs_and_of_their_source() -> None:
+    plain = cli.parser().parse_args(list(SUBMIT))
+    args = cli.parser().parse_args([*SUBMIT, "--queue", "qwen", "--label", "uid=a=b", "--label", '{"set": "x"}'])
+    assert {job.queue for job in job_flags.jobs(args)} == {"qwen"}
+    assert next(job_flags.jobs(args)).labels == {"uid": "a=b", "set": "x"}
+    assert (next(job_flags.jobs(plain)).queue, next(job_flags.jobs(plain)).labels) == ("rollq", {})
+    assert job_flags.source_name(args) != job_flags.source_name(plain)
+    assert "queue qwen, labels uid=a=b,set=x" in job_flags.describe(args)
+
+
+def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = (*SUBMIT, "--redis", redis_url, "--tokenizer", str(BUNDLED))
+    bundled = load_tokenizer()
+    assert cli.main(line) == 0
+    assert ledger.redis.hget(ledger.keys.meta, "tokenizer_hash") == bundled.hash.encode()
+    assert ledger.redis.hget(ledger.keys.meta, "template_hash") == bundled.template_hash.encode()
+    with pytest.raises(SettingsError, match="another tokenizer"):
+        ledger.pin_tokenizer("other", bundled.template_hash)
+    assert cli.main([*line[:-2], "--keep", "0.5"]) == 0
+    assert ledger.redis.hget(ledger.keys.meta, "keep_s") == b"43200"
+    assert "no-such" in _last_line(line, "--tokenizer=/no-such")
+    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
+    assert "--tokenizer needs the worker's packages: pip install" in _last_line(line)
+
+
+def _last_line(line: tuple[str, ...], *more: str) -> str:
+    """What a failing command says last."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert cli.main([*line, *more]) == 2
+    return said.getvalue().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_every_flag_has_its_key(file: Path) -> None:
     flags = """--run r --env shop --split test --tasks 2-5 --size 3 --epochs 2 --max-turns 9 --max-new-tokens 64
         --max-tokens 2000 --deadline 60 --temperature 0.5 --top-p 1 --calls all --single-tool --history template
         --seed 11 --user openai:local:q --purpose eval --min-viable 2 --ahead 7 --budget engine=9,user=1
-        --refill 1 --seal --json"""
+        --queue q --label uid=7 --label set=a --keep 2 --durability fsync --refill 1 --seal --json"""
     file.write_text(
         """
         run = "r"
@@ -50,12 +50,18 @@ def test_every_flag_has_its_key(file: Path) -> None:
         purpose = "eval"
         min_viable = 2
         ahead = 7
+        queue = "q"
+        keep = 2
+        durability = "fsync"
         refill = 1
         seal = true
         json = true
         [budget]
         engine = 9
         user = 1
+        [label]
+        uid = "7"
+        set = "a"
         """
     )
     by_flags = vars(cli.parser().parse_args(["submit", *flags.split()]))

@@ -76,6 +76,10 @@ class Consumer:
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
         """Ids of the groups of the batches that are not acknowledged, by step."""
+        self._since = 0.0
+        """When the wait for the next batch began, on Redis's clock; 0.0: not yet."""
+        self._timed_out = float("-inf")
+        """When a wait last timed out."""
         self._dropped = 0
         """Groups that had been dropped when the last batch came."""
         if name is not None:
@@ -126,11 +130,12 @@ class Consumer:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
         wait_log = WaitLog(lambda: explain(self._reader, self._purpose, wanted=groups, own=self.held))
-        since = 0.0
+        if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
+            self._since = 0.0
         while True:
-            taken, step = self._take(groups, since, exact, deadline)
+            taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
-                self._dropped = taken.dropped
+                self._dropped, self._since = taken.dropped, 0.0
                 if batch := self._batch(step, taken.groups, taken_over=step in self._takeover):
                     return batch
                 continue
@@ -143,9 +148,11 @@ class Consumer:
                 return None
             if exact and self._exhausted(taken, groups, began):
                 raise self._missing(taken, groups)
+            self._since = self._since or taken.at
             if time.monotonic() >= deadline:
-                raise PullTimeout(self._late(taken, groups, timeout or 0.0))
-            since = since or taken.at
+                error = PullTimeout(self._late(taken, groups, timeout or 0.0))
+                self._timed_out = time.monotonic()
+                raise error
             self._wait(taken, deadline, wait_log)
 
     def _take(self, groups: int, since: float, exact: bool, deadline: float) -> tuple[Taken, int]:

@@ -13,7 +13,7 @@ from rollq.client import consumer as consumer_module
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.replies import State
 from tests.conftest import free_port
-from tests.rollq.groups import drop_group, end_holds, finish_groups, play_groups, take
+from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups, play_groups, take
 from tests.rollq.samples import claim, group, is_over, play
 from tests.waiting import until
 
@@ -121,6 +121,17 @@ def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
         thread.join(60)
     assert sorted(got) == list("abcdefgh")
     assert is_over(client.ledger)
+
+
+def test_a_wait_in_short_pieces_is_one_wait(client: Client) -> None:
+    finish_groups(client.ledger, *"abc", seal=True)
+    take(client.ledger, 2, "other/0")
+    with client.consumer() as consumer:
+        for _ in range(2):
+            with pytest.raises(PullTimeout):
+                consumer.next(2, 0.01)
+        deliveries(client.ledger).renew_holds(["other/0"])
+        assert names(consumer.next(2, 0.01)) == ["c"]
 
 
 @pytest.mark.usefixtures("never_looks")

@@ -25,7 +25,10 @@ from tables import ms, table
 from rollq.client.celery_publisher import Publisher
 from rollq.job import Job
 from rollq.ledger.connection import connect
+from rollq.ledger.constants import NEW
+from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Publication
 from rollq.ledger.scripts import Scripts
 from rollq.settings import Settings
 from rollq_worker.engine import sglang_client as engines
@@ -187,12 +190,12 @@ def measure_messages(processes: Processes, redis_url: str, engine_url: str, wher
     """Milliseconds of a worker's CPU for one message whose claim is refused."""
     child = processes.worker(redis_url, engine_url, 16, where)
     publisher = Publisher(redis_url)
-    ids = [f"measured/task-{task}/0" for task in range(TASKS)]
+    messages = [Publication(f"measured/task-{task}/0", QUEUE, NEW) for task in range(TASKS)]
 
     def send(count: int) -> None:
         for _ in range(count // TASKS):
-            publisher.publish(ids)
-        while publisher.backlog():
+            publisher.publish(messages)
+        while any((publisher.backlog() or {}).values()):
             time.sleep(0.05)
         time.sleep(0.5)  # the last claims are still being refused
 

@@ -15,7 +15,7 @@ from rollq.ledger.reader import LedgerReader, runs
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead"),
-    "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_dropped"),
+    "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_skipped", "groups_dropped"),
     "delivery": ("delivered", "duplicates", "redelivered", "resubmitted", "fenced"),
     "work": ("turns", "sampled_tokens", "total_tokens"),
 }

@@ -131,6 +131,16 @@ class TestShortLastBatch:
         end_holds(ledger, "a")  # it died
         assert ids(ledger, 1, "me/1", since=since) == ["a"]
 
+    def test_a_dead_consumers_damaged_group_is_not_waited_for(self, ledger: Ledger) -> None:
+        finish_groups(ledger, *"abc", seal=True)
+        ids(ledger, 1, "dead/0")
+        ids(ledger, 1, "other/0")
+        ledger.redis.delete(ledger.keys.group("a"))
+        end_holds(ledger, "a")
+        since = deliveries(ledger).take(2, "me/0").at  # finds out, and drops the group
+        deliveries(ledger).renew_holds(["other/0"])
+        assert ids(ledger, 2, "me/0", since=since) == ["c"]
+
     def test_an_exact_batch_is_never_short(self, ledger: Ledger) -> None:
         finish_groups(ledger, *"abc", seal=True)
         short = deliveries(ledger).take(4, "t", exact=True)

@@ -62,6 +62,15 @@ local function give_back_what_ran_out()
   if #ended > 0 then wake_consumers(purpose) end
 end
 
+-- Whether any group of the hold can come back; a group that was dropped as damaged cannot.
+local function has_groups(of)
+  for _, name in ipairs(redis.call('SMEMBERS', typed('hold:' .. of, 'set'))) do
+    if redis.call('ZSCORE', held, name) then return true end
+  end
+  end_hold(purpose, of)
+  return false
+end
+
 -- How many groups other consumers hold, whether each of them has renewed since, and whether each is waiting, too.
 local function look_at_others()
   local groups, renewed, idle, mine = redis.call('ZCARD', held), true, true, {}
@@ -72,7 +81,8 @@ local function look_at_others()
       groups = groups - redis.call('SCARD', prefix .. 'hold:' .. rows[i])
       mine[#mine + 1] = rows[i]
     else
-      renewed = renewed and stored_number(rows[i + 1]) >= since and stored_number(rows[i + 1]) <= time
+      local at = stored_number(rows[i + 1])
+      if at < since or at > time then renewed = renewed and not has_groups(rows[i]) end
       idle = idle and redis.call('HEXISTS', waiting, of) == 1
     end
   end

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     port = free_port()
     rules = tmp_path_factory.mktemp("acl") / "users.acl"
     rules.write_text(
-        "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* ~unacked* &* +@all -@admin -@dangerous +info\n"
+        "user default off\nuser rollq on >p@ss/word ~rollq* ~_kombu.* &* +@all -@admin -@dangerous +info\n"
     )
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--aclfile", str(rules)]
     with started_redis([*command, "--dir", str(rules.parent)], port) as process:

@@ -76,6 +76,8 @@ class Consumer:
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
         """Ids of the groups of the batches that are not acknowledged, by step."""
+        self._rejected: set[int] = set()
+        """Steps of the batches that were given back."""
         self._since = 0.0
         """When the wait for the next batch began, on Redis's clock; 0.0: not yet."""
         self._timed_out = float("-inf")
@@ -253,6 +255,7 @@ class Consumer:
         else:
             self._step += 1
         self._batches[step] = [group.id for group in groups]
+        self._rejected.discard(step)
         return Batch(
             step=step,
             groups=groups,
@@ -276,6 +279,8 @@ class Consumer:
             raise lost
 
     def _ack(self, step: int, groups: Sequence[str]) -> None:
+        if step in self._rejected:
+            raise NotHeld(f"run {self._deliveries.run}: batch {step} was rejected: its groups are handed out again")
         try:
             self._retry(lambda: self._deliveries.ack(self._token(step), groups, owner=self._owner))
         except LedgerError:  # a group of the batch is lost or damaged
@@ -295,6 +300,7 @@ class Consumer:
     def _reject(self, step: int, job_id: str, reason: str) -> None:
         log.error("a finished job cannot be used and is dead-lettered: %s", reason)
         self._forget(step)
+        self._rejected.add(step)
         self._retry(lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner))
 
     def _forget(self, step: int) -> None:

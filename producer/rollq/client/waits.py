@@ -21,7 +21,7 @@ log = logging.getLogger("rollq")
 
 FIRST_S = 5.0
 """Seconds of waiting after which a wait is explained for the first time."""
-EVERY_S = 30.0
+EVERY_S = 60.0
 """Seconds between two explanations of the same wait."""
 LISTED = 5
 """Number of runs that an explanation names."""

@@ -13,6 +13,7 @@ import pytest
 
 from rollq import cli
 from rollq.client.client import Client
+from rollq.errors import NotHeld
 from rollq.job import Purpose
 from rollq.ledger import connection
 from rollq.ledger.dead_letters import DeadLetters
@@ -78,6 +79,8 @@ def test_a_trainer_can_reject_a_job(redis_url: str, ledger: Ledger) -> None:
         batches = client.batches(2, timeout=5)
         first = next(batches)
         first.reject("r/a/1", "r/a/1: a token that my model does not know")
+        with pytest.raises(NotHeld, match="was rejected"):
+            first.ack()
         second = next(batches)
         assert [t.job.id for t in second.trajectories] == ["r/a/0", "r/b/0", "r/b/1"]
         assert [list(g.dead) for g in second.groups] == [["r/a/1"], []]

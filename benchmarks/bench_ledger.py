@@ -41,11 +41,10 @@ SMALL, LARGE = 16, (10_000, 100_000)
 MILLION = 1_000_000
 UNITS = 30
 """Groups that are measured in each run."""
-AT_REST = 50
+AT_REST, ACKNOWLEDGED = 50, 600
 """Groups of which the bytes are measured."""
 DELIVERIES = 40
-IDLE_S = 8.0
-FINISHED_RUNS = 200
+IDLE_S = 20.0
 MAX_GROWTH = 3.0
 """The script time of an operation in the largest run, over that in the smallest."""
 MAX_OF_BLOBS = 0.75
@@ -53,8 +52,6 @@ MAX_OF_BLOBS = 0.75
 MAX_OF_QUEUED = 0.2
 """The bytes of an acknowledged job, over those of a queued one."""
 MAX_SCRIPTS_A_TURN = 1.5
-MAX_OF_IDLE = 2.0
-"""The commands of idle workers beside many finished runs, over those in an empty Redis."""
 MAX_OF_WAKE = 20.0
 """The median delivery, over the median time that Redis takes to wake a client that waits for a list."""
 
@@ -82,15 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-# -- workers: commands a turn, and when there is nothing to do
+# -- workers
 
 
 def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
-    """Two workers. Returns also the episode that is played again in the other parts."""
+    """What two workers send for a turn. Returns also the episode that is played again in the other parts."""
     engine_url, redis_url = processes.engine(ENV, None), processes.redis()
     workers = [processes.worker(redis_url, engine_url, CONCURRENCY, None) for _ in range(2)]
     meter = RedisMeter(redis_url)
-    idle, _ = watch_idle(meter)
     with Client(redis_url, run="played") as client:
         with meter.commands() as count:
             client.submit(Job(env=ENV, split=SPLIT, task=task, size=2) for task in range(TASKS // 2))
@@ -104,50 +100,20 @@ def measure_workers(processes: Processes) -> tuple[dict[str, float], Episode]:
         for batch in client.batches(groups=1):
             played += batch.trajectories
             batch.ack()
-    finish_runs(redis_url, FINISHED_RUNS, Episode(played[0]))
-    time.sleep(7.0)  # until the workers have seen that they are over
-    idle_after, connections = watch_idle(meter)
     meter.close()
     for worker in workers:
         worker.stop()
     turns = sum(one.turns for one in played)
-    numbers = {
-        "turns": turns,
-        "scripts_a_turn": count.scripts / turns,
-        "commands_a_turn": count.total / turns,
-        "idle_commands_a_second": idle,
-        "idle_with_finished_runs": idle_after,
-        "idle_connections_a_second": connections,
-    }
-    return numbers, Episode(min(played, key=lambda one: abs(len(one.tokens) - TOKENS) / 500 + abs(one.turns - TURNS)))
-
-
-def finish_runs(url: str, runs: int, episode: Episode) -> None:
-    """Runs that are sealed, played and acknowledged."""
-    for number in range(runs):
-        load = Load(url, f"finished-{number}", episode)
-        for job_id in load.submit(load.group()):
-            load.play(job_id, load.short)
-        load.ledger.seal()
-        load.close()
-        with Client(url, run=load.ledger.run) as client:
-            for batch in client.batches(groups=1):
-                batch.ack()
-
-
-def watch_idle(meter: RedisMeter) -> tuple[float, float]:
-    """Commands and new connections a second."""
-    connections = meter.connections()
-    with meter.commands() as count:
-        time.sleep(IDLE_S)
-    return count.total / IDLE_S, (meter.connections() - connections - 1) / IDLE_S  # one of them is the count's own
+    found = {"turns": turns, "scripts_a_turn": count.scripts / turns, "commands_a_turn": count.total / turns}
+    return found, Episode(min(played, key=lambda one: abs(len(one.tokens) - TOKENS) / 500 + abs(one.turns - TURNS)))
 
 
 # -- bytes at rest
 
 
 def measure_bytes(episode: Episode) -> dict[str, float]:
-    """Bytes a job adds to Redis: queued, then with all its turns but the end, then done, then acknowledged."""
+    """Bytes a job adds to Redis: queued, then with all its turns but the end, then done. Of acknowledged jobs there are
+    more, because they leave little."""
     with EmbeddedRedis() as server:
         load, meter = Load(server.url, "bytes", episode), RedisMeter(server.url)
         play_one_group(load)
@@ -162,8 +128,14 @@ def measure_bytes(episode: Episode) -> dict[str, float]:
             load.complete(claim, load.blobs)
         found["done"] = (meter.memory() - empty) / jobs
         acknowledge(load, AT_REST)
-        time.sleep(0.5)  # Redis gives the buffers of a long reply back
-        found["acknowledged"] = (meter.memory() - empty) / jobs
+        empty = meter.memory()
+        for _ in range(ACKNOWLEDGED // AT_REST):
+            for ids in load.fresh(AT_REST):
+                for job_id in ids:
+                    load.play(job_id, load.short)
+            acknowledge(load, AT_REST)
+        time.sleep(1.0)  # Redis gives buffers and half-empty tables back
+        found["acknowledged"] = (meter.memory() - empty) / (ACKNOWLEDGED * SIZE)
         meter.close()
         load.close()
     return found
@@ -339,17 +311,11 @@ def judge(result: dict[str, Any]) -> list[str]:
         if (growth := sizes[-1][name] / value) > MAX_GROWTH:
             wrong.append(f"{name} takes {growth:.1f} times as long in the largest run")
     used, workers, delivery = result["bytes"], result["workers"], result["delivery"]
-    idle = workers["idle_commands_a_second"]
     checks = [
         ("bytes of a running job / of its events", used["running"] / result["episode"]["bytes"], MAX_OF_BLOBS),
         ("bytes of an acknowledged job / of a queued one", used["acknowledged"] / used["queued"], MAX_OF_QUEUED),
         ("script calls a turn", workers["scripts_a_turn"], MAX_SCRIPTS_A_TURN),
         ("delivery / BLPOP", delivery["p50_ms"] / delivery["blpop_p50_ms"], MAX_OF_WAKE),
-        (
-            "idle with finished runs / without",
-            workers["idle_with_finished_runs"] / workers["idle_commands_a_second"],
-            2,
-        ),
     ]
     return wrong + [f"{what}: {value:.2f}, more than {most:g}" for what, value, most in checks if value > most]
 

@@ -129,7 +129,7 @@ class History:
         self.redis.kill()
         records = self.redis.records()
         lost = records[max(0, len(records) - cut.records) :] if cut.records else []
-        at = lost[0].start if lost else records[-1].end
+        at = lost[0].start if lost else records[-1].end if records else 0
         if cut.part and len(lost) < len(records):
             torn: Record = records[len(records) - len(lost) - 1]
             at = torn.start + max(1, int(cut.part * (torn.end - torn.start)))

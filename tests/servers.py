@@ -17,6 +17,8 @@ from tests.waiting import until
 HOST = "127.0.0.1"
 SLOTS = 16384
 SERVICE = "ledger"
+SAFE = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "5")
+"""A primary that has lost its replicas takes no writes."""
 
 
 class Server:
@@ -79,9 +81,12 @@ class PowerCut(Server):
 class Replicated:
     """A primary and replicas of it."""
 
-    def __init__(self, folder: Path, replicas: int = 1, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, replicas: int = 1, settings: Sequence[str] = (), primary: Sequence[str] = ()
+    ) -> None:
+        """`settings`: of all servers; `primary`: of the primary alone."""
         quick = ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
-        self.primary = Server(folder / "primary", [*quick, *settings])
+        self.primary = Server(folder / "primary", [*quick, *settings, *primary])
         self.servers = [self.primary]
         for number in range(replicas):
             follow = ["--replicaof", HOST, str(self.primary.port)]
@@ -106,8 +111,8 @@ class Replicated:
 class Sentinels(Replicated):
     """A primary, two replicas and three Sentinels that promote a replica once the primary is away for a second."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, replicas=2)
+    def __init__(self, folder: Path, settings: Sequence[str] = SAFE, primary: Sequence[str] = ()) -> None:
+        super().__init__(folder, 2, settings, primary)
         self.sentinels: list[subprocess.Popen[bytes]] = []
         self.ports = [free_port() for _ in range(3)]
         for port in self.ports:

@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis
@@ -44,6 +45,8 @@ KEY_REMEDY = (
 CONNECT_TIMEOUT_S = 3.0
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
 """What a server answers that is no primary any more, or is one without its replicas."""
+LOOK_EVERY_S = 1.0
+"""Seconds between two questions to Sentinels who the primary is."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
@@ -92,7 +95,7 @@ def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> 
         brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
         sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
         options |= {"db": servers.database, "retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
-        client = sentinels.master_for(servers.options["service"], redis_class=OneServer, **options)
+        client = sentinels.master_for(servers.options["service"], redis_class=SentinelClient, **options)
     return client  # type: ignore[no-any-return]
 
 
@@ -116,6 +119,25 @@ class OneServer(redis.Redis):
             raise
 
 
+class SentinelClient(OneServer):
+    """A client of the server that Sentinels call the primary.
+
+    It asks them every LOOK_EVERY_S, because a server that was replaced and lives takes writes for seconds more, which
+    are lost.
+    """
+
+    _look_at = 0.0
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            pool: Any = self.connection_pool
+            with suppress(redis.RedisError):
+                pool.get_master_address()  # drops the connections to another server
+        return super().execute_command(*args, **options)
+
+
 def leave_demoted(client: Any, error: redis.ResponseError) -> None:
     """Drop the idle connections of a client of one server, if the error says that it is no primary now."""
     if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
@@ -135,12 +157,18 @@ def _check_server(server: Any) -> list[str]:
     warnings = []
     try:
         policy, durable = server.info("memory")["maxmemory_policy"], server.info("persistence")["aof_enabled"]
+        replication = server.info("replication")
     except (redis.ResponseError, KeyError) as e:
         return [f"Redis does not show how it is configured ({e}): it must run with noeviction and appendonly"]
     if policy != "noeviction":
         warnings.append(f"Redis evicts keys when memory is short (maxmemory-policy {policy}): set it to noeviction")
     if not durable:
         warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
+    if replication.get("connected_slaves") and "min_slaves_good_slaves" not in replication:
+        warnings.append(
+            "Redis takes writes without its replicas, so what it takes after it was replaced is lost: set"
+            " min-replicas-to-write 1 and min-replicas-max-lag 5"
+        )
     return warnings
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ import redis
 from rollq import Client, Job
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError, Unwritable
-from rollq.ledger.connection import RetryLoop, connect
+from rollq.ledger.connection import RetryLoop, check_redis, connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import group
-from tests.servers import HOST, SERVICE, Sentinels, Server
+from tests.servers import HOST, SAFE, SERVICE, Replicated, Sentinels, Server
 from tests.waiting import until
 
 PATIENTLY = RetryLoop(reconnect=True)
@@ -59,6 +60,36 @@ def test_a_server_that_is_no_primary_any_more_is_left(tmp_path: Path) -> None:
             assert client.client_id() != connection
     finally:
         server.kill()
+
+
+def test_a_primary_that_was_replaced_and_lives_on_is_left(tmp_path: Path) -> None:
+    """Nothing tells it: it goes on taking writes, which would be lost."""
+    servers = Sentinels(tmp_path, settings=(), primary=("--rename-command", "SLAVEOF", ""))
+    try:
+        with connect(servers.url) as client, redis.Redis(port=servers.ports[0]) as sentinel:
+            assert client.info("server")["tcp_port"] == servers.primary.port
+            until(lambda: failover(sentinel))
+            until(lambda: servers.primary_port() != servers.primary.port)
+            until(lambda: client.info("server")["tcp_port"] != servers.primary.port)
+            assert servers.primary.client.info("replication")["role"] == "master"
+    finally:
+        servers.close()
+
+
+def failover(sentinel: redis.Redis) -> bool:
+    with suppress(redis.ResponseError):  # the replicas are not ready for it yet
+        return bool(sentinel.execute_command("SENTINEL", "FAILOVER", SERVICE))
+    return False
+
+
+def test_a_primary_without_its_replicas_is_warned_about(tmp_path: Path) -> None:
+    for settings, warnings in (((), 1), (SAFE, 0)):
+        pair = Replicated(tmp_path / str(warnings), settings=[*settings, "--maxmemory-policy", "noeviction"])
+        try:
+            with connect(pair.primary.url) as client:
+                assert len(check_redis(client)) == warnings
+        finally:
+            pair.close()
 
 
 def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:

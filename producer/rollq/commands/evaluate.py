@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(job_flags.explain_interrupt())
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
+        if out:
+            out.run_began = client.reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(job_flags.describe(args))
         _submit(args, client, progress)

@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
+        if out:
+            out.run_began = client.reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not (out or args.no_ack):

@@ -6,11 +6,13 @@ however often its group comes. One process at a time writes. `rollq.export.recor
 
 import fcntl
 import json
+import logging
 import os
 import re
 import sqlite3
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 
 from rollq.errors import ContractError, RollqError, SettingsError
@@ -18,7 +20,9 @@ from rollq.export.record import record
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 
-WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",.+\}\n', re.DOTALL)
+log = logging.getLogger("rollq")
+
+WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",(?:"began":([0-9.]+),)?.+\}\n', re.DOTALL)
 """Matches a line that this module wrote."""
 START = b'{"job":"'
 """How such a line starts. This tells a torn line from the text of another program."""
@@ -44,6 +48,9 @@ class TrajectoryFile:
         self.path = path
         self.repeated = 0
         """Trajectories that were in the file already and were not written again."""
+        self.run_began: Callable[[], float] = lambda: inf
+        """When the run was first submitted to, Unix seconds. It tells an episode of this run from one of an earlier run
+        of that name."""
         self._lines = _Lines()
         self._begun = append
         self._fd = _open(path)
@@ -68,7 +75,8 @@ class TrajectoryFile:
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 written_here = WHOLE_LINE.fullmatch(whole)  # faster than parsing the whole line for its job
                 job_id = written_here[1].decode() if written_here else _parse(line, f"{self.path}:{number}")["job"]
-                self._lines.add({job_id: hash(whole)})
+                began = float(written_here[2] or 0) if written_here else 0.0
+                self._lines.add([(job_id, hash(whole), began)])
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -85,9 +93,12 @@ class TrajectoryFile:
         """Write the trajectories. All of them are on disk when it returns, and none when it raises Unexportable or
         SettingsError.
 
-        Raises Unexportable for a trajectory that JSON cannot hold, SettingsError when the file has another episode of
-        one of the jobs, RollqError when the file cannot be written.
+        A job whose acknowledgement Redis has lost may come again with another episode: the file keeps the first. Raises
+        Unexportable for a trajectory that JSON cannot hold, SettingsError when the file has an episode of one of the
+        jobs from an earlier run of that name, RollqError when the file cannot be written.
         """
+        trajectories = list(trajectories)
+        began = {trajectory.job.id: trajectory.header.at for trajectory in trajectories}
         lines = {trajectory.job.id: _line(trajectory) for trajectory in trajectories}
         new = {job_id: line for job_id, line in lines.items() if not self._has(job_id, line)}
         try:
@@ -97,17 +108,21 @@ class TrajectoryFile:
                 f"cannot write {self.path}: {e.strerror}. It holds everything that was acknowledged; the rest will be"
                 " handed out again"
             ) from e
-        self._lines.add({job_id: hash(line) for job_id, line in new.items()})
+        self._lines.add((job_id, hash(line), began[job_id]) for job_id, line in new.items())
         self.repeated += len(lines) - len(new)
 
     def _has(self, job_id: str, line: bytes) -> bool:
-        known = self._lines.get(job_id)
-        if known not in (None, hash(line)):
-            raise SettingsError(
-                f"{self.path} has another episode of job {job_id}, perhaps from an earlier run of that name: write to"
-                " another file. The new episode is not lost; it is handed out again within a minute"
-            )
-        return known is not None
+        if not (known := self._lines.get(job_id)):
+            return False
+        known_hash, began = known
+        if known_hash != hash(line):
+            if began < self.run_began():
+                raise SettingsError(
+                    f"{self.path} has another episode of job {job_id}, from before this run began: write to another"
+                    " file. The new episode is not lost; it is handed out again within a minute"
+                )
+            log.warning("job %s came again with another episode: %s keeps the first", job_id, self.path)
+        return True
 
     def _append(self, data: bytes) -> None:
         self.begin()
@@ -129,7 +144,7 @@ class TrajectoryFile:
 
 
 class _Lines:
-    """Which jobs are in the file, and a hash of each one's line, which tells one episode from another.
+    """Which jobs are in the file, a hash of each one's line, which tells one episode from another, and its age.
 
     They are in a temporary database on disk, which SQLite deletes when it is closed: a file may have millions of lines.
     """
@@ -138,16 +153,17 @@ class _Lines:
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")  # nothing is ever rolled back
         self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._database.execute("CREATE TABLE line (job TEXT PRIMARY KEY, hash INTEGER) WITHOUT ROWID")
+        self._database.execute("CREATE TABLE line (job TEXT PRIMARY KEY, hash INTEGER, began REAL) WITHOUT ROWID")
         self._database.execute("BEGIN")
 
-    def add(self, hashes: Mapping[str, int]) -> None:
-        """A job that is there already gets the new hash."""
-        self._database.executemany("INSERT OR REPLACE INTO line VALUES (?, ?)", hashes.items())
+    def add(self, lines: Iterable[tuple[str, int, float]]) -> None:
+        """Job, hash and when the episode began. A job that is there already gets the new ones."""
+        self._database.executemany("INSERT OR REPLACE INTO line VALUES (?, ?, ?)", lines)
 
-    def get(self, job_id: str) -> int | None:
-        found = self._database.execute("SELECT hash FROM line WHERE job = ?", (job_id,)).fetchone()
-        return None if found is None else int(found[0])
+    def get(self, job_id: str) -> tuple[int, float] | None:
+        """Hash, and when the episode began: Unix seconds, 0.0 where the line does not say."""
+        found = self._database.execute("SELECT hash, began FROM line WHERE job = ?", (job_id,)).fetchone()
+        return None if found is None else (int(found[0]), float(found[1]))
 
     def close(self) -> None:
         self._database.close()

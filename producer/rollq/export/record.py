@@ -15,6 +15,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
     job = trajectory.job
     return {
         "job": job.id,
+        "began": trajectory.header.at,
         "run": job.run,
         "group": job.group,
         "sample": job.sample,

@@ -5,7 +5,7 @@ It only reads, so an answer may be stale; every decision is a script of `Ledger`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import redis
@@ -67,6 +67,11 @@ class LedgerReader:
     def exists(self) -> bool:
         """Whether a producer has submitted to the run or fixed something for it."""
         return bool(self.scripts.guard(self.keys.meta, lambda: self.redis.exists(self.keys.meta)))
+
+    def began(self) -> float:
+        """When the run was first submitted to, Unix seconds; inf for an unknown run."""
+        found = self.scripts.guard(RUNS, lambda: self.redis.zscore(RUNS, self.run))
+        return inf if found is None else float(found)
 
     def standing(self, purpose: Purpose = Purpose.TRAIN) -> Standing:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""

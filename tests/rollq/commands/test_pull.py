@@ -117,7 +117,7 @@ def test_a_run_name_that_was_used_before(
     capsys.readouterr()
     assert pull(redis_url, 1, "--out", str(out)) == 2
     said = capsys.readouterr().err
-    assert f"{out} has another episode of job r/a/0, perhaps from an earlier run of that name" in said
+    assert f"{out} has another episode of job r/a/0, from before this run began" in said
     assert "write to another file" in said
     assert out.read_bytes() == before
     assert reader(ledger).stats()["delivered"] == 0

@@ -4,6 +4,7 @@ import json
 import pickle
 import resource
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,22 @@ def test_another_episode_of_the_same_job_is_never_skipped(tmp_path: Path) -> Non
         with pytest.raises(SettingsError, match=r"out\.jsonl has another episode of job r/g0/0.* another file"):
             out.save([played(1, 0, 1.0), played(0, 0, 0.0)])
         assert path.read_bytes() == before
+
+
+def test_a_job_that_redis_made_come_again_keeps_its_first_episode(tmp_path: Path, caplog) -> None:
+    """Its acknowledgement was lost with Redis's last writes, and its last turn was played again."""
+    path, first, again = tmp_path / "out.jsonl", played(0, 0, 1.0), played(0, 0, 0.0)
+    with TrajectoryFile(path, append=True) as out:
+        out.save([replace(first, header=replace(first.header, at=1000.0))])
+    before = path.read_bytes()
+    with TrajectoryFile(path, append=True) as out:
+        out.run_began = lambda: 999.0
+        out.save([again])
+        assert (path.read_bytes(), out.repeated) == (before, 1)
+        assert "job r/g0/0 came again with another episode" in caplog.text
+        out.run_began = lambda: 1001.0  # the line is older than the run
+        with pytest.raises(SettingsError, match="before this run began"):
+            out.save([again])
 
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:

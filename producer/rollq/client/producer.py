@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -73,15 +72,15 @@ class Producer:
         """Seals the run once the ledger has everything that was submitted here. Raises Gap when it lost more than can
         be submitted again."""
         while True:
+            for source in list(self._sources.values()):
+                _total(self._enter(None, 0, source))
             cursors = {name: source.position.cursor for name, source in self._sources.items()}
             try:
                 return retry(partial(self._ledger.seal, cursors))
             except Gap as gap:
                 source = self._sources[gap.source]
                 with source.lock:
-                    lost = self._go_back(source, gap)
-                for group in lost:
-                    _total(self._enter(group, 0, source))
+                    self._go_back(source, gap)
 
     def close(self) -> None:
         """Forgets in Redis how far the groups without a source got. Raises nothing."""
@@ -97,8 +96,9 @@ class Producer:
 
     def _submissions(self, jobs: Iterable[Job], ahead: int, source: Source) -> Iterator[Submission]:
         groups, skipped = whole_groups(jobs, self._ledger.run), list[Sequence[Job]]()
+        nameless = source is self._own
         while (group := next(groups, None)) is not None:
-            if source is not self._own and source.skip(group):
+            if not nameless and source.skip(group):
                 skipped.append(group)
                 if len(skipped) == PAGE:
                     yield self._known(skipped)
@@ -107,9 +107,10 @@ class Producer:
             try:
                 yield from self._enter(group, ahead, source)
             except Gap as gap:
-                if source is self._own:  # the caller knows now what is missing, and begins another
-                    self._own = _nameless()
-                    del self._sources[source.name]
+                if nameless:  # the caller knows now what is missing, and begins another
+                    if source is self._own:  # no other thread has found out before
+                        self._own = _nameless()
+                    self._sources.pop(source.name, None)
                     raise
                 if iter(jobs) is jobs:  # an iterator cannot be read again
                     raise
@@ -117,7 +118,7 @@ class Producer:
                 source.begin_again(gap.cursor)
                 groups, skipped = whole_groups(jobs, self._ledger.run), []
         yield self._known(skipped)
-        if source is not self._own:
+        if not nameless:
             source.check_end(self._ledger.run)
 
     def _known(self, groups: Sequence[Sequence[Job]]) -> Submission:
@@ -129,41 +130,46 @@ class Producer:
             (acked if state in ("acked", "") else known).extend(job.id for job in group)
         return Submission(known=known, acked=acked)
 
-    def _enter(self, group: Sequence[Job], ahead: int, source: Source) -> Iterator[Submission]:
-        """Enters the group as soon as there is room, after the groups of the source that Redis has lost.
+    def _enter(self, group: Sequence[Job] | None, ahead: int, source: Source) -> Iterator[Submission]:
+        """Enters the groups of the source that Redis has lost, then this one, each as soon as there is room.
 
-        Raises Gap when it lost more than the source keeps.
+        Raises Gap when Redis lost more than the source keeps.
         """
         self._sources.setdefault(source.name, source)
-        purpose, pause = group[0].purpose, FIRST_PAUSE_S
-        wait = WaitLog(partial(explain, self._reader, purpose, ahead=ahead))
-        todo = deque([group])
-        while todo:
+        pause, wait = FIRST_PAUSE_S, None
+        while True:
             with source.lock:
-                after = source.position.after(todo[0])
+                missing = len(source.missing) > 0
+                todo = source.missing[0] if missing else group
+                if todo is None:
+                    return
+                after = source.position.after(todo)
                 try:
-                    submission = self._submit(todo[0], source.name, after.cursor, ahead)
+                    submission = self._submit(todo, source.name, after.cursor, ahead)
                 except Gap as gap:
-                    todo.extendleft(reversed(self._go_back(source, gap)))
+                    self._go_back(source, gap)
                     continue
                 if not submission.full:
-                    entered = todo.popleft()
-                    source.move(entered, after)
+                    source.move(todo, after)
+                    if missing:  # kept until then, because the call may have failed
+                        source.missing.popleft()
             if submission.full:
+                wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
                 time.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, pause * 1.5)
                 continue
             if submission.new:
-                self._publish(entered)
+                self._publish(todo)
             yield submission
+            if not missing:
+                return
 
-    def _go_back(self, source: Source, gap: Gap) -> list[Sequence[Job]]:
+    def _go_back(self, source: Source, gap: Gap) -> None:
         for fix in self._settings.values():
             retry(fix)
         lost = source.go_back(gap)
-        log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, len(lost))
-        return lost
+        log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, lost)
 
     def _submit(self, group: Sequence[Job], source: str, cursor: Cursor, ahead: int) -> Submission:
         publish_in_s = PUBLISHING_S if self._publisher.available else 0.0

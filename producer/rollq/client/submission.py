@@ -111,6 +111,8 @@ class Source:
         self._submitted = submitted
         self._recent: deque[tuple[Position, Sequence[Job]]] = deque(maxlen=RECENT)
         """The last groups, each with the place before it."""
+        self.missing: deque[Sequence[Job]] = deque()
+        """Groups that Redis has lost, in their order. They are entered before any other."""
 
     def move(self, group: Sequence[Job], after: Position) -> None:
         """The group was entered; the next one comes after it."""
@@ -132,25 +134,24 @@ class Source:
             )
         return True
 
-    def go_back(self, gap: Gap) -> list[Sequence[Job]]:
-        """Goes back to where the ledger's copy ends. Returns the groups that come after it again.
+    def go_back(self, gap: Gap) -> int:
+        """Goes back to where the ledger's copy ends. What came after it is missing now; returns how many groups.
 
         Raises the gap itself when that is longer ago than what is kept.
         """
-        lost = []
-        for before, group in reversed(self._recent):
-            lost.append(group)
+        for lost, (before, _) in enumerate(reversed(self._recent), 1):
             if before.cursor == gap.cursor:
                 self.position = before
-                for _ in lost:
-                    self._recent.pop()
-                return lost[::-1]
+                for _ in range(lost):
+                    self.missing.appendleft(self._recent.pop()[1])
+                return lost
         raise gap
 
     def begin_again(self, submitted: Cursor) -> None:
         """The source is read again from its first group, and skipped up to where the ledger's copy ends."""
         self.position, self._submitted = Position(), submitted
         self._recent.clear()
+        self.missing.clear()
 
     def check_end(self, run: str) -> None:
         """Called at the end of the source. Raises JobConflict when more groups were submitted before."""

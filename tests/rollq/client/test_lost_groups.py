@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from rollq import cli
 from rollq.client import submission
@@ -126,6 +127,32 @@ def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, source: st
     client.seal()
     check_whole(client)
     assert client.stats()["sealed"]
+
+
+@pytest.mark.parametrize("then", ["seal", "submit"])
+@pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
+def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch, source: str | None, then: str
+) -> None:
+    """It comes back for one group, and then not within the minute that a call waits."""
+    tail = Tail(client.ledger.redis)
+    client.submit(Jobs({2: tail.begin}), source=source)
+    tail.lose()
+    submit, calls = client.ledger.submit, itertools.count()
+
+    def cut_off(*args: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise redis.ConnectionError("away")
+        return submit(*args, **options)
+
+    monkeypatch.setattr(client.ledger, "submit", cut_off)
+    with pytest.raises(redis.ConnectionError):
+        client.submit([job(0, "last", size=1)]) if source is None else client.seal()
+    if then == "submit":
+        client.submit([job(0, "last", size=1)])
+    client.seal()
+    stats = client.stats()
+    assert (stats["submitted"], stats["sealed"]) == (2 * GROUPS + (then == "submit"), True)
 
 
 def test_a_lost_seal_comes_back_with_the_same_line(redis_url: str, ledger: Ledger) -> None:

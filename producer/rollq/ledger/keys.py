@@ -28,7 +28,8 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:hold:<token>     set   the groups of a batch; its token is session/number (lua/holds.lua)
     rollq:{run}:holds:<purpose>  zset  token of a hold -> when it was last renewed
     rollq:{run}:consumer:<purpose>:<name>  hash  a named consumer: owner (generation#text), opened (generations), next
-                                       (step), acked (the highest step)
+                                       (step), acked (the highest step), whole (the last step that was acknowledged
+                                       without the names of its groups)
     rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute
     rollq:{run}:group:<group>    hash  seq, size, viable, purpose, queue, schema (of its jobs' blobs), body (the first

@@ -4,6 +4,7 @@ import pytest
 
 from rollq.errors import ContractError, FailureClass, JobConflict, LedgerError, NotHeld
 from rollq.job import Purpose
+from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, deliveries, end_holds, finish_groups, play_groups, take
 from tests.rollq.samples import claim, group, is_over, journal, play, prompt, reader
@@ -256,6 +257,20 @@ class TestAcknowledgement:
         take(ledger, 1, "t")
         ack(ledger, "t")
         assert 86400 < ledger.redis.ttl(ledger.keys.acked("a")) <= 2 * 86400
+
+    def test_a_record_stays_as_long_as_a_dead_member(self, ledger: Ledger) -> None:
+        ledger.keep(2.0)
+        jobs = group("a", min_viable=1)
+        ledger.submit(jobs)
+        ledger.fail("r/a/0", claim(ledger, "r/a/0").lease, FailureClass.CANCELLED, "x")
+        play(ledger, "r/a/1")
+        take(ledger, 1, "t")
+        ack(ledger, "t")
+        assert ledger.redis.ttl(ledger.keys.acked("a")) == -1
+        DeadLetters(ledger.redis, "r").discard("r/a/0")
+        assert ledger.redis.ttl(ledger.keys.acked("a")) > 86400
+        ledger.redis.delete(ledger.keys.acked("a"))  # as if that time had passed
+        assert len(ledger.submit(jobs).new) == 2
 
 
 class TestSkip:

@@ -177,13 +177,15 @@ def snapshot(ledger: Ledger) -> dict[bytes, Any]:
     return found
 
 
-def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    calls: list[tuple[str, Any]] = []
+def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Any]]:
+    """Script, arguments and reply of each call."""
+    calls: list[tuple[str, Any, Any]] = []
     call = Scripts.call
 
     def recorded(self: Scripts, name: str, args: Any, **options: Any) -> Any:
-        calls.append((name, args))
-        return call(self, name, args, **options)
+        reply = call(self, name, args, **options)
+        calls.append((name, args, reply))
+        return reply
 
     monkeypatch.setattr(Scripts, "call", recorded)
     return calls
@@ -195,13 +197,15 @@ def test_twice_is_once(case: Case, ledger: Ledger, monkeypatch: pytest.MonkeyPat
     before = snapshot(ledger)
     calls = record_calls(monkeypatch)
     case.act(ledger)
-    ((name, args),) = calls
+    ((name, args, reply),) = calls
     assert name == case.script
     once = snapshot(ledger)
     again = ledger.scripts.call(name, args)
     assert snapshot(ledger) == once
     if name != "reap":  # what was handed out is being published
         assert again == ledger.scripts.call(name, args)
+    if name not in ("reap", "cancel_group", "snapshot"):
+        assert again == reply
     if name not in ("renew_leases", "renew_holds", "confirm", "snapshot"):  # they move times only, or nothing
         assert once != before
 

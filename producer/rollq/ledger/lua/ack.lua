@@ -10,8 +10,12 @@ local token, owner, why, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], {}
 local hold = typed('hold:' .. token, 'set')
 for i = 5, #ARGV do names[#names + 1] = ARGV[i] end
 if taken_over(token, owner) then return { 'fenced' } end
-if #names == 0 then names = redis.call('SMEMBERS', hold) end
-if #names == 0 then return { 'lost', '' } end
+local consumer, step, whole = consumer_of(token), step_of(token), #names == 0
+if whole then names = redis.call('SMEMBERS', hold) end
+if #names == 0 then
+  local again = consumer and redis.call('HGET', consumer, 'whole') == tostring(step)
+  return again and { 'ok' } or { 'lost', '' }
+end
 for _, name in ipairs(names) do
   if redis.call('EXISTS', prefix .. 'group:' .. name) == 0 then
     local record = acked_record(name)
@@ -35,10 +39,10 @@ for _, group in ipairs(groups) do
   count(why == '' and 'delivered' or 'skipped', group.done)
   if why ~= '' then count('skipped:' .. why) end
 end
-local consumer = consumer_of(token)
-if consumer and why == '' and step_of(token) >= stored_number(redis.call('HGET', consumer, 'acked')) then
-  redis.call('HSET', consumer, 'acked', step_of(token))
+if consumer and why == '' and step >= stored_number(redis.call('HGET', consumer, 'acked')) then
+  redis.call('HSET', consumer, 'acked', step)
 end
+if consumer and whole then redis.call('HSET', consumer, 'whole', step) end
 if #groups > 0 then
   if redis.call('EXISTS', hold) == 0 then end_hold(groups[1].purpose, token) end
   wake_consumers(groups[1].purpose)

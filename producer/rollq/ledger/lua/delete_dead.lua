@@ -1,6 +1,6 @@
 -- Delete what a dead job held (body, journals). It stays counted as dead. With the last dead member of a dropped group
 -- the graded members go too, because the group can never come back.
--- reads and writes  dead count group:<group> acked:<group> prompts:<group> job:<job> journal:<job>
+-- reads and writes  run dead count group:<group> acked:<group> prompts:<group> job:<job> journal:<job>
 --                   journal:<job>#<attempt>
 -- ARGV   id
 -- reply  ok | unknown | state (of a job that is not dead)
@@ -26,7 +26,10 @@ if acked then
   for _, of in ipairs(acked.dead) do
     letters = letters or redis.call('EXISTS', prefix .. 'job:' .. member(name, of)) == 1
   end
-  if not letters then redis.call('DEL', prefix .. 'prompts:' .. name) end
+  if not letters then
+    redis.call('DEL', prefix .. 'prompts:' .. name)
+    let_expire(prefix .. 'acked:' .. name)
+  end
 else
   free(id)
   redis.call('HSET', job, 'discarded', 1)

@@ -31,7 +31,7 @@ end
 -- The last claim of a job as the lease set names it: attempt#token.
 local function lease_of(id)
   local attempt, token = whole(field('job:' .. id, 'attempt'), 0, MOST), field('job:' .. id, 'token')
-  if attempt and token then return attempt .. '#' .. token end
+  if attempt and (token or attempt == 0) then return attempt .. '#' .. (token or '') end
   return find_leases(id)[1] or attempts(id) .. '#'
 end
 
@@ -74,6 +74,12 @@ local function free_graded_members(group)
   redis.call('HDEL', group.key, 'body')
 end
 
+-- The record of an acknowledged group is kept as long as the run says, and at least as long as its dead members.
+local function let_expire(record)
+  local keep_s = whole(field('run', 'keep_s'), 1, MOST)
+  if keep_s then redis.call('EXPIRE', record, keep_s) end
+end
+
 -- An acknowledged group becomes one small record, by which a later submission of it is recognised. Dead members that
 -- were not discarded keep what they hold.
 local function shrink(group, token)
@@ -97,8 +103,7 @@ local function shrink(group, token)
   local record = prefix .. 'acked:' .. group.name
   redis.call('SET', record, table.concat({ group.seq, group.size, token, table.concat(dead, ','),
     table.concat(digests) }, ' '))
-  local keep_s = whole(field('run', 'keep_s'), 1, MOST)
-  if keep_s then redis.call('EXPIRE', record, keep_s) end
+  if not letters then let_expire(record) end
 end
 
 -- One more member of the group is 'done' or 'dead'. When all have ended, the group is ready or dropped.

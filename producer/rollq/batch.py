@@ -3,10 +3,18 @@
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from rollq.advantages import estimate, grpo
+from rollq.arrays import Row, pack, pad
+from rollq.errors import ContractError
+from rollq.job import Json
 from rollq.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollq.arrays import Numpy, PackedArrays, PaddedArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +34,17 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """One per trajectory."""
-        return [t.reward for t in self.trajectories if t.reward is not None]
+        """One per trajectory. Raises ContractError for a trajectory without one: it would shift those after it."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        if len(rewards) != len(self.trajectories):
+            ungraded = next(t.job.id for t in self.trajectories if t.reward is None)
+            raise ContractError(f"job {ungraded}: it has no reward, so it is no trajectory of a group")
+        return rewards
 
     @property
     def advantages(self) -> list[float]:
-        """One per trajectory: its reward minus the group's mean, over the group's standard deviation (GRPO, arXiv
-        2402.03300, section 4.1.2). All 0.0 when the rewards agree."""
-        rewards = self.rewards
-        if not rewards:
-            return []
-        mean = sum(rewards) / len(rewards)
-        deviation = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
-        return [(r - mean) / deviation if deviation > 1e-8 else 0.0 for r in rewards]
+        """One per trajectory, by GRPO. `rollq.advantages` has the other estimators."""
+        return grpo(self.rewards)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +87,11 @@ class Batch:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The trajectories of all groups, in order. The lists below have one entry for each."""
+        """The trajectories of all groups, in order. The lists below have one entry for each.
+
+        A trajectory with several traces (`history=template`) is several rows: train on its `segments()`, or on
+        `arrays()`.
+        """
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     @property
@@ -103,3 +113,51 @@ class Batch:
     def advantages(self) -> list[float]:
         """One per trajectory, normalised in its group (GRPO)."""
         return [advantage for group in self.groups for advantage in group.advantages]
+
+    @property
+    def rewards(self) -> list[float]:
+        """One per trajectory."""
+        return [reward for group in self.groups for reward in group.rewards]
+
+    @property
+    def group_indices(self) -> list[int]:
+        """One per trajectory: the index of its group in `groups`."""
+        return [index for index, group in enumerate(self.groups) for _ in group.trajectories]
+
+    @property
+    def labels(self) -> list[Mapping[str, Json]]:
+        """One per trajectory: the labels of its job."""
+        return [trajectory.job.labels for trajectory in self.trajectories]
+
+    def arrays(
+        self, *, pad_to: int | None = None, dtype: str = "int64", advantages: str = "grpo"
+    ) -> PaddedArrays[Numpy]:
+        """numpy arrays of the shape (rows, length), padded on the right: to the longest row, or to `pad_to` tokens.
+
+        One row per segment, in the order of the trajectories, so each sampled token is in them once. `dtype` is that of
+        the token ids: int64 or int32. `advantages` is an estimator's name: grpo, dr_grpo or rloo. `.torch()` makes
+        tensors of them. `rollq.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
+
+        Raises SettingsError when numpy is not installed, and ContractError when a row is longer than `pad_to`.
+        """
+        return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype)
+
+    def packed(self, *, dtype: str = "int64", advantages: str = "grpo") -> PackedArrays[Numpy]:
+        """The rows of `arrays` end to end, without padding: `rollq.arrays.PackedArrays`."""
+        return pack(self._rows(advantages), dtype=dtype)
+
+    def _rows(self, estimator: str) -> list[Row]:
+        advantages = [a for group in self.groups for a in estimate(group.rewards, estimator)]
+        members = zip(self.trajectories, self.group_indices, self.rewards, advantages, strict=True)
+        return [
+            Row(
+                segment=segment,
+                job_id=trajectory.job.id,
+                trajectory=index,
+                group=group,
+                reward=reward,
+                advantage=advantage,
+            )
+            for index, (trajectory, group, reward, advantage) in enumerate(members)
+            for segment in trajectory.segments()
+        ]

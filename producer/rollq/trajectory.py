@@ -12,10 +12,11 @@ trainer, which reads tokens, never pays for them. Pure values, standard library 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import FailureClass
@@ -159,7 +160,8 @@ class Closed(_Texts):
     at: float = 0.0
 
 
-Event = Prompt | Sampled | Observed | Closed
+_Span = Prompt | Sampled | Observed
+Event = _Span | Closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +186,49 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One trace as a row to train on: the prompt, and the response of policy and environment in turn.
+
+    What is derived of the response has one entry per response token; tokens of the prompt are never trained.
+    """
+
+    prompt_ids: array[int]
+    """array('I'), the buffer of the Prompt."""
+    events: Sequence[Sampled | Observed]
+    """The response. It holds at least one sampled token."""
+
+    @cached_property
+    def response_ids(self) -> array[int]:
+        """array('I'): sampled tokens and bridges."""
+        return array("I", b"".join(event.ids for event in self.events))
+
+    @cached_property
+    def mask(self) -> bytes:
+        """1 where the policy sampled the token, else 0."""
+        return _mask(self.events)
+
+    @cached_property
+    def logprobs(self) -> array[float]:
+        """array('f'): 0.0 where the mask is 0."""
+        return _logprobs(self.events)
+
+    @cached_property
+    def versions(self) -> list[str | None]:
+        """The weight version that sampled the token, None where the mask is 0."""
+        return _versions(self.events)
+
+    @cached_property
+    def turns(self) -> array[int]:
+        """array('I'): number of the turn that the token belongs to; a bridge belongs to the turn that it answers."""
+        return array("I", (turn for event in self.events for turn in repeat(event.turn, len(event.ids))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One episode, finished or not. The derived sequences run over all traces, end to end, and have equal length."""
+    """One episode, finished or not. The derived sequences run over all traces, end to end, and have equal length.
+
+    Train on `segments()`: with several traces, the tokens end to end are no text that a model has seen.
+    """
 
     job: Job
     header: Header
@@ -221,48 +264,27 @@ class Trajectory:
     @cached_property
     def tokens(self) -> array[int]:
         """array('I'): every token of every trace."""
-        tokens = array("I")
-        for event in self._spans():
-            tokens.extend(event.ids)
-        return tokens
+        return array("I", b"".join(event.ids for event in self._spans()))
 
     @cached_property
     def mask(self) -> bytes:
         """One byte per token: 1 where the policy sampled it, else 0."""
-        return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in self._spans())
+        return _mask(self._spans())
 
     @cached_property
     def logprobs(self) -> array[float]:
         """array('f'), one per token: 0.0 where the mask is 0."""
-        logprobs = array("f")
-        for event in self._spans():
-            if isinstance(event, Sampled):
-                logprobs.extend(event.logprobs)
-            else:
-                logprobs.frombytes(bytes(4 * len(event.ids)))
-        return logprobs
+        return _logprobs(self._spans())
 
     @cached_property
     def versions(self) -> list[str | None]:
         """One entry per token: the weight version that sampled it, None where the mask is 0."""
-        versions: list[str | None] = []
-        for event in self._spans():
-            if isinstance(event, Sampled):
-                for span in event.versions:
-                    versions += [span.version] * (span.end - span.start)
-            else:
-                versions += [None] * len(event.ids)
-        return versions
+        return _versions(self._spans())
 
     @cached_property
     def traces(self) -> list[int]:
         """Lengths of the traces; their sum is the number of tokens."""
-        lengths: list[int] = []
-        for event in self._spans():
-            if isinstance(event, Prompt):
-                lengths.append(0)
-            lengths[-1] += len(event.ids)
-        return lengths
+        return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self._traces()]
 
     @property
     def turns(self) -> int:
@@ -283,5 +305,46 @@ class Trajectory:
                 messages += [event.message, *event.replies]
         return messages
 
-    def _spans(self) -> Iterator[Prompt | Sampled | Observed]:
+    def segments(self) -> list[Segment]:
+        """The rows to train on: one per trace in which the policy sampled something.
+
+        Each sampled token is in exactly one segment. With `history=template` the prompt of a later trace repeats
+        earlier turns as the template writes them; they are prompt there, and not trained a second time.
+        """
+        return [
+            Segment(prompt_ids=prompt.ids, events=response)
+            for prompt, response in self._traces()
+            if any(isinstance(event, Sampled) and event.ids for event in response)
+        ]
+
+    def _traces(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
+        traces: list[tuple[Prompt, list[Sampled | Observed]]] = []
+        for event in self._spans():
+            if isinstance(event, Prompt):
+                traces.append((event, []))
+            else:
+                traces[-1][1].append(event)
+        return traces
+
+    def _spans(self) -> Iterator[_Span]:
         return (event for event in self.events if not isinstance(event, Closed))
+
+
+def _mask(spans: Iterable[_Span]) -> bytes:
+    return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in spans)
+
+
+def _logprobs(spans: Iterable[_Span]) -> array[float]:
+    parts = (event.logprobs if isinstance(event, Sampled) else bytes(4 * len(event.ids)) for event in spans)
+    return array("f", b"".join(parts))
+
+
+def _versions(spans: Iterable[_Span]) -> list[str | None]:
+    versions: list[str | None] = []
+    for event in spans:
+        if isinstance(event, Sampled):
+            for span in event.versions:
+                versions += [span.version] * (span.end - span.start)
+        else:
+            versions += [None] * len(event.ids)
+    return versions

@@ -1,0 +1,198 @@
+"""Rows to train on as numpy arrays or torch tensors: padded to one length, or packed end to end.
+
+The only module that imports numpy and torch, each when it is first needed. `Batch.arrays` and `Batch.packed` are the
+way in.
+"""
+
+from __future__ import annotations  # numpy's names are not there at run time
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rollq.errors import ContractError
+from rollq.extras import needs
+from rollq.trajectory import Sampled, Segment
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+    Numpy = ndarray[Any, Any]
+
+Array = TypeVar("Array")
+
+TOKEN_DTYPES = ("int64", "int32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the arrays: a segment, and what is known of its trajectory."""
+
+    segment: Segment
+    job_id: str
+    trajectory: int
+    group: int
+    reward: float
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.segment.prompt_ids) + sum(len(event.ids) for event in self.segment.events)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arrays(Generic[Array]):
+    """What padded and packed arrays share."""
+
+    tokens: Array
+    """`dtype`, int64 unless asked otherwise: token ids."""
+    mask: Array
+    """bool: True where the policy sampled the token. Train on these tokens and on no others."""
+    logprobs: Array
+    """float32: the engine's logprob of the token at the same place; 0.0 where the mask is False."""
+    versions: Array
+    """int32: the weight version that sampled the token, as an index into `version_names`; -1 where the mask is
+    False."""
+    version_names: tuple[str, ...]
+    """The engine's names of the versions, in the order in which they first occur."""
+    prompt_lengths: Array
+    """int64, (rows,): number of tokens before the response."""
+    rewards: Array
+    """float32, (rows,): the reward of the row's trajectory."""
+    advantages: Array
+    """float32, (rows,): the advantage of the row's trajectory in its group."""
+    trajectory_index: Array
+    """int64, (rows,): the row's trajectory, as an index into `batch.trajectories`. Rows of one trajectory are
+    neighbours."""
+    group_index: Array
+    """int64, (rows,): the row's group, as an index into `batch.groups`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PaddedArrays(_Arrays[Array]):
+    """One row per segment, padded on the right: `tokens`, `attention_mask`, `mask`, `logprobs` and `versions` have the
+    shape (rows, length).
+
+    Padding has token 0, masks False, logprob 0.0 and version -1. Place i of every array is about token i: a model that
+    predicts token i at place i - 1 is compared with `logprobs[:, 1:]` under `mask[:, 1:]`.
+    """
+
+    attention_mask: Array
+    """bool: True where the row has a token."""
+
+    def torch(self) -> PaddedArrays[Tensor]:
+        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
+        torch is not installed."""
+        return PaddedArrays(**_tensors(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedArrays(_Arrays[Array]):
+    """All rows end to end without padding: `tokens`, `positions`, `mask`, `logprobs` and `versions` have the shape
+    (total,). Row r is at `offsets[r]:offsets[r + 1]`."""
+
+    positions: Array
+    """int64: the token's place in its row, from 0."""
+    offsets: Array
+    """int32, (rows + 1,): where the rows begin, and the total. Attention kernels for rows of different length take it
+    as `cu_seqlens`."""
+
+    def torch(self) -> PackedArrays[Tensor]:
+        """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
+        torch is not installed."""
+        return PackedArrays(**_tensors(self))
+
+
+def pad(rows: Sequence[Row], *, pad_to: int | None = None, dtype: str = "int64") -> PaddedArrays[Numpy]:
+    """Rows of `pad_to` tokens each, or as long as the longest row.
+
+    Raises ContractError when a row is longer than `pad_to`: nothing is ever cut.
+    """
+    with needs("numpy"):
+        import numpy as np
+
+    longest = max(rows, key=lambda row: row.length, default=None)
+    length = (longest.length if longest else 0) if pad_to is None else pad_to
+    if longest and longest.length > length:
+        raise ContractError(
+            f"job {longest.job_id}: a row of {longest.length} tokens does not fit pad_to={pad_to}: raise it, skip the"
+            " group, or submit jobs with a smaller budget.max_tokens"
+        )
+    arrays = _empty((len(rows), length), dtype)
+    names = _write(rows, [{name: array[r] for name, array in arrays.items()} for r in range(len(rows))])
+    lengths = np.array([row.length for row in rows], "int64")
+    return PaddedArrays(
+        **arrays, **_per_row(rows), version_names=names, attention_mask=np.arange(length) < lengths[:, np.newaxis]
+    )
+
+
+def pack(rows: Sequence[Row], *, dtype: str = "int64") -> PackedArrays[Numpy]:
+    """The rows end to end."""
+    with needs("numpy"):
+        import numpy as np
+
+    offsets = np.array([0, *accumulate(row.length for row in rows)], "int64")
+    arrays = _empty((int(offsets[-1]),), dtype)
+    places = [slice(begin, end) for begin, end in pairwise(offsets)]
+    names = _write(rows, [{name: array[place] for name, array in arrays.items()} for place in places])
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+    return PackedArrays(
+        **arrays, **_per_row(rows), version_names=names, positions=positions, offsets=offsets.astype("int32")
+    )
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> dict[str, Numpy]:
+    """The arrays with one entry per token, as padding has it."""
+    import numpy as np
+
+    if dtype not in TOKEN_DTYPES:
+        raise ContractError(f"token ids have the dtype {' or '.join(TOKEN_DTYPES)}, not {dtype!r}")
+    return {
+        "tokens": np.zeros(shape, dtype),
+        "mask": np.zeros(shape, "bool"),
+        "logprobs": np.zeros(shape, "float32"),
+        "versions": np.full(shape, -1, "int32"),
+    }
+
+
+def _write(rows: Sequence[Row], places: Sequence[dict[str, Numpy]]) -> tuple[str, ...]:
+    """Write each row to its place. Returns the names of the versions."""
+    names: dict[str, int] = {}
+    for row, place in zip(rows, places, strict=True):
+        at = len(row.segment.prompt_ids)
+        place["tokens"][:at] = row.segment.prompt_ids
+        for event in row.segment.events:
+            end = at + len(event.ids)
+            place["tokens"][at:end] = event.ids
+            if isinstance(event, Sampled):
+                place["mask"][at:end] = True
+                place["logprobs"][at:end] = event.logprobs
+                for span in event.versions:
+                    version = names.setdefault(span.version, len(names))
+                    place["versions"][at + span.start : at + span.end] = version
+            at = end
+    return tuple(names)
+
+
+def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
+    import numpy as np
+
+    return {
+        "prompt_lengths": np.array([len(row.segment.prompt_ids) for row in rows], "int64"),
+        "rewards": np.array([row.reward for row in rows], "float32"),
+        "advantages": np.array([row.advantage for row in rows], "float32"),
+        "trajectory_index": np.array([row.trajectory for row in rows], "int64"),
+        "group_index": np.array([row.group for row in rows], "int64"),
+    }
+
+
+def _tensors(arrays: _Arrays[Any]) -> dict[str, Any]:
+    """Its fields, arrays as tensors."""
+    with needs("torch"):
+        import torch
+
+    values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
+    return {name: value if name == "version_names" else torch.as_tensor(value) for name, value in values.items()}

@@ -1,0 +1,151 @@
+"""Padded and packed arrays of a batch. Every token's id says what must stand at its place."""
+
+import itertools
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.arrays import PackedArrays, PaddedArrays
+from rollq.batch import Batch
+from rollq.errors import ContractError, SettingsError
+from tests.rollq.token_rows import batch_of, batches, episode, logprob_of, sampled_id, sampled_tokens, version_of
+
+NAMED = {"tokens", "mask", "logprobs", "versions"}
+
+
+def check_places(arrays: "PaddedArrays[Any] | PackedArrays[Any]", real: Any) -> None:
+    """At the places of real tokens everything is about that token; elsewhere there is nothing."""
+    flat = {name: getattr(arrays, name)[real].tolist() for name in NAMED}
+    assert flat["mask"] == [sampled_id(token) for token in flat["tokens"]]
+    assert flat["logprobs"] == [logprob_of(token) for token in flat["tokens"]]
+    names = [arrays.version_names[version] if version >= 0 else None for version in flat["versions"]]
+    assert names == [version_of(token) for token in flat["tokens"]]
+    for name, nothing in {"tokens": 0, "mask": False, "logprobs": 0.0, "versions": -1}.items():
+        assert (getattr(arrays, name)[~real] == nothing).all()
+
+
+def a_batch() -> Batch:
+    """Two groups; the second trajectory has two traces."""
+    numbers = itertools.count()
+    first = episode([(3, [([2, 1], 2), ([3], 0)])], numbers, 0, reward=0.0)
+    second = episode([(2, [([2], 1)]), (4, [([1], 1)])], numbers, 1, reward=1.0)
+    alone = episode([(1, [([4], 0)])], numbers, 0, reward=0.5)
+    return batch_of([first, second], [alone])
+
+
+@given(batches, st.integers(0, 3), st.sampled_from(["int64", "int32"]))
+def test_padded_rows_hold_each_sampled_token_once_at_its_place(batch: Batch, more: int, dtype: str) -> None:
+    longest = batch.arrays().tokens.shape[1]
+    arrays = batch.arrays(pad_to=longest + more, dtype=dtype)
+    real = arrays.attention_mask
+    check_places(arrays, real)
+    assert arrays.tokens[arrays.mask].tolist() == sampled_tokens(batch)
+    assert (np.sort(~real, axis=1) == ~real).all()  # padding is on the right
+    assert not arrays.mask[np.arange(longest + more) < arrays.prompt_lengths[:, None]].any()
+    assert arrays.tokens.shape == (len(arrays.rewards), longest + more) and arrays.tokens.dtype == dtype
+    segments = [segment for trajectory in batch.trajectories for segment in trajectory.segments()]
+    assert real.sum(1).tolist() == [len(s.prompt_ids) + len(s.response_ids) for s in segments]
+
+
+@given(batches)
+def test_packed_rows_are_the_padded_ones_without_padding(batch: Batch) -> None:
+    padded, packed = batch.arrays(), batch.packed()
+    real = padded.attention_mask
+    check_places(packed, np.ones(len(packed.tokens), bool))
+    for name in NAMED:
+        assert (getattr(packed, name) == getattr(padded, name)[real]).all()
+    assert packed.offsets.tolist() == [0, *np.cumsum(real.sum(1)).tolist()]
+    assert (packed.positions == np.nonzero(real)[1]).all()
+    for field in fields(padded):
+        if field.name not in {*NAMED, "attention_mask", "version_names"}:
+            assert (getattr(packed, field.name) == getattr(padded, field.name)).all()
+
+
+@pytest.mark.parametrize("name", ["mask", "logprobs", "versions"])
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_shift_by_one_would_be_seen(name: str, by: int) -> None:
+    arrays = a_batch().arrays()
+    check_places(arrays, arrays.attention_mask)
+    shifted = replace(arrays, **{name: np.roll(getattr(arrays, name), by, axis=1)})
+    with pytest.raises(AssertionError):
+        check_places(shifted, arrays.attention_mask)
+
+
+def test_each_row_knows_its_trajectory_and_group() -> None:
+    batch = a_batch()
+    arrays = batch.arrays(pad_to=16)
+    assert arrays.trajectory_index.tolist() == [0, 1, 1, 2]
+    assert arrays.group_index.tolist() == [0, 0, 0, 1]
+    assert arrays.rewards.tolist() == [0.0, 1.0, 1.0, 0.5]
+    assert arrays.advantages.tolist() == [-1.0, 1.0, 1.0, 0.0]
+    assert arrays.prompt_lengths.tolist() == [3, 2, 4, 1]
+    assert (batch.rewards, batch.group_indices) == ([0.0, 1.0, 0.5], [0, 0, 1])
+    assert batch.labels == [{"sample": 0}, {"sample": 1}, {"sample": 0}]
+
+
+def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
+    found = {name: (a.shape, str(a.dtype)) for name, a in arrays_of(a_batch().arrays(pad_to=16)).items()}
+    token = {"mask": "bool", "attention_mask": "bool", "logprobs": "float32", "versions": "int32", "tokens": "int64"}
+    row = dict.fromkeys(["prompt_lengths", "trajectory_index", "group_index"], "int64")
+    row |= dict.fromkeys(["rewards", "advantages"], "float32")
+    assert found == {**{k: ((4, 16), v) for k, v in token.items()}, **{k: ((4,), v) for k, v in row.items()}}
+    packed = arrays_of(a_batch().packed(dtype="int32"))
+    assert (packed["tokens"].dtype, packed["positions"].dtype, packed["offsets"].dtype) == ("int32", "int64", "int32")
+
+
+def arrays_of(arrays: Any) -> dict[str, Any]:
+    return {f.name: getattr(arrays, f.name) for f in fields(arrays) if f.name != "version_names"}
+
+
+def test_nothing_is_cut() -> None:
+    with pytest.raises(ContractError, match=r"job r/g/0: a row of 11 tokens does not fit pad_to=10"):
+        a_batch().arrays(pad_to=10)
+    assert a_batch().arrays(pad_to=11).tokens.shape == (4, 11)
+
+
+def test_token_ids_do_not_fit_every_dtype() -> None:
+    with pytest.raises(ContractError, match="int64 or int32, not 'uint16'"):
+        a_batch().arrays(dtype="uint16")
+
+
+def test_a_batch_whose_groups_are_all_skipped_has_no_rows() -> None:
+    arrays, packed = batch_of().arrays(pad_to=8), batch_of().packed()
+    assert arrays.tokens.shape == arrays.attention_mask.shape == (0, 8)
+    assert (packed.tokens.shape, packed.offsets.tolist()) == ((0,), [0])
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch"])
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        SettingsError, match=rf"this needs {package}, which is not installed: pip install .*\[{package}\]"
+    ):
+        a_batch().packed().torch()
+
+
+class TestTorch:
+    @pytest.mark.parametrize("how", ["arrays", "packed"])
+    def test_tensors_are_the_arrays(self, how: str) -> None:
+        torch = pytest.importorskip("torch")
+        arrays = getattr(a_batch(), how)()
+        tensors = arrays.torch()
+        assert type(tensors) is type(arrays) and tensors.version_names == arrays.version_names
+        for name, array in arrays_of(arrays).items():
+            tensor = getattr(tensors, name)
+            assert isinstance(tensor, torch.Tensor) and str(tensor.dtype) == f"torch.{array.dtype}"
+            assert (tensor.numpy() == array).all() and tensor.data_ptr() == array.ctypes.data  # the same memory
+
+    @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+    def test_torch_reads_the_buffers_as_they_are(self) -> None:
+        torch = pytest.importorskip("torch")
+        trajectory = a_batch().trajectories[0]
+        tokens = torch.frombuffer(trajectory.tokens, dtype=torch.int32)
+        mask = torch.frombuffer(trajectory.mask, dtype=torch.bool)
+        logprobs = torch.frombuffer(trajectory.logprobs, dtype=torch.float32)
+        assert mask.tolist() == [sampled_id(token) for token in tokens.tolist()]
+        assert logprobs.tolist() == [logprob_of(token) for token in tokens.tolist()]

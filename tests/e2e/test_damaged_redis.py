@@ -114,7 +114,7 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
         first.wait(60)
         jobs = grown()
         other = redis.lindex(keys.journal(jobs[-1]), 3)
-        damage: list[tuple[int, bytes]] = [(0, b"garbage"), (1, b""), (2, b"\x93\x01"), (3, os.urandom(64)), (4, other)]
+        damage: list[tuple[int, bytes]] = [(0, b"garbage"), (1, b""), (2, b"\x93\x02"), (3, os.urandom(64)), (4, other)]
         for job, (index, blob) in zip(jobs, damage, strict=False):
             redis.lset(keys.journal(job), index, blob)
         stack.engine()

@@ -16,6 +16,7 @@ def test_the_trainer_snippet_runs(stack: Stack):
     stack.worker(16)
     trained = []
     exec(snippet.replace(address, stack.redis_url), {"train": lambda *args: trained.append(args)})
-    assert len(trained) == 128
-    assert all(len(tokens) == len(mask) == len(logprobs) for tokens, mask, logprobs, _ in trained)
+    assert sum(len(tokens) for tokens, *_ in trained) == 128
+    assert all(tokens.shape == mask.shape == logprobs.shape for tokens, mask, logprobs, _ in trained)
+    assert all(mask.any(axis=1).all() and len(advantages) == len(mask) for _, mask, _, advantages in trained)
     assert stack.stats("shop-grpo")["delivered"] == 128

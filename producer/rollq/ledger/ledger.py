@@ -98,7 +98,7 @@ class Ledger:
             case b"full":
                 return Submission(full=True)
             case b"gap":
-                raise self._gap(source, cursor.groups - 1, rest[0])
+                raise self._gap(source, cursor.groups - 1, _cursor(*rest))
             case b"conflict":
                 raise JobConflict(
                     f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use"
@@ -110,12 +110,12 @@ class Ledger:
             f"group {self.run}/{first.group} is new and has {len(jobs)} of {first.size} samples: submit it whole"
         )
 
-    def _gap(self, source: str, submitted: int, stored: bytes) -> Gap:
+    def _gap(self, source: str, submitted: int, stored: Cursor) -> Gap:
         gap = Gap(
-            f"run {self.run}: Redis has lost groups of source {source}: it knows {_cursor(stored).groups} of the"
+            f"run {self.run}: Redis has lost groups of source {source}: it knows {stored.groups} of the"
             f" {submitted} that were submitted. Submit the source again; the same command line does"
         )
-        gap.cursor, gap.source = _cursor(stored), source
+        gap.cursor, gap.source = stored, source
         return gap
 
     def _check_group(self, jobs: Sequence[Job]) -> list[str]:
@@ -142,8 +142,7 @@ class Ledger:
 
     def cursor(self, source: str) -> Cursor:
         """How far the source's producer got. Groups before that count as submitted again."""
-        groups, jobs, mark = self.scripts.call("submission_cursor", [source, uuid.uuid4().hex])
-        return Cursor(groups, jobs, mark.decode())
+        return _cursor(*self.scripts.call("submission_cursor", [source, uuid.uuid4().hex]))
 
     def forget_source(self, source: str) -> None:
         """Delete the cursor of a source that ends here."""
@@ -183,7 +182,7 @@ class Ledger:
         status, *rest = self.scripts.call("seal", args, durable=True)
         if status == b"gap":
             source = rest[0].decode()
-            raise self._gap(source, (submitted or {})[source].groups, rest[1])
+            raise self._gap(source, (submitted or {})[source].groups, _cursor(*rest[1:]))
         self.activate()
 
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
@@ -360,6 +359,5 @@ def _attempt(lease: str) -> str:
     return lease.partition("#")[0]
 
 
-def _cursor(stored: bytes) -> Cursor:
-    groups, jobs, mark = (*stored.decode().split(" "), "0", "")[:3] if stored else ("0", "0", "")
-    return Cursor(int(groups), int(jobs), mark)
+def _cursor(groups: int, jobs: int, mark: bytes) -> Cursor:
+    return Cursor(groups, jobs, mark.decode())

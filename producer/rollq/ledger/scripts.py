@@ -62,7 +62,7 @@ class Scripts:
         if not durable or self.durability is Durability.ASYNC:
             return self.guard(what, lambda: run(self.redis.execute_command))
         if not self._can_confirm:
-            self.guard(what, lambda: self._confirmed(what, "PING"))
+            RetryLoop()(lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S)
             self._can_confirm = True
         return RetryLoop()(lambda: self.guard(what, lambda: run(partial(self._confirmed, what))), CONFIRM_FOR_S)
 

@@ -222,7 +222,8 @@ def test_a_silent_connection_is_given_up(connection: kombu.Connection) -> None:
     assert found == list(keywords["socket_keepalive_options"].values()) and len(found) >= 3
 
 
-def test_sentinel_addresses_get_the_same_channels(redis_url: str) -> None:
+def test_sentinel_addresses_get_the_same_channels(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kombu.transport._transport_cache", {})  # another test may have asked before
     kombu_transport.install()
     with kombu.Connection("sentinel://127.0.0.1:1/0", transport_options={"master_name": "m"}) as connection:
         assert isinstance(connection.transport, SentinelTransport)

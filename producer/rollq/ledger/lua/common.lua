@@ -151,6 +151,14 @@ local function open_group(id)
   return group
 end
 
+-- How far a source got: groups, jobs and mark. Unreadable ones count as none: the producer sends everything again.
+local function read_cursor(source)
+  local stored = redis.call('HGET', typed('sources', 'hash'), source) or ''
+  local groups, jobs, mark = string.match(stored, '^(%d+) (%d+) (%x*)$')
+  if not groups then return 0, 0, '' end
+  return tonumber(groups), tonumber(jobs), mark
+end
+
 -- The record of an acknowledged group (settle.lua: shrink): 'seq size token dead,dead,... digests', the last as raw
 -- bytes. nil when there is none.
 local function acked_record(name)

@@ -2,11 +2,11 @@
 -- Redis has lost groups is not sealed: its producer submits them again first.
 -- reads and writes  run sources waiting:<purpose> wake:<token>
 -- ARGV   for each source of the producer: name, groups that it has submitted
--- reply  ok | gap source cursor
-local meta, sources = typed('run', 'hash'), typed('sources', 'hash')
+-- reply  ok | gap source groups jobs mark (of the stored cursor)
+local meta = typed('run', 'hash')
 for i = 2, #ARGV, 2 do
-  local cursor = redis.call('HGET', sources, ARGV[i]) or ''
-  if stored_number(string.match(cursor, '^%d+')) < tonumber(ARGV[i + 1]) then return { 'gap', ARGV[i], cursor } end
+  local groups, jobs, mark = read_cursor(ARGV[i])
+  if groups < tonumber(ARGV[i + 1]) then return { 'gap', ARGV[i], groups, jobs, mark } end
 end
 redis.call('HSET', meta, 'sealed', 1)
 for purpose in pairs(PURPOSES) do wake_consumers(purpose) end

@@ -4,10 +4,9 @@
 -- ARGV   source token
 -- reply  groups jobs mark (of the last of those groups)
 local sources, source, token = typed('sources', 'hash'), ARGV[2], ARGV[3]
-local groups, jobs, mark = string.match(redis.call('HGET', sources, source) or '', '^(%d+) (%d+) (%x+)$')
-if not groups then return { 0, 0, '' } end
-if redis.call('HGET', sources, source .. '#') ~= token then
+local groups, jobs, mark = read_cursor(source)
+if groups > 0 and redis.call('HGET', sources, source .. '#') ~= token then
   redis.call('HSET', sources, source .. '#', token)
   count('resubmitted', jobs)
 end
-return { tonumber(groups), tonumber(jobs), mark }
+return { groups, jobs, mark }

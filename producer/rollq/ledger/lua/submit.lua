@@ -5,7 +5,7 @@
 --                   job:<job>
 -- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema
 --        body (of the first job), then for each job: id digest deadline_s body ('': the first job's)
--- reply  new | known | acked | conflict id | gap cursor | sealed | incomplete | full
+-- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
@@ -13,8 +13,8 @@ local first, publish_in_s, ahead = 14, tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
-local cursor = source ~= '' and redis.call('HGET', sources, source) or ''
-local was, is = stored_number(string.match(cursor, '^%d+')), stored_number(string.match(ARGV[9], '^%d+'))
+local was, was_jobs, mark = read_cursor(source)
+local is = stored_number(string.match(ARGV[9], '^%d+'))
 
 local function move_cursor()
   if source ~= '' and is > was then redis.call('HSET', sources, source, ARGV[9]) end
@@ -33,7 +33,7 @@ for i = first, #ARGV, 4 do
   end
 end
 if submitted == token then return { 'new' } end
-if source ~= '' and is > was + 1 then return { 'gap', cursor } end
+if source ~= '' and is > was + 1 then return { 'gap', was, was_jobs, mark } end
 if known or acked then
   if known and resubmitted ~= token then
     redis.call('HSET', key, 'resubmitted', token)

@@ -40,9 +40,9 @@ class Picture:
         self.parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="9.5" fill="{color}"/>')
         self.text(x, y + 4, str(number), 11, fill="#fff", text_anchor="middle", font_weight="bold")
 
-    def name(self, x: float, y: float, width: float, package: str, room: str) -> None:
+    def name(self, x: float, y: float, width: float, package: str, room: str, inset: float = 10) -> None:
         """A room's name, and at the right the numbers of the steps that go through it."""
-        self.text(x + 10, y, room, 13, font_family=MONO, font_weight="bold")
+        self.text(x + inset, y, room, 13, font_family=MONO, font_weight="bold")
         for place, (number, color) in enumerate(reversed(self.badges.pop(f"{package}/{room}", []))):
             self.badge(x + width - 16 - 23 * place, y - 4.5, number, color)
 
@@ -72,7 +72,7 @@ class Picture:
             for name in layer:
                 width = padding + 8 * len(name) + badge * steps[name]
                 self.box(x, self.y, width, 28, "#fff", COLORS[package["name"]][1])
-                self.name(x, self.y + 18.5, width, package["name"], name)
+                self.name(x, self.y + 18.5, width, package["name"], name, min(10, padding / 2))
                 x += width + GAP
             if layer is not layers[-1]:
                 self.text(x + arrow / 2 - GAP / 2, self.y + 19, "›", 16, fill="#57606a", text_anchor="middle")

@@ -39,8 +39,8 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """`r_i - sum of r_j for j other than i / (n - 1)`: REINFORCE leave-one-out (Back to Basics, arXiv 2402.14740,
-    section 2, after Kool et al. 2019).
+    """`r_i - sum of r_j for j other than i / (n - 1)`: REINFORCE leave-one-out (the RLOO estimator of Back to Basics,
+    arXiv 2402.14740, after Kool et al. 2019).
 
     The others' mean is a baseline that does not depend on the member's own reward. It is Dr. GRPO times `n / (n - 1)`.
     """

@@ -1,0 +1,33 @@
+"""The policy gradient of docs/trainer.md runs as printed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollq import Client
+from rollq.ledger.ledger import Ledger
+from tests.rollq.samples import group, play, reader
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/trainer.md"
+
+
+def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str) -> None:
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "ratio" in code]
+    ledger.submit(group("g", size=2))
+    ledger.seal()
+    play(ledger, "r/g/0", reward=0.0)
+    play(ledger, "r/g/1", reward=1.0)
+    losses: list[float] = []
+
+    def model(tokens: Any, attention_mask: Any) -> Any:
+        """Every token was sampled with logprob -0.5. This one is as sure in row 0, and three times as sure in row 1."""
+        assert tokens.shape == attention_mask.shape == (2, 11)
+        return np.full(tokens.shape, -0.5) + np.log([[1.0], [3.0]])
+
+    with Client(redis_url, run="r") as client:
+        exec(snippet, {"client": client, "model": model, "step": losses.append})
+    assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])  # as many sampled tokens in each row
+    assert reader(ledger).group_states(["g"]) == ["acked"]

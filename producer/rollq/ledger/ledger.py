@@ -29,14 +29,13 @@ from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.durability import Durability
 from rollq.ledger.keys import ACTIVE, RUNS
-from rollq.ledger.records import joined, sample_of
+from rollq.ledger.records import entries, joined, sample_of
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import decode_event, encode_job, is_observed, job_digest
-from rollq.wire.shared_prompt import split_prompt
+from rollq.wire.codec import decode_event, encode_job, job_digest
 
 
 class Ledger:
@@ -262,13 +261,13 @@ class Ledger:
         pipe = self.redis.pipeline(transaction=False)
         pipe.lrange(self.keys.journal(job_id), 0, -1)
         pipe.hgetall(self.keys.prompts(group))
-        entries, prompts = self.scripts.guard(f"journal of job {job_id}", pipe.execute)
-        return joined(entries, prompts, job_id)
+        found, prompts = self.scripts.guard(f"journal of job {job_id}", pipe.execute)
+        return joined(found, prompts, job_id)
 
     def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
         """Journal blobs that follow one another, the first at `index` (0: the header), and renew the lease. Raises
         Fenced, or JournalConflict."""
-        reply = self.scripts.call("append", [job_id, lease, index, *_entries(index, blobs)])
+        reply = self.scripts.call("append", [job_id, lease, index, *entries(index, blobs)])
         self._check_written(reply, job_id, lease, index)
 
     def renew_leases(self, members: Sequence[tuple[str, str]], left_s: Sequence[float] = ()) -> list[tuple[str, str]]:
@@ -311,7 +310,7 @@ class Ledger:
             **token_stats.counts,
         }
         text = " ".join(f"{name} {number}" for name, number in tally.items() if number)
-        reply = self.scripts.call("complete", [job_id, lease, index, text, *_entries(index, blobs)])
+        reply = self.scripts.call("complete", [job_id, lease, index, text, *entries(index, blobs)])
         self._check_written(reply, job_id, lease, index)
 
     def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:
@@ -343,16 +342,6 @@ class Ledger:
 
     def _fenced(self, job_id: str, lease: str) -> NoReturn:
         raise Fenced(f"job {job_id}: attempt {_attempt(lease)} no longer holds the lease")
-
-
-def _entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
-    """The blobs as scripts take them (lua/journal.lua). A prompt at entry 1 is shared by the group."""
-    turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
-    digest = content = b""
-    entries = list(blobs)
-    if index <= 1 < index + len(blobs) and (shared := split_prompt(blobs[1 - index])):
-        entries[1 - index], digest, content = shared
-    return [turns, digest, content, *entries]
 
 
 def _attempt(lease: str) -> str:

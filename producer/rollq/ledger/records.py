@@ -1,12 +1,13 @@
-"""Reads what the ledger stores once for a whole group: the jobs' body and the first prompt."""
+"""What the ledger stores once for a whole group: the jobs' body and the first prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rollq.errors import ContractError
 from rollq.job import Job, parse_id
-from rollq.wire.codec import decode_job
-from rollq.wire.shared_prompt import join_prompt, prompt_digest
+from rollq.wire.codec import decode_job, is_observed
+from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 
 
 def sample_of(body: bytes, job_id: str) -> Job:
@@ -21,6 +22,16 @@ def sample_of(body: bytes, job_id: str) -> Job:
     if job.id != job_id:
         raise ContractError(f"job {job_id}: the blob is that of job {job.id}")
     return job
+
+
+def entries(index: int, blobs: Sequence[bytes]) -> list[Any]:
+    """A journal's blobs, the first at `index`, as scripts take them (lua/journal.lua). The prompt at entry 1 becomes a
+    reference."""
+    turns = "".join("1" if is_observed(blob) else "0" for blob in blobs)
+    written, digest, content = list(blobs), b"", b""
+    if index <= 1 < index + len(blobs) and (shared := split_prompt(blobs[1 - index])):
+        written[1 - index], digest, content = shared
+    return [turns, digest, content, *written]
 
 
 def joined(entries: Sequence[bytes], prompts: Mapping[bytes, bytes], job_id: str) -> list[bytes]:

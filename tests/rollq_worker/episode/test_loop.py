@@ -83,6 +83,11 @@ def test_history_by_the_template_opens_a_trace_where_it_rewrites():
     assert first == engine.requests[1] + engine.replies[1]
     assert second == engine.requests[3] + engine.replies[3]
     assert trajectory.sampled_tokens == sum(map(len, engine.replies)) == sum(trajectory.mask)
+    rows = trajectory.segments()
+    assert [row.prompt_ids for row in rows] == [engine.requests[0], engine.requests[2]]
+    assert [row.prompt_ids + row.response_ids for row in rows] == [first, second]
+    trained = [token for row in rows for token, bit in zip(row.response_ids, row.mask, strict=True) if bit]
+    assert trained == [token for reply in engine.replies for token in reply]  # each once
     assert [m["role"] for m in trajectory.messages] == (
         ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"]
     )

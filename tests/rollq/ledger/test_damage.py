@@ -327,6 +327,14 @@ class TestGroup:
         play(ledger, "r/g/0")
         assert [taken.members for taken in take(ledger, 1, "t")] == [["r/g/0", "r/g/1"]]
 
+    def test_a_consumer_that_waits_is_woken(self, ledger: Ledger) -> None:
+        finish_groups(ledger, "h")
+        ledger.submit(group(), publish_in_s=0)
+        assert not deliveries(ledger).take(2, "c/0", wake=True).groups
+        ledger.redis.hset(ledger.keys.group("g"), "size", "x")
+        reap(ledger)
+        assert ledger.redis.exists(f"{ledger.keys.prefix}wake:c")
+
     def test_one_that_is_held_goes_and_leaves_the_rest_of_the_batch(self, ledger: Ledger) -> None:
         finish_groups(ledger, "g", "h")
         take(ledger, 2, "t")

@@ -258,6 +258,14 @@ class TestAcknowledgement:
         ack(ledger, "t")
         assert 86400 < ledger.redis.ttl(ledger.keys.acked("a")) <= 2 * 86400
 
+    def test_nothing_is_left_of_a_hold_whose_groups_are_gone(self, ledger: Ledger) -> None:
+        """Else other consumers would wait for its renewal at the end of the run."""
+        finish_groups(ledger, "a")
+        take(ledger, 1, "t/0")
+        ledger.redis.hset(ledger.keys.group("a"), "size", "x")
+        assert not take(ledger, 1, "t/0", again=True)
+        assert not ledger.redis.exists(f"{ledger.keys.prefix}holds:train", f"{ledger.keys.prefix}hold:t/0")
+
     def test_a_record_stays_as_long_as_a_dead_member(self, ledger: Ledger) -> None:
         ledger.keep(2.0)
         jobs = group("a", min_viable=1)

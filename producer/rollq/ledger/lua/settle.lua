@@ -185,6 +185,7 @@ local function drop_group(name, why, time)
   local kept = {}
   for _, of in ipairs({ 'body', 'schema', 'queue' }) do kept[of] = field('group:' .. name, of) end
   redis.call('DEL', key)
+  wake_consumers(purpose)
   if size == 0 then return end
   for of, value in pairs(kept) do redis.call('HSET', key, of, value) end
   redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', size, 'purpose', purpose, 'done', ended.done,

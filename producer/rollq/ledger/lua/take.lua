@@ -97,8 +97,11 @@ if #checked('hold:' .. token, 'set', 'SMEMBERS') > 0 then
   for i, group in ipairs(groups) do
     names[i], group.handed = group.name, math.max(0, group.handed - 1)
   end
-  renew_hold(purpose, token, names, time, hold_s)
-  if #groups > 0 then return hand_out(groups) end
+  if #groups > 0 then
+    renew_hold(purpose, token, names, time, hold_s)
+    return hand_out(groups)
+  end
+  end_hold(purpose, token)
 end
 local some_held = checked('held:' .. purpose, 'zset', 'ZCARD') > 0
 if some_held then give_back_what_ran_out() end

@@ -180,7 +180,7 @@ class Consumer:
 
     def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog) -> None:
         """Blocks until there may be groups."""
-        look_s = IDLE_S
+        look_s = min(IDLE_S, self._hold_s)
         if taken.others or (taken.sealed and not taken.open):
             look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
         until = min(deadline, time.monotonic() + look_s)

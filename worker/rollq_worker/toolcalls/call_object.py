@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
-from rollq_worker.toolcalls.pieces import skip
-from rollq_worker.toolcalls.strict_json import NotJson, strict_json
+from rollq_worker.strict_json import NotJson, skip, strict_json
 
 
 class JsonCalls(NamedTuple):

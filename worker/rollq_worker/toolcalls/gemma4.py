@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, skip
-from rollq_worker.toolcalls.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number
+from rollq_worker.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
 _TAGS, _QUOTE = ("<|tool_call>", "<tool_call|>"), '<|"|>'
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, first, skip
+from rollq_worker.strict_json import skip
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, first
 from rollq_worker.toolcalls.schema_types import parameters, typed
 
 _TAGS = ("<tool_call>", "</tool_call>")

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
+from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first, skip
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")

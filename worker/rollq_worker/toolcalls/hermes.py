@@ -10,8 +10,9 @@ White space is free; a list in a block is several calls.
 from collections.abc import Sequence
 
 from rollq.job import Json
+from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_calls
-from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, skip
+from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
 _TAGS = ("<tool_call>", "</tool_call>")
 _FORM = 'Write {"name": ..., "arguments": {...}} between the tool_call tags.'

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
+from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import call_of
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut, skip
-from rollq_worker.toolcalls.strict_json import NotJson, strict_json
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'

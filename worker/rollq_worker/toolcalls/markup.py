@@ -20,9 +20,9 @@ from functools import partial
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, skip
+from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
 from rollq_worker.toolcalls.schema_types import parameters, typed
-from rollq_worker.toolcalls.strict_json import NotJson, strict_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

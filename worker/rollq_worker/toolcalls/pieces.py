@@ -17,7 +17,6 @@ from rollq_worker.protocols import Action, ReadTurn
 
 THINK = ("<think>", "</think>")
 _QUOTES = "`'\"“”‘’"
-_SPACES = re.compile(r"[ \t\r\n]*")
 MAX_ERRORS = 20
 """Number of errors of a turn that are reported one by one."""
 
@@ -161,9 +160,3 @@ def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: st
     found = first(text, after, *tags)
     end = len(text) if found is None else found.end() if found[0] == tags[1] else found.start()
     return Piece(Kind.BROKEN, start, end, errors=errors)
-
-
-def skip(text: str, at: int) -> int:
-    """The first place from `at` on that is not white space."""
-    spaces = _SPACES.match(text, at)
-    return spaces.end() if spaces else at

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.job import Json
-from rollq_worker.toolcalls.pieces import skip
-from rollq_worker.toolcalls.strict_json import CONSTANTS, NotJson, read_number, strict_json
+from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
+from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, skip
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

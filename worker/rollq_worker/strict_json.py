@@ -1,7 +1,7 @@
 """Strict JSON inside a sampled turn.
 
 The values that it reads can be written as JSON anywhere: no NaN, no repeated key, no half a surrogate pair, no number
-beyond 64 bits, and bounded nesting. It does not know calls.
+beyond 64 bits, and bounded nesting. It does not know how calls are marked.
 """
 
 import json
@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 
 from rollq.job import Json
-from rollq_worker.toolcalls.pieces import skip
 
 MAX_DEPTH = 64
 """Most levels of nesting in a call: far fewer than recursive code can take."""
@@ -19,6 +18,7 @@ CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": 
 """Constants as JSON writes them, and as Python does, because some templates print Python values."""
 TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
 _BLANK = re.compile(r"\s*+")
+_SPACES = re.compile(r"[ \t\r\n]*")
 _STARTS = frozenset('{["-0123456789tfnNI')
 _WINDOW, _GROWTH, _MARGIN = 1024, 8, 16
 """Characters that are decoded first, the factor for each next try, and more characters than the part of a number or
@@ -125,3 +125,9 @@ def _depth(value: Json) -> int:
         depth += 1
         level = [item for node in level for item in (node.values() if isinstance(node, dict) else node)]
     return depth
+
+
+def skip(text: str, at: int) -> int:
+    """The first place from `at` on that is not white space."""
+    spaces = _SPACES.match(text, at)
+    return spaces.end() if spaces else at

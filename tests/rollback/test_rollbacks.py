@@ -12,7 +12,7 @@ from tests.rollback.actors import group, mixed, next_event
 from tests.rollback.history import Cut, Outcome, play
 from tests.rollback.redis_file import read_records
 
-GAP = "if source ~= '' and is > was + 1 then return { 'gap', cursor } end"
+GAP = "if source ~= '' and is > was + 1 then return { 'gap', was, was_jobs, mark } end"
 
 
 @pytest.mark.parametrize("seed", range(4))

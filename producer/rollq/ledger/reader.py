@@ -200,9 +200,13 @@ class LedgerReader:
     def _acked_job(self, job_id: str, record: bytes | None) -> JobState | None:
         """What is left of a member of an acknowledged group; None when there is no such group or member."""
         _, sample = self.scripts.parse(job_id)
-        if record is None or sample >= int(record.split(b" ", 2)[1]):
+        if record is None:
             return None
-        return JobState(id=job_id, job=None, state=State.DONE, attempt=0, group_state="acked")
+        _, size, _, dead, _ = record.split(b" ", 4)  # lua/settle.lua: shrink
+        if sample >= int(size):
+            return None
+        state = State.DEAD if str(sample).encode() in dead.split(b",") else State.DONE
+        return JobState(id=job_id, job=None, state=state, attempt=0, group_state="acked")
 
     def _job_state(
         self,

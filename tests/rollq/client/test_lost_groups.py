@@ -214,4 +214,4 @@ def test_several_producers_together_stay_within_their_limit(redis_url: str, ledg
             acknowledged += len(names)
     for thread in threads:
         thread.join(60)
-    assert most == limit
+    assert 1 < most <= limit

@@ -47,13 +47,27 @@ def test_several_calls_refused_are_malformed():
         {"agent": "telepathy"},
         {"agent_args": {"single": 1}},
         *({"agent_args": {"calls": calls}} for calls in ("some", None, ["all"], {})),
+        {"agent_args": {"examples": ["user: hi"]}},
+        {"agent": "act", "agent_args": {"calls": "all"}},
+        {"agent": "react", "agent_args": {"examples": ["user: hi"]}},
+        {"agent": "few-shot"},
+        *({"agent": "few-shot", "agent_args": {"examples": wrong}} for wrong in ([], "hi", [""], [1], None)),
+        {"agent": "few-shot", "agent_args": {"examples": ["user: hi"], "calls": "some"}},
     ],
 )
 def test_an_unknown_strategy_is_the_jobs_fault(job):
-    with pytest.raises(errors.JobFailure, match=r"telepathy|single_tool"):
+    with pytest.raises(errors.JobFailure, match=r"^agent(_args of| strategy 'telepathy')"):
         run("hi", **job)
 
 
 def test_the_single_tool_instruction_is_part_of_the_prompt():
     trajectory = run("bye", agent_args={"single_tool": True})
     assert "exactly one tool call" in trajectory.messages[0]["content"]
+
+
+def test_examples_follow_the_policy():
+    args = {"examples": ["user: hi\nassistant: bye", "user: ho"], "single_tool": True, "calls": "all"}
+    trajectory = run(TWO_CALLS, "bye", agent="few-shot", agent_args=args)
+    prompt = trajectory.messages[0]["content"]
+    assert prompt.startswith("policy\n\nExample 1:\nuser: hi\nassistant: bye\n\nExample 2:\nuser: ho\n\nIn each turn")
+    assert [m["role"] for m in trajectory.messages[2:5]] == ["assistant", "tool", "tool"]

@@ -20,10 +20,10 @@ SHOP = domain("shop")
 TASKS = SHOP.splits()[SPLIT]
 
 
-def play_task(engine: Any, index: int) -> Trajectory:
+def play_task(engine: Any, index: int, **job: Any) -> Trajectory:
     environment, task = SHOP.open(SPLIT, index, {}), SHOP.task(SPLIT, index)
     return play(
-        Job(run="run", group="group", env="shop", split=SPLIT, task=index),
+        Job(run="run", group="group", env="shop", split=SPLIT, task=index, **job),
         engine=engine,
         renderer=ChatRenderer(TOKENIZER, environment.tools),
         environment=environment,

@@ -57,9 +57,10 @@ def said_to(ground_truth: GroundTruth, prompt: str) -> "array[int]":
     return ground_truth.next_turn(TOKENIZER.encode(prompt), random.Random(0)).ids
 
 
-def test_every_task_is_played_to_its_reward(ground_truth: GroundTruth) -> None:
+@pytest.mark.parametrize("agent", ["tool-calling", "act", "react"])
+def test_every_task_is_played_to_its_reward(ground_truth: GroundTruth, agent: str) -> None:
     for index in range(TASKS):
-        trajectory = play_task(GroundTruthEngine(lambda: ground_truth), index)
+        trajectory = play_task(GroundTruthEngine(lambda: ground_truth), index, agent=agent)
         assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
         assert trajectory.turns == len(SHOP.task(SPLIT, index).moves)
 
@@ -73,13 +74,20 @@ def test_nothing_depends_on_the_cache(ground_truth: GroundTruth, tasks: TaskInde
 
 
 @settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(1, 40), min_size=1), mistakes=st.sampled_from([0.0, 0.5]), seed=st.integers(0, 99))
+@given(
+    cuts=st.lists(st.integers(1, 40), min_size=1),
+    mistakes=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 99),
+    agent=st.sampled_from(["tool-calling", "react"]),
+)
 def test_an_interrupted_turn_is_finished_as_it_was_begun(
-    tasks: TaskIndex, cuts: list[int], mistakes: float, seed: int
+    tasks: TaskIndex, cuts: list[int], mistakes: float, seed: int, agent: str
 ) -> None:
     lengths = iter(cuts * 10_000)
     ground_truth = GroundTruth(TOKENIZER, tasks, mistakes)
-    trajectory = play_task(GroundTruthEngine(lambda: ground_truth, lambda: next(lengths), seed), seed % TASKS)
+    trajectory = play_task(
+        GroundTruthEngine(lambda: ground_truth, lambda: next(lengths), seed), seed % TASKS, agent=agent
+    )
     assert trajectory.graded
     said = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
     assert all(isinstance(text, str) for text in said)

@@ -74,6 +74,7 @@ class _Episode:
         self.recording = recording
         self.log = MessageLog(renderer.call_id)
         self.schemas: list[Json] = []
+        """The tools that the chat template shows."""
         self.tools: set[str] = set()
         self.events: list[Event] = []
         self.ids = array("I")  # the present trace as the engine has seen it, append-only
@@ -91,8 +92,9 @@ class _Episode:
     def open(self, user: User) -> None:
         at = time.time()
         with errors_become(EnvironmentFailure, "environment.tools"):
-            self.schemas = schemas_of(self.environment)
-            self.tools = {tool["function"]["name"] for tool in self.schemas}
+            schemas = schemas_of(self.environment)
+            self.schemas = [] if self.agent.text_actions else schemas
+            self.tools = {tool["function"]["name"] for tool in schemas}
         with errors_become(EnvironmentFailure, "environment.reset"):
             first = self.environment.reset(user)
             said = self.recording.user_messages
@@ -104,7 +106,7 @@ class _Episode:
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
         messages: list[Message] = [
-            {"role": "system", "content": self.agent.system_prompt(policy)},
+            {"role": "system", "content": self.agent.system_prompt(policy, schemas)},
             {"role": "user", "content": first},
         ]
         with errors_become(JobFailure, "rendering the first prompt"):
@@ -127,7 +129,7 @@ class _Episode:
         if not complete:
             return self.observe(turn, read, [], [], at, stop=Stop.LENGTH)
         decision = self.agent.act(read, self.tools)
-        roles = {replying_role(action) for action in decision.actions}
+        roles = {replying_role(action, self.agent.text_actions) for action in decision.actions}
         if not self.renderer.replying_roles(sampled[-1]).issuperset(roles):
             # The stop token is also the header of the next message, and the reply has another role.
             decision = Decision(
@@ -165,7 +167,9 @@ class _Episode:
         """Carry out the actions, one after the other, until the environment ends the episode."""
         results: list[ActionResult] = []
         stop: Stop | None = None
-        for action, id in zip(decision.actions, self.log.call_ids(read, decision.actions), strict=True):
+        text_actions = self.agent.text_actions
+        ids = [""] * len(decision.actions) if text_actions else self.log.call_ids(read, decision.actions)
+        for action, id in zip(decision.actions, ids, strict=True):
             before = len(self.recording.user_messages)
             with errors_become(EnvironmentFailure, f"environment.step({action.name})"):
                 observation = self.environment.step(action)
@@ -182,7 +186,10 @@ class _Episode:
         self.malformed += 1
         if self.malformed >= MAX_MALFORMED:
             return self.observe(turn, read, [], [], at, stop=Stop.MALFORMED)
-        role = self.renderer.complaint_role(self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None)
+        stop = self.ids[-1] if self.renderer.is_end(self.ids[-1]) else None
+        role = self.renderer.complaint_role(stop)
+        if self.agent.text_actions and (stop is None or "user" in self.renderer.replying_roles(stop)):
+            role = "user"
         errors = list(dict.fromkeys(read.errors))[:MAX_ERRORS_SHOWN]
         text = "Error: " + (" ".join(errors) or "the turn could not be read.")
         return self.observe(turn, read, [], [self.log.error_reply(role, text)], at, stop=None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rollq.job import Json
 from rollq.trajectory import Message
+from rollq_worker.episode.text_actions import RESULT
 from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
 
 
@@ -19,7 +20,7 @@ class ActionResult:
 
     action: Action
     id: str
-    """The call's id; "" for RESPOND."""
+    """The call's id; "" for what is no tool call: RESPOND, and every action written as text."""
     text: str
     """The observation that the policy is shown."""
     user_messages: Sequence[str] = ()
@@ -27,8 +28,10 @@ class ActionResult:
 
     @property
     def reply(self) -> Message:
-        if replying_role(self.action) == "user":
+        if self.action.name == RESPOND:
             return {"role": "user", "content": self.text}
+        if not self.id:
+            return {"role": "user", "content": RESULT + self.text}
         return {"role": "tool", "tool_call_id": self.id, "content": self.text}
 
     @property
@@ -40,7 +43,7 @@ class ActionResult:
     def recorded(self) -> dict[str, Json]:
         """The action as the journal has it, with the user's messages unless they are the reply itself."""
         action: dict[str, Json] = {"name": self.action.name, "arguments": dict(self.action.arguments)}
-        if list(self.user_messages) != ([self.text] if replying_role(self.action) == "user" else []):
+        if list(self.user_messages) != ([self.text] if self.action.name == RESPOND else []):
             action["user"] = list(self.user_messages)
         return action
 
@@ -83,12 +86,13 @@ def assistant_message(read: ReadTurn, results: Sequence[ActionResult]) -> Messag
     message: Message = {"role": "assistant", "content": read.content}
     if read.reasoning:
         message["reasoning_content"] = read.reasoning
-    calls = [result.call for result in results if replying_role(result.action) == "tool"]
+    calls = [result.call for result in results if result.id]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def replying_role(action: Action) -> str:
-    return "user" if action.name == RESPOND else "tool"
+def replying_role(action: Action, text_actions: bool) -> str:
+    """The role of the message that answers an action; `text_actions`: Strategy.text_actions."""
+    return "user" if text_actions or action.name == RESPOND else "tool"
 
 
 def schemas_of(environment: Environment) -> list[Json]:

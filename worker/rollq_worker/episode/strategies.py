@@ -4,11 +4,14 @@ A strategy sees texts and values, never tokens.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from typing import Protocol
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.episode.text_actions import TextForm, read_action, system_prompt
 from rollq_worker.protocols import RESPOND, Action, ReadTurn
 
 SINGLE_TOOL = (
@@ -25,6 +28,28 @@ class Decision:
     """What to do, in order. Calls are the first ones of the turn. Empty when the turn cannot be acted on."""
     errors: Sequence[str] = ()
     """What was wrong with the turn, for the policy."""
+
+
+class Strategy(Protocol):
+    """How a policy is prompted and how its turns are read."""
+
+    @property
+    def text_actions(self) -> bool:
+        """Whether actions are text and their results users' messages; else both are the chat template's tool calls."""
+        ...
+
+    @property
+    def several(self) -> bool:
+        """Whether several calls of one turn may be carried out."""
+        ...
+
+    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
+        """The system prompt; `tools` are the environment's schemas."""
+        ...
+
+    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+        """What to do after a turn; `tools` are the names that the environment has."""
+        ...
 
 
 class Calls(StrEnum):
@@ -45,17 +70,22 @@ class ToolCalling:
     single_tool: bool = False
     """Append the single-tool instruction to the system prompt."""
     calls: Calls = Calls.FIRST
+    examples: Sequence[str] = ()
+    """Conversations that the system prompt shows after the policy: tau-bench's few-shot agent."""
+
+    @property
+    def text_actions(self) -> bool:
+        return False
 
     @property
     def several(self) -> bool:
-        """Whether several calls of one turn may be carried out."""
         return self.calls is Calls.ALL
 
-    def system_prompt(self, policy: str) -> str:
-        return f"{policy}\n\n{SINGLE_TOOL}" if self.single_tool else policy
+    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
+        shown = (f"Example {n}:\n{example}" for n, example in enumerate(self.examples, 1))
+        return "\n\n".join((policy, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
 
     def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
-        """What to do after a turn; `tools` are the names that the environment has."""
         if not turn.calls:
             return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
         if len(turn.calls) > 1 and self.calls is Calls.REFUSE:
@@ -67,21 +97,73 @@ class ToolCalling:
         return Decision(tuple(chosen), turn.errors)
 
 
+@dataclass(frozen=True, slots=True)
+class TextActions:
+    """Each turn is one action written as text; writing to the user is an action too."""
+
+    form: TextForm
+
+    @property
+    def text_actions(self) -> bool:
+        return True
+
+    @property
+    def several(self) -> bool:
+        return False
+
+    def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
+        return system_prompt(policy, tools, self.form)
+
+    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+        if turn.calls:
+            return Decision((), (*turn.errors, "There are no tool calls here: write the action as text."))
+        read = read_action(turn.content)
+        if turn.errors or isinstance(read, str):
+            return Decision((), turn.errors or (str(read),))
+        return Decision((read,))
+
+
 def _tool_calling(args: Mapping[str, Json]) -> ToolCalling:
     single_tool, calls = args.get("single_tool", False), args.get("calls", Calls.FIRST)
     if set(args) - {"single_tool", "calls"} or not isinstance(single_tool, bool) or calls not in list(Calls):
         raise JobFailure(
-            f"agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, not {dict(args)!r}"
+            "agent_args of tool-calling are single_tool: true|false and calls: first|all|refuse, "
+            f"not {_brief(args)}; few-shot also takes examples"
         )
     return ToolCalling(single_tool, Calls(calls))
 
 
-AGENTS: dict[str, Callable[[Mapping[str, Json]], ToolCalling]] = {"tool-calling": _tool_calling}
+def _few_shot(args: Mapping[str, Json]) -> ToolCalling:
+    examples = args.get("examples")
+    if not (isinstance(examples, Sequence) and examples and not isinstance(examples, str)) or not all(
+        isinstance(example, str) and example.strip() for example in examples
+    ):
+        raise JobFailure(f"agent_args of few-shot need examples, a list of texts, not {_brief(args)}")
+    known = _tool_calling({name: value for name, value in args.items() if name != "examples"})
+    return replace(known, examples=tuple(examples))
+
+
+def _text(form: TextForm, args: Mapping[str, Json]) -> TextActions:
+    if args:
+        raise JobFailure(f"agent_args of {form} are none, not {_brief(args)}")
+    return TextActions(form)
+
+
+def _brief(args: Mapping[str, Json]) -> str:
+    return f"{dict(args)!r:.200}"
+
+
+AGENTS: dict[str, Callable[[Mapping[str, Json]], Strategy]] = {
+    "tool-calling": _tool_calling,
+    "act": partial(_text, TextForm.ACT),
+    "react": partial(_text, TextForm.REACT),
+    "few-shot": _few_shot,
+}
 """Strategies by name. Each takes the job's agent_args."""
 
 
-def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> ToolCalling:
+def agent_factory(name: str, args: Mapping[str, Json] | None = None) -> Strategy:
     """The strategy of that name. Raises JobFailure for an unknown name or wrong arguments."""
     if name not in AGENTS:
-        raise JobFailure(f"agent strategy {name!r} is unknown; there is {', '.join(sorted(AGENTS))}")
+        raise JobFailure(f"agent strategy {name!r} is unknown; there are {', '.join(sorted(AGENTS))}")
     return AGENTS[name](args or {})

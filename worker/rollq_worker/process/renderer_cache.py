@@ -39,8 +39,11 @@ class RendererCache:
         return len(self._slots)
 
     def get(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
-        """The renderer for a job with these tools. Raises JobFailure naming an edge that it needs and cannot have."""
+        """The renderer for a job whose environment has these tools. Raises JobFailure naming an edge that it needs and
+        cannot have."""
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
+        if agent_factory(job.agent, job.agent_args).text_actions:
+            tools = ()  # they are in the system prompt, and the template shows none
         slot = self._slot((json.dumps(tools, sort_keys=True), edges, rerender))
         with slot.lock:
             if slot.renderer is None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
 """The reply in conversations about no known task, and when all moves are made."""
+_POLITE_MOVE = Action(RESPOND, {"content": POLITE})
 CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""
 LOOKED_UP = 8
@@ -95,6 +97,8 @@ class GroundTruth:
     def _after(self, progress: TaskProgress, message: str) -> TaskProgress:
         role, _, text = message.partition("\n")
         text = text.rpartition(END)[0] if END in text else text
+        if role.strip() == "system":
+            return progress.after_system(text)
         if role.strip() == "user":
             return progress.after_user(text, self._tasks)
         if role.strip() == "assistant":
@@ -102,13 +106,14 @@ class GroundTruth:
         return progress
 
     def _rest(self, progress: TaskProgress, begun: array[int], rng: random.Random) -> array[int]:
+        form = progress.form
         if thought := _OPEN_THOUGHT.fullmatch(self.tokenizer.decode(begun)) if begun else None:
             # The template opened the reasoning; there is nothing to reason about.
-            return self.encode_turn(self._choose(progress, rng), "" if thought[1] else "\n</think>\n\n")
+            return self.encode_turn(self._choose(progress, rng), form, "" if thought[1] else "\n</think>\n\n")
         if not begun:
-            return self.encode_turn(self._choose(progress, rng))
+            return self.encode_turn(self._choose(progress, rng), form)
         for choice in self._choices(progress):
-            whole = self.encode_turn(choice)
+            whole = self.encode_turn(choice, form)
             if len(begun) < len(whole) and whole[: len(begun)] == begun:
                 return whole[len(begun) :]
         return array("I", [self._end])  # this engine did not begin the turn, or the turn is over
@@ -119,7 +124,7 @@ class GroundTruth:
             self._warned = True
             log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", POLITE)
         if task is None or move is None:
-            return POLITE
+            return _POLITE_MOVE
         if self._mistakes and rng.random() < chance_per_turn(self._mistakes, task):
             return draw_mistake(rng, task, progress.made) or move
         return move
@@ -127,13 +132,13 @@ class GroundTruth:
     def _choices(self, progress: TaskProgress) -> list[Action | str]:
         task, move = progress.task, progress.next_move
         if task is None or move is None:
-            return [POLITE]
+            return [_POLITE_MOVE]
         spoiled = [spoiled_move(kind, task, progress.made) for kind in Mistake]
         return [move, *(choice for choice in spoiled if choice is not None)]
 
-    def encode_turn(self, said: Action | str, before: str = "") -> array[int]:
+    def encode_turn(self, said: Action | str, form: TextForm | None = None, before: str = "") -> array[int]:
         """array('I'): the turn as sampled tokens, stop token included."""
-        text = before + (said if isinstance(said, str) else turn_text(said))
+        text = before + (said if isinstance(said, str) else turn_text(said, form))
         ids = self._encoded.get(text)
         if ids is None:
             if len(self._encoded) >= CACHED:
@@ -142,8 +147,10 @@ class GroundTruth:
         return ids
 
 
-def turn_text(move: Action) -> str:
-    """A move as the policy writes it: plain text, or one call in Hermes' form."""
+def turn_text(move: Action, form: TextForm | None = None) -> str:
+    """A move as the policy writes it: an action in that form, else plain text or one call in Hermes' form."""
+    if form is not None:
+        return write_action(move, form)
     if move.name == RESPOND:
         return str(move.arguments.get("content", ""))
     call = json.dumps({"name": move.name, "arguments": dict(move.arguments)}, ensure_ascii=False)

@@ -7,10 +7,11 @@ behind a router, continues where the conversation is. It knows texts, never toke
 from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollq.errors import RollqError
 from rollq_worker.environments import domain, names
+from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import RESPOND, Action, Domain, ReadTurn, Task
 
 
@@ -24,29 +25,44 @@ class TaskProgress:
     """Whether the first user message has been read."""
     made: int = 0
     """Index of the task's next move; past the end when all are made."""
+    form: TextForm | None = None
+    """How the policy writes actions as text; None: it makes tool calls."""
+
+    def after_system(self, prompt: str) -> TaskProgress:
+        """The progress after the system prompt, which says how actions are written."""
+        return replace(self, form=form_of(prompt))
 
     def after_user(self, text: str, tasks: TaskIndex) -> TaskProgress:
         """The progress after a user message. The first one names the task; the others, tool results among them, change
         nothing."""
-        return self if self.opened else TaskProgress(tasks.by_opening(text), opened=True)
+        return self if self.opened else replace(self, task=tasks.by_opening(text), opened=True)
 
     def after_turn(self, turn: ReadTurn) -> TaskProgress:
         """The progress after a turn. The turn counts as the first remaining move that it makes; moves before that stay
         skipped."""
+        turn = turn if self.form is None else _as_call(turn)
         if self.task is None or (turn.errors and not turn.calls):
             return self
         moves = self.task.moves
         for index in range(self.made, len(moves)):
             if _is_move(turn, moves[index]):
-                return TaskProgress(self.task, True, index + 1)
+                return replace(self, made=index + 1)
         # Where a message is due any text counts, because the scripted user's k-th reply answers the k-th message.
         spoken = not turn.calls and self.made < len(moves) and moves[self.made].name == RESPOND
-        return TaskProgress(self.task, True, self.made + 1) if spoken else self
+        return replace(self, made=self.made + 1) if spoken else self
 
     @property
     def next_move(self) -> Action | None:
         """The next move; None when the task is unknown or all its moves are made."""
         return self.task.moves[self.made] if self.task and self.made < len(self.task.moves) else None
+
+
+def _as_call(turn: ReadTurn) -> ReadTurn:
+    """A turn with its action written as text, read as the tool call or the words to the user that it stands for."""
+    action = read_action(turn.content)
+    if isinstance(action, str):
+        return ReadTurn(turn.content, errors=(action,))
+    return ReadTurn(action.arguments["content"]) if action.name == RESPOND else ReadTurn("", (action,))
 
 
 def _is_move(turn: ReadTurn, move: Action) -> bool:

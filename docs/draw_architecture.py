@@ -16,6 +16,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 WIDTH, EDGE, GAP, LINE = 960, 20, 8, 16
 LEFT, INNER = 2 * EDGE, WIDTH - 4 * EDGE
+NARROWEST = 16  # of the space around the name of a module
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 COLORS = {"rollq_worker": ("#f1f8f1", "#3a8a3f"), "rollq": ("#f0f5ff", "#3b6fd4")}
 
@@ -40,9 +41,9 @@ class Picture:
         self.parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="9.5" fill="{color}"/>')
         self.text(x, y + 4, str(number), 11, fill="#fff", text_anchor="middle", font_weight="bold")
 
-    def name(self, x: float, y: float, width: float, package: str, room: str, inset: float = 10) -> None:
+    def name(self, x: float, y: float, width: float, package: str, room: str) -> None:
         """A room's name, and at the right the numbers of the steps that go through it."""
-        self.text(x + inset, y, room, 13, font_family=MONO, font_weight="bold")
+        self.text(x + 10, y, room, 13, font_family=MONO, font_weight="bold")
         for place, (number, color) in enumerate(reversed(self.badges.pop(f"{package}/{room}", []))):
             self.badge(x + width - 16 - 23 * place, y - 4.5, number, color)
 
@@ -60,19 +61,24 @@ class Picture:
         self.y += height + GAP
 
     def modules(self, package: dict[str, Any], layers: list[list[str]]) -> None:
-        """Layers of single modules, from left to right."""
+        """Layers of single modules, from left to right, in two rows if they do not fit into one."""
         arrow, badge = 16, 23
         names = [name for layer in layers for name in layer]
         steps = {name: len(self.badges.get(f"{package['name']}/{name}", [])) for name in names}
         used = sum(8 * len(name) + badge * steps[name] for name in names)
         used += (GAP + arrow) * (len(layers) - 1) + GAP * (len(names) - len(layers))
         padding = (INNER - used) / len(names)
+        if padding < NARROWEST:
+            half = len(layers) // 2
+            self.modules(package, layers[:half])
+            self.modules(package, layers[half:])
+            return
         x = float(LEFT)
         for layer in layers:
             for name in layer:
                 width = padding + 8 * len(name) + badge * steps[name]
                 self.box(x, self.y, width, 28, "#fff", COLORS[package["name"]][1])
-                self.name(x, self.y + 18.5, width, package["name"], name, min(10, padding / 2))
+                self.name(x, self.y + 18.5, width, package["name"], name)
                 x += width + GAP
             if layer is not layers[-1]:
                 self.text(x + arrow / 2 - GAP / 2, self.y + 19, "›", 16, fill="#57606a", text_anchor="middle")

@@ -122,13 +122,18 @@ class Attempt:
         last = encode_event(closed, self.job.id)
         self._call(lambda: self._write(end, [last]))
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something has been held back for too long, and nobody writes it."""
+        late = time.monotonic() - self._held_since > HELD_BACK_S
+        return late and self._written < len(self._blobs) and not self.lost.is_set() and not self._writing.locked()
+
     def write_behind(self) -> None:
         """Write what has been held back for too long. For another thread than the attempt's own.
 
         Raises Unwritable or CONNECTION_ERRORS. The attempt's own thread meets every other error at its next call.
         """
-        late = time.monotonic() - self._held_since > HELD_BACK_S
-        if not late or self._written == len(self._blobs) or self.lost.is_set() or self._writing.locked():
+        if not self.holds_back:
             return
         try:
             self._write(self.ledger.append)

@@ -1,15 +1,16 @@
 """All attempts of this worker, and two threads for all of them: the heartbeat and the late writer.
 
 The heartbeat renews the leases and watches the time limits. An attempt stops by itself at its next `check`. If it
-cannot check, because it waits for the engine or is in foreign code, the heartbeat ends it. Renewing a run's leases
-depends on nothing but that run's ledger. The late writer journals what an attempt holds back while its turn takes long.
+cannot check, because it waits for the engine or is in foreign code, the heartbeat ends it. The late writer journals
+what an attempt holds back while its turn takes long. Both call each run's ledger in a thread of its own (`PerRun`),
+because the ledgers may lie on several servers, of which one may be away.
 """
 
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rollq.errors import RollqError, Unwritable
@@ -18,6 +19,7 @@ from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq_worker.process.attempt import Attempt
+from rollq_worker.process.per_run import PerRun
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,10 @@ class Leases:
         self._lost_threads: set[Attempt] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._renewed = float("-inf")
+        self._renewed: dict[str, float] = {}
+        """When each run's leases were last renewed (`time.monotonic`)."""
+        self._tending = PerRun("rollq-lease")
+        self._writing = PerRun("rollq-late-write")
         self._thread = threading.Thread(target=self._loop, name="rollq-heartbeat", daemon=True)
         self._late_writer = threading.Thread(target=self._write_late, name="rollq-late-writer", daemon=True)
 
@@ -118,45 +123,53 @@ class Leases:
                 log.exception("heartbeat failed; trying again in %g s", TICK_S)
 
     def _write_late(self) -> None:
-        pause = LOOK_EVERY_S
-        while not self._stop.wait(pause):
-            pause = LOOK_EVERY_S if self.write_behind() else AWAY_PAUSE_S
+        while not self._stop.wait(LOOK_EVERY_S):
+            self.write_behind()
 
-    def write_behind(self) -> bool:
-        """Write what attempts hold back for too long. Returns whether Redis took it all."""
-        taken = True
-        for attempt in self.held():
-            try:
-                attempt.write_behind()
-            except (Unwritable, *CONNECTION_ERRORS) as e:
-                taken = False
-                log.info("%s: not journaled in time: %s", attempt.job.id, type(e).__name__)
-        return taken
+    def write_behind(self) -> None:
+        """Write what attempts hold back for too long, except for runs whose last such write still waits for Redis."""
+
+        def write(attempts: list[Attempt]) -> None:
+            for attempt in attempts:
+                try:
+                    attempt.write_behind()
+                except (Unwritable, *CONNECTION_ERRORS) as e:
+                    log.info("%s: not journaled in time: %s", attempt.job.id, type(e).__name__)
+                    self._stop.wait(AWAY_PAUSE_S)
+                    return
+
+        self._writing(_by_run(attempt for attempt in self.held() if attempt.holds_back), write)
 
     def tick(self) -> None:
-        all_due = time.monotonic() - self._renewed >= RENEW_EVERY_S - TICK_S / 2
-        # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
-        self.renew([a for a in self.held() if all_due or a.left_s < LEASE_S])
-        if all_due:
-            self._renewed = time.monotonic()
-        for attempt in self.held():  # after the renewals, so that an error of one attempt costs no other its lease
-            with _logged(attempt.job.id):
-                self._watch(attempt)
+        """Renew what is due and watch all attempts, except those of runs whose last tick still waits for Redis."""
+        runs = _by_run(self.held())
+        self._renewed = {run: at for run, at in self._renewed.items() if run in runs}
+        self._tending(runs, self._tend)
         self._count_lost_threads()
 
+    def _tend(self, attempts: list[Attempt]) -> None:
+        """Renew and watch the attempts of one run."""
+        run, now = attempts[0].ledger.run, time.monotonic()
+        with _logged(run):
+            all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
+            # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
+            self.renew([a for a in attempts if all_due or a.left_s < LEASE_S])
+            if all_due:
+                self._renewed[run] = now
+        for attempt in attempts:  # after the renewals, so that an error of one attempt costs no other its lease
+            with _logged(attempt.job.id):
+                self._watch(attempt)
+
     def renew(self, attempts: list[Attempt]) -> None:
-        """Renew these leases, one call per run. Leases of attempts past their deadline are left to expire."""
-        by_run: defaultdict[Ledger, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            if not attempt.overdue and not attempt.lost.is_set():
-                by_run[attempt.ledger].append(attempt)
-        for ledger, members in by_run.items():
-            with _logged(ledger.run):
-                left = [a.left_s + REPORT_S for a in members]
-                lost = set(ledger.renew_leases([(a.job.id, a.lease) for a in members], left))
-                for attempt in members:
-                    if (attempt.job.id, attempt.lease) in lost:
-                        attempt.lost.set()
+        """Renew these leases of one run. Leases of attempts past their deadline are left to expire."""
+        members = [attempt for attempt in attempts if not attempt.overdue and not attempt.lost.is_set()]
+        if not members:
+            return
+        left = [a.left_s + REPORT_S for a in members]
+        lost = set(members[0].ledger.renew_leases([(a.job.id, a.lease) for a in members], left))
+        for attempt in members:
+            if (attempt.job.id, attempt.lease) in lost:
+                attempt.lost.set()
 
     def _watch(self, attempt: Attempt) -> None:
         """End an attempt that is overdue or has lost its lease, if its thread cannot check by itself."""
@@ -184,10 +197,19 @@ class Leases:
             on_slots_lost()
 
 
+def _by_run(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
+    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        found[attempt.ledger.run].append(attempt)
+    return found
+
+
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """In this block, log the ledger's error about one run or job, so that the others go on."""
+    """In this block, log an error about one run or job, so that the others go on."""
     try:
         yield
-    except RollqError as e:
+    except (RollqError, *CONNECTION_ERRORS) as e:
         log.warning("heartbeat: %s: %s: %s", what, type(e).__name__, e)
+    except Exception:
+        log.exception("heartbeat: %s: failed; trying again in %g s", what, TICK_S)

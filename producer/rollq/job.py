@@ -94,10 +94,11 @@ class Job:
     env_args: Mapping[str, Json] = field(default_factory=dict)
     """Options of the environment."""
     agent: str = "tool-calling"
-    """The agent strategy."""
+    """The agent strategy: `tool-calling`, `few-shot`, `act` or `react`."""
     agent_args: Mapping[str, Json] = field(default_factory=dict)
-    """Options of the strategy. `single_tool: true` appends tau-bench's single-tool instruction to the system prompt.
-    `calls` says what to do with several tool calls in one turn: `first` (default), `all` or `refuse`."""
+    """Options of tool-calling and few-shot. `single_tool: true` appends tau-bench's single-tool instruction to the
+    system prompt. `calls` says what to do with several tool calls in one turn: `first` (default), `all` or `refuse`.
+    few-shot needs `examples`, a list of texts. act and react have no options."""
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
     """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
     history: History = History.KEEP

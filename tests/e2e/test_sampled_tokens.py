@@ -58,6 +58,21 @@ def test_tokens_are_what_was_sent_and_returned(stack: Stack, env: str, split: st
     check(lines, seen)
 
 
+@pytest.mark.parametrize(
+    ("agent", "agent_args"),
+    [("act", {}), ("react", {}), ("few-shot", {"examples": ["user: Where is my order?\nassistant: On its way."]})],
+)
+def test_with_every_agent_strategy(stack: Stack, agent: str, agent_args: dict):
+    stack.engine("--mistakes", "0.5", "--seed", "3")
+    lines, seen = play(stack, "shop", "train", range(6), 2, agent=agent, agent_args=agent_args)
+    assert len(lines) == 12
+    check(lines, seen)
+    assert {line["stop"] for line in lines} == {"done"}
+    assert 0 < sum(line["reward"] for line in lines) <= 12
+    calls = {bool(message.get("tool_calls")) for line in lines for message in line["messages"]}
+    assert calls == ({False, True} if agent == "few-shot" else {False})
+
+
 def test_with_the_qwen_vocabulary(stack: Stack, qwen_folder: Path):
     stack.engine("--tokenizer", str(qwen_folder), "--mistakes", "0.5")
     with pytest.MonkeyPatch.context() as patch:

@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
+import json
 import math
 import sys
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollq.job import NAME, Purpose
 from rollq.urls import mask_url
@@ -18,6 +19,8 @@ else:
     Commands = object
 
 
+AGENTS = ("tool-calling", "act", "react", "few-shot")
+"""Agent strategies. few-shot needs a file of examples."""
 LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
@@ -101,7 +104,11 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="append the trajectories to this JSON Lines file, each job once"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="append the trajectories to this file, each job once: JSON Lines, or a folder of Parquet files when it"
+        " ends in .parquet (extra parquet)",
     )
 
 
@@ -143,3 +150,25 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=what)
+
+
+def agent(text: str) -> tuple[str, dict[str, Any]]:
+    """An argument type: the name of an agent strategy, and the agent_args that the flag itself gives."""
+    name, _, path = text.partition(":")
+    if name not in AGENTS or bool(path) != (name == "few-shot"):
+        raise argparse.ArgumentTypeError(f"expected {', '.join(AGENTS[:-1])} or few-shot:FILE, not {text!r}")
+    return name, {"examples": _examples(path)} if path else {}
+
+
+def _examples(path: str) -> list[str]:
+    """The examples of a file. A line is a JSON string, or an object with tau-bench's `messages_display`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.strip()]
+    except (OSError, ValueError, RecursionError) as e:
+        raise argparse.ArgumentTypeError(f"{path}: {e}") from e
+    texts = [line.get("messages_display") if isinstance(line, dict) else line for line in lines]
+    examples = [text for text in texts if isinstance(text, str) and text.strip()]
+    if not examples or len(examples) < len(texts):
+        raise argparse.ArgumentTypeError(f'{path}: expected lines with a JSON string or {{"messages_display": text}}')
+    return examples

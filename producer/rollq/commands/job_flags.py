@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.client.submission import group_name, replacement
-from rollq.commands.flags import name, number, tasks, whole
+from rollq.commands.flags import agent, name, number, tasks, whole
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line
@@ -27,8 +27,8 @@ CHECKS = "rollq.job_checks"
 TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
-    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p calls single_tool"
-    " history seed user purpose min_viable queue labels"
+    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
+    " single_tool history seed user purpose min_viable queue labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -136,6 +136,14 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 def add_strategy(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how turns are read and how earlier turns are kept."""
     parser.add_argument(
+        "--agent",
+        type=agent,
+        default=("tool-calling", {}),
+        metavar="NAME",
+        help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON"
+        " (tool-calling)",
+    )
+    parser.add_argument(
         "--calls",
         choices=("first", "all", "refuse"),
         default="first",
@@ -181,6 +189,7 @@ def describe(args: argparse.Namespace) -> str:
     labels = ",".join(f"{key}={value}" for key, value in args.labels.items()) or None
     queue = None if args.queue == QUEUE else args.queue
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
+    shown["agent"] = args.agent[0]
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in given.items()
@@ -201,6 +210,7 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         env=args.env,
         split=args.split,
         task=task,
+        agent=args.agent[0],
         agent_args=_strategy(args),
         history=args.history,
         user=args.user,
@@ -252,7 +262,7 @@ def _flag(args: argparse.Namespace, flag: str) -> str:
 def _installed_checks(args: argparse.Namespace) -> str:
     """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
 
-    Returns a warning or "". Raises SettingsError for a user simulator that no worker can play.
+    Returns a warning or "". Raises SettingsError for an agent strategy or a user simulator that no worker can play.
     """
     warnings = []
     for point in entry_points(group=CHECKS):
@@ -261,7 +271,8 @@ def _installed_checks(args: argparse.Namespace) -> str:
         except ImportError:
             continue  # a package that it needs is not installed
         except JobFailure as e:
-            raise SettingsError(f"{_flag(args, 'user')}: {e}") from e
+            flag = "agent" if str(e).startswith("agent") else "user"
+            raise SettingsError(f"{_flag(args, flag)}: {e}") from e
     return "; ".join(filter(None, warnings))
 
 
@@ -270,7 +281,7 @@ def source_name(args: argparse.Namespace) -> str:
     before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
-    shape += [args.queue, args.labels]
+    shape += [args.queue, args.labels, args.agent[0]]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -291,6 +302,7 @@ def _sampling(args: argparse.Namespace) -> Mapping[str, Any]:
 def _strategy(args: argparse.Namespace) -> dict[str, Any]:
     """The job's agent_args, without those that are defaults."""
     chosen: dict[str, Any] = {} if args.calls == "first" else {"calls": args.calls}
+    chosen |= args.agent[1]
     return chosen | ({"single_tool": True} if args.single_tool else {})
 
 

@@ -60,6 +60,8 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     (("submit", "--run", "r", "--tasks", "0"), "required: --env"),
     ((*SUBMIT, "--run", "a{b}"), "--run: expected a name"),
     ((*SUBMIT, "--top-p", "0"), "--top-p: expected a number above 0 and at most 1"),
+    ((*SUBMIT, "--agent", "telepathy"), "--agent: expected tool-calling, act, react or few-shot:FILE"),
+    ((*SUBMIT, "--agent", "react", "--calls", "all"), "--agent: agent_args of react are none, not {'calls': 'all'}"),
     ((*SUBMIT, "--user", "gpt"), "--user: expected scripted, oracle, openai:ENDPOINT:MODEL"),
     ((*SUBMIT, "--user", '{"kind": "foo"}'), 'expected an object with a "kind", which is scripted, oracle, openai'),
     ((*SUBMIT, "--user", '{"kind": "oracle", "x": 1}'), "--user: user kind 'oracle' takes no x"),

@@ -3,13 +3,15 @@
 import contextlib
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
 from rollq import cli
-from rollq.commands import job_flags
+from rollq.commands import flags, job_flags
 from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
+from rollq_worker.episode.strategies import AGENTS
 from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
 from rollq_worker.users import KINDS
 from tests.rollq.commands.conftest import Fails
@@ -84,6 +86,36 @@ def test_users_by_name_and_as_json(text: str, spec: dict[str, str]) -> None:
 
 def test_the_kinds_of_users_are_those_of_the_workers() -> None:
     assert set(job_flags.USERS) == set(KINDS)
+
+
+def test_the_agents_are_those_of_the_workers() -> None:
+    assert set(flags.AGENTS) == set(AGENTS)
+
+
+def test_the_agent_is_part_of_the_jobs_and_of_their_source() -> None:
+    plain, react = (cli.parser().parse_args([*SUBMIT, *more]) for more in ((), ("--agent", "react")))
+    job_flags.check_jobs(react)
+    assert {(job.agent, *job.agent_args) for job in job_flags.jobs(react)} == {("react",)}
+    assert job_flags.source_name(plain) != job_flags.source_name(react)
+    assert "agent react" in job_flags.describe(react)
+
+
+def test_examples_come_from_a_file_and_are_part_of_the_jobs(tmp_path: Path) -> None:
+    file = tmp_path / "examples.jsonl"
+    file.write_text('"user: hi"\n\n{"messages_display": "user: ho", "task": 1}\n')
+    args = cli.parser().parse_args([*SUBMIT, "--agent", f"few-shot:{file}", "--single-tool"])
+    job_flags.check_jobs(args)
+    job = next(job_flags.jobs(args))
+    assert (job.agent, job.agent_args) == ("few-shot", {"single_tool": True, "examples": ["user: hi", "user: ho"]})
+    source = job_flags.source_name(args)
+    file.write_text('"user: hi"\n')
+    assert job_flags.source_name(cli.parser().parse_args([*SUBMIT, "--agent", f"few-shot:{file}"])) != source
+
+
+@pytest.mark.parametrize("text", ["", "\n", "user: hi", "[1]", '{"messages": []}', '"a"\n""', "[" * 100_000])
+def test_a_file_without_examples_is_refused(tmp_path: Path, fails: Fails, text: str) -> None:
+    (tmp_path / "examples.jsonl").write_text(text)
+    assert "--agent: " in fails(*SUBMIT, "--agent", f"few-shot:{tmp_path / 'examples.jsonl'}")
 
 
 def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_flag_has_its_key(file: Path) -> None:
     """The file and the line say the same."""
     flags = """--run r --env shop --split test --tasks 2-5 --size 3 --epochs 2 --max-turns 9 --max-new-tokens 64
-        --max-tokens 2000 --deadline 60 --temperature 0.5 --top-p 1 --calls all --single-tool --history template
+        --max-tokens 2000 --deadline 60 --temperature 0.5 --top-p 1 --agent react --history template
+        --calls all --single-tool
         --seed 11 --user openai:local:q --purpose eval --min-viable 2 --ahead 7 --budget engine=9,user=1
         --queue q --label uid=7 --label set=a --keep 2 --durability fsync --refill 1 --seal --json"""
     file.write_text(
@@ -42,6 +43,7 @@ def test_every_flag_has_its_key(file: Path) -> None:
         deadline = 60
         temperature = 0.5
         top_p = 1
+        agent = "react"
         calls = "all"
         single_tool = true
         history = "template"
@@ -156,6 +158,7 @@ def test_what_is_played_is_printed_first(redis_url: str, ledger: Ledger, capsys:
     said = [text for text in capsys.readouterr().err.splitlines() if "warning" not in text]
     assert said[0] == (
         "run r: env shop, split train, tasks 2, size 4, epochs 1, max_turns 20, max_new_tokens 512, max_tokens 32768,"
-        " deadline 1800, temperature 1, calls all, history keep, seed 7, user scripted, purpose train"
+        " deadline 1800, temperature 1, agent tool-calling, calls all, history keep, seed 7, user scripted,"
+        " purpose train"
     )
     assert reader(ledger).stats()["submitted"] == 4

@@ -43,6 +43,14 @@ def test_a_message_that_names_no_job_is_ignored(runner: JobRunner, message: str)
     assert runner.run(message) == {"stop": "ignored"}
 
 
+@pytest.mark.parametrize("job", [{"agent": "telepathy"}, {"agent": "react", "agent_args": {"calls": "all"}}])
+def test_an_agent_strategy_that_there_is_not_is_the_jobs_failure(
+    runner: JobRunner, ledger: Ledger, job: dict[str, Any]
+) -> None:
+    summary = runner.run(submit(ledger, **job))
+    assert (summary["stop"], summary["failure"]) == ("failed", "job")
+
+
 def test_jobs_that_cannot_be_claimed(runner: JobRunner, ledger: Ledger) -> None:
     assert runner.run("r/g/0") == {"stop": "refused: unknown"}
     job_id = submit(ledger)

@@ -45,6 +45,14 @@ def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
         made.get(job(agent_args={"calls": "all"}), tools())
 
 
+def test_text_actions_need_no_tools_of_the_template() -> None:
+    made = RendererCache(load_tokenizer(None))
+    assert made.get(job(agent="act"), tools()) is made.get(job(agent="react"), tools("sub"))
+    assert (made.get(job(agent="act"), tools()).tools, made.get(job(), tools()).tools) == ([], tools())
+    with pytest.raises(JobFailure, match="telepathy"):
+        made.get(job(agent="telepathy"), tools())
+
+
 def test_a_job_whose_history_is_rendered_again_asks_less_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, rerender: asked.append(rerender) or object())

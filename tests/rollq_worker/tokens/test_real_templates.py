@@ -13,7 +13,7 @@ from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.tokenizer import Tokenizer
-from tests.rollq_worker.tokens.models import RealTemplates
+from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
 from tests.rollq_worker.tokens.template_habits import HABITS
 
@@ -27,7 +27,8 @@ def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
     Every bridge is compared with the end of the template's render of the same conversation.
     """
     environment = FakeEnvironment(tools=TOOLS)
-    renderer = checked_renderer(tokenizer, list(environment.tools))
+    shown = [] if job.get("agent") == "react" else list(environment.tools)
+    renderer = checked_renderer(tokenizer, shown)
     trajectory = play(
         Job(run="r", group="g", env="fake", task=0, **job),
         engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
@@ -40,7 +41,7 @@ def episode(tokenizer: Tokenizer, *texts: str, **job: Any) -> Trajectory:
     for event in trajectory.events:
         if isinstance(event, Observed):
             if event.ids:
-                full = renderer.open([*messages, event.message, *event.replies], list(environment.tools))
+                full = renderer.open([*messages, event.message, *event.replies], shown)
                 assert full[-len(event.ids) :] == event.ids
             messages += [event.message, *event.replies]
     return trajectory
@@ -110,6 +111,31 @@ def test_a_turn_that_ends_as_the_template_ends_it_needs_no_other_end(real: RealT
     said = SPOKEN["gpt-oss"] + "Hello.<|end|>"
     trajectory = episode(tokenizer, said, said, said, sampling={"stop_token_ids": [end]})
     assert all(bridge[0] == tokenizer.added_tokens["<|start|>"] for bridge in bridges(trajectory))
+
+
+REACT = "Thought:\nx\nAction:\n"
+ACTIONS = (
+    REACT + '{"name": "add", "arguments": {"a": 1}}',
+    "This is no action.",
+    REACT + '{"name": "respond", "arguments": {"content": "and?"}}',
+    REACT + '{"name": "add", "arguments": {"a": 2}}',
+)
+
+
+BEFORE = SPOKEN | dict.fromkeys(("glm-4.7", "minimax-m2", "nemotron-3", "qwen3.5"), "</think>")
+"""What a turn of text starts with: some headers open reasoning."""
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"mistral-nemo"}))  # it moves the system prompt to the last user
+def test_actions_as_text_need_only_users(real: RealTemplates, name: str) -> None:
+    tokenizer = real.tokenizer(name)
+    stop = tokenizer.decode([checked_renderer(tokenizer, []).stop_ids[0]])
+    texts = (BEFORE.get(name, "") + text + stop for text in ACTIONS)
+    trajectory = episode(tokenizer, *texts, agent="react", budget=Budget(max_turns=4))
+    assert [m["role"] for m in trajectory.messages] == ["system", "user"] + ["assistant", "user"] * 4
+    said = [m["content"] for m in trajectory.messages[3:10:2]]
+    assert said[0] == 'API output: {"a": 1}' and said[1].startswith("Error: ")
+    assert said[2:] == ["go on", 'API output: {"a": 2}']
 
 
 def call_ids(trajectory: Trajectory) -> list[str]:

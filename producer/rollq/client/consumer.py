@@ -200,12 +200,13 @@ class Consumer:
 
     def _missing(self, taken: Taken, groups: int) -> MissingGroups:
         missing = groups - taken.ready
-        remedy = "Submit that many more groups: `Client.refill` replaces the dropped ones. Then ask again"
+        remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
         if taken.sealed:
             remedy = f"The run is sealed and takes no more groups: ask for at most {taken.ready}"
+        dropped = f"{taken.dropped} dropped" + (" (`rollq dead` says why)" if taken.dropped else "")
         error = MissingGroups(
-            f"run {self._deliveries.run}: {missing} of {groups} groups are missing: {taken.ready} are ready, none is"
-            f" being played, and {taken.dropped} were dropped (`rollq dead` says why). {remedy}."
+            f"run {self._deliveries.run}: {missing} of {groups} groups missing: {taken.ready} ready, none being played,"
+            f" {dropped}. {remedy}."
         )
         error.missing, error.ready, error.dropped = missing, taken.ready, taken.dropped
         return error
@@ -216,7 +217,7 @@ class Consumer:
             f" {taken.open} open, {taken.others + self.held} held"
         )
         why = explain(self._reader, self._purpose, wanted=groups, own=self.held)
-        return f"{text}. {why}" if why else text
+        return f"{text}; {why.removeprefix(f'run {self._deliveries.run}: ')}" if why else text
 
     def _batch(self, step: int, taken: Sequence[TakenGroup], *, taken_over: bool) -> Batch | None:
         """The groups with their trajectories.

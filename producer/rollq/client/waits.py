@@ -117,11 +117,11 @@ class WaitLog:
 def _unknown(f: Facts) -> str:
     if f.known:
         return ""
-    return f"it does not exist (yet): {other_runs(f.run, f.runs)}. A consumer waits until jobs are submitted to it"
+    return f"it does not exist yet; {other_runs(f.run, f.runs)}. A consumer waits until jobs are submitted to it"
 
 
 def _each_other(f: Facts) -> str:
-    if not f.ahead or f.wanted <= f.ready + f.open:
+    if not f.ahead or f.sealed or f.wanted <= f.ready + f.open:
         return ""
     return (
         f"a producer waits while {f.ahead} groups are unacknowledged ({_places(f)}), and a consumer waits for"
@@ -131,7 +131,7 @@ def _each_other(f: Facts) -> str:
 
 
 def _unread(f: Facts) -> str:
-    if not f.ahead or f.wanted or not (f.ready or f.held):
+    if not f.ahead or f.sealed or f.wanted or not (f.ready or f.held):
         return ""
     waits = f"a producer waits while {f.ahead} groups are unacknowledged ({_places(f)})"
     if f.held:
@@ -173,7 +173,7 @@ def _another_consumer(f: Facts) -> str:
 def _unplayed(f: Facts) -> str:
     if not f.open or (f.wanted and f.wanted <= f.ready) or not (f.queued or f.leased):
         return ""
-    jobs = f"{f.queued} jobs are queued and {f.leased} being played"
+    jobs = f"{f.queued} job{' is' if f.queued == 1 else 's are'} queued and {f.leased} being played"
     if not f.workers:
         back = f"; what dead workers played comes back within {LEASE_S:g} s" if f.leased else ""
         return f"{jobs}, and no worker is alive: start `rollq worker{_queues(f)}`{back}"
@@ -193,17 +193,21 @@ def _unplayed(f: Facts) -> str:
         )
     if all(worker.engine == AWAY for worker in able):
         return (
-            f"{jobs}, and the engine of all {len(able)} live workers that may play them is away: start it, or check"
-            " their `--engine`. Nothing is lost meanwhile"
+            f"{jobs}, and the engine of {_live(able)} that may play them is away: start it, or check `--engine`."
+            " Nothing is lost meanwhile"
         )
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
         slots = sum(worker.slots for worker in able)
-        return f"{jobs}: all {slots} slots of {len(able)} live workers play other runs; more workers would help"
+        return f"{jobs}: all {slots} slots of {_live(able)} play other runs; more workers would help"
     return ""
 
 
 def _queues(f: Facts) -> str:
     return "" if set(f.queues) <= {QUEUE} else f" --queues {','.join(f.queues)}"
+
+
+def _live(workers: Sequence[LiveWorker]) -> str:
+    return "the only live worker" if len(workers) == 1 else f"all {len(workers)} live workers"
 
 
 def _groups(number: int) -> str:

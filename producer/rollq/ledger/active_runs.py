@@ -14,9 +14,8 @@ from rollq.ledger.keys import ACTIVE, RUNS, Keys
 if TYPE_CHECKING:
     import redis
 
-LIST = f"{ACTIVE} (delete that key: it fills again)"
-ALL = f"{RUNS} (delete that key, then submit each run again, which lists it again)"
-"""What errors name."""
+ACTIVE_REMEDY = "delete that key: it fills again"
+RUNS_REMEDY = "delete that key, then submit each run again, which lists it again"
 
 
 class ActiveRuns:
@@ -28,7 +27,7 @@ class ActiveRuns:
         """In the list of all runs."""
 
     def names(self) -> list[str]:
-        return _names(guarded(LIST, lambda: self._redis.zrange(ACTIVE, 0, -1)))
+        return _names(guarded(ACTIVE, lambda: self._redis.zrange(ACTIVE, 0, -1), ACTIVE_REMEDY))
 
     def jobs(self, run: str) -> tuple[int, int]:
         """Number of queued and of leased jobs."""
@@ -40,17 +39,17 @@ class ActiveRuns:
 
     def remove(self, run: str) -> None:
         """Take an idle run off the list, unless it has got jobs since."""
-        guarded(LIST, lambda: self._redis.zrem(ACTIVE, run))
+        guarded(ACTIVE, lambda: self._redis.zrem(ACTIVE, run), ACTIVE_REMEDY)
         if any(self.jobs(run)):
             self.add(run)
 
     def add(self, run: str) -> None:
-        guarded(LIST, lambda: self._redis.zadd(ACTIVE, {run: time.time()}))
+        guarded(ACTIVE, lambda: self._redis.zadd(ACTIVE, {run: time.time()}), ACTIVE_REMEDY)
 
     def next_of_all(self) -> str | None:
         """The next of all runs, round and round. None when there is none at this place."""
         position = self._position
-        found = _names(guarded(ALL, lambda: self._redis.zrange(RUNS, position, position)))
+        found = _names(guarded(RUNS, lambda: self._redis.zrange(RUNS, position, position), RUNS_REMEDY))
         self._position = position + 1 if found else 0
         return found[0] if found else None
 

@@ -95,8 +95,24 @@ def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> 
         brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
         sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
         options |= {"db": servers.database, "retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
+        options["connection_class"] = _sentinel_connection(library.sentinel, servers.tls)
         client = sentinels.master_for(servers.options["service"], redis_class=SentinelClient, **options)
     return client  # type: ignore[no-any-return]
+
+
+def _sentinel_connection(library: Any, tls: bool) -> Any:
+    """A class of connections that ask the Sentinels whenever they connect.
+
+    redis-py's own connects again within a call, such as a wait of a consumer, to the address that it has, and does not
+    give that up for 40 s.
+    """
+
+    class SentinelConnection(library.SentinelManagedSSLConnection if tls else library.SentinelManagedConnection):  # type: ignore[misc]
+        def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            self._connect_retry()
+            super().send_packed_command(command, check_health)
+
+    return SentinelConnection
 
 
 def _patience(retries: int) -> Retry:
@@ -225,12 +241,12 @@ def refuses_writes(error: Exception) -> bool:
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
-def guarded(what: str, call: Callable[[], T]) -> T:
-    """The call's reply. Raises LedgerError or Unwritable, naming `what`, when Redis refuses it."""
+def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
+    """The call's reply. Raises LedgerError, naming `what` and the remedy, or Unwritable when Redis refuses it."""
     try:
         return call()
     except redis.ResponseError as e:
-        raise translated(e, what) from e
+        raise translated(e, what if refuses_writes(e) or not remedy else f"{what} ({remedy})") from e
 
 
 def translated(error: redis.ResponseError, what: str) -> LedgerError:

@@ -17,7 +17,7 @@ from rollq.ledger.scripts import lone_script
 if TYPE_CHECKING:
     import redis
 
-HASH = f"{WORKERS} (delete that key: live workers register again)"
+REMEDY = "delete that key: live workers register again"
 """What an error names."""
 REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""
@@ -54,17 +54,17 @@ def register(client: "redis.Redis", worker: LiveWorker) -> None:
     """Say that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
     entry = asdict(worker)
     name = entry.pop("name")
-    guarded(HASH, lambda: _eval(client, "register_worker", name, json.dumps(entry)))
+    guarded(WORKERS, lambda: _eval(client, "register_worker", name, json.dumps(entry)), REMEDY)
 
 
 def unregister(client: "redis.Redis", name: str) -> None:
     """Remove a worker that ends. Raises LedgerError."""
-    guarded(HASH, lambda: client.hdel(WORKERS, name))
+    guarded(WORKERS, lambda: client.hdel(WORKERS, name), REMEDY)
 
 
 def live_workers(client: "redis.Redis") -> list[LiveWorker]:
     """The live workers, by name. Raises LedgerError."""
-    rows: Any = guarded(HASH, lambda: _eval(client, "live_workers", LIVE_S))
+    rows: Any = guarded(WORKERS, lambda: _eval(client, "live_workers", LIVE_S), REMEDY)
     return sorted(map(_worker, rows[::2], rows[1::2]), key=lambda worker: worker.name)
 
 

@@ -1,13 +1,13 @@
 """The role of the reaper: of all workers that share a ledger, one reaps at a time.
 
-The others stand by. They take the role when the reaper hands it over, or when it has not renewed the role for ROLE_S
+The others stand by, and ask for it when it may be free: the reaper has handed it over, or has not renewed it for ROLE_S
 seconds because it is dead. Two that reap at once do no harm: every script decides for itself.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from rollq.ledger.connection import guarded
-from rollq.ledger.keys import REAPER, REAPER_FREE
+from rollq.ledger.keys import REAPER
 from rollq.ledger.scripts import lone_script
 
 if TYPE_CHECKING:
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 ROLE_S = 3.0
 """Seconds without a renewal after which another worker reaps. With its wait and its tick they stay below
 `constants.OUTAGE_S`, so that the death of a reaper is no outage."""
-ROLE, FREE = (f"{key} (delete that key: workers make it again)" for key in (REAPER, REAPER_FREE))
-"""What errors name."""
-FREE_MS = 1000
-"""Milliseconds for which the role is announced as free."""
+REMEDY = "delete that key: workers make it again"
 
 
 class ReaperRole:
@@ -35,16 +32,9 @@ class ReaperRole:
         return self._call(int(ROLE_S * 1000)) / 1000
 
     def hand_over(self) -> None:
-        """Give the role up, if this worker has it, and wake one that stands by."""
-        if self._call(0) == 0:
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.lpush(REAPER_FREE, 1)
-            pipe.pexpire(REAPER_FREE, FREE_MS)
-            guarded(FREE, pipe.execute)
-
-    def stand_by(self, seconds: float) -> None:
-        """Wait until the role is handed over, for that many seconds at most."""
-        guarded(FREE, lambda: self._redis.blpop(REAPER_FREE, timeout=round(max(0.01, seconds), 3)))
+        """Give the role up, if this worker has it."""
+        self._call(0)
 
     def _call(self, ms: int) -> int:
-        return int(guarded(ROLE, lambda: self._redis.eval(lone_script("reaper_role"), 1, REAPER, self._worker, ms)))
+        script = lone_script("reaper_role")
+        return int(guarded(REAPER, lambda: self._redis.eval(script, 1, REAPER, self._worker, ms), REMEDY))

@@ -183,7 +183,7 @@ class TestExact:
         client.seal()
         with client.consumer() as consumer:
             assert names(consumer.next(2, exact=True)) == ["a", "b"]
-            with pytest.raises(MissingGroups, match=r"1 of 2 groups are missing: 1 are ready.*1 were dropped") as said:
+            with pytest.raises(MissingGroups, match=r"1 of 2 groups missing: 1 ready.*1 dropped") as said:
                 consumer.next(2, exact=True)
             assert (said.value.missing, said.value.ready, said.value.dropped) == (1, 1, 1)
             assert names(consumer.next(1, exact=True)) == ["c"]

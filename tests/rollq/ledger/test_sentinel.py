@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def test_a_primary_that_was_replaced_and_lives_on_is_left(tmp_path: Path) -> Non
             assert servers.primary.client.info("replication")["role"] == "master"
     finally:
         servers.close()
+
+
+def test_a_call_in_flight_goes_on_at_the_next_primary(sentinels: Sentinels) -> None:
+    """redis-py would connect again within the call, to the address that it has, until it gives up."""
+    with connect(sentinels.url) as client, ThreadPoolExecutor() as threads:
+        client.ping()
+        waiting = threads.submit(client.blpop, ["list"], timeout=4)
+        until(lambda: sentinels.primary.client.info("clients")["blocked_clients"] == 1)
+        sentinels.primary.kill()
+        assert waiting.result(120) is None
 
 
 def failover(sentinel: redis.Redis) -> bool:

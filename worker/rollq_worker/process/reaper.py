@@ -38,8 +38,11 @@ TICK_S = 1.0
 """Seconds between two looks at every active run. A silence of `constants.OUTAGE_S` counts as an outage."""
 PUBLISH_S = 2.0
 """Most seconds of a tick that go into publishing. With all else a tick must end before the role of the reaper does."""
-STAND_BY_S = 0.5
+STAND_BY_S = 1.0
 """Most seconds that a worker which stands by waits beyond the end of the reaper's role."""
+RETRIES = 2
+"""Number of retries of its calls to Redis, for `connect`. The next tick tries again, and a run whose server is away
+must not hold up the others."""
 LIMIT = 100
 """Most jobs in one call, because Redis does nothing else while a script runs."""
 ROUNDS = 20
@@ -52,7 +55,7 @@ minutes.
 """
 LOOK_EVERY_S = 5.0
 """Seconds between two looks at what a run has: one without jobs leaves the list of active runs. A run that cannot be
-read is left alone for as long."""
+read, or whose server is away, is left alone for as long."""
 WORKERS_EVERY_S = 2.0
 """Seconds between two looks at the live workers, while any run is active."""
 
@@ -117,7 +120,7 @@ class Reaper:
                 if self.alive_file is not None and self._loop_is_alive():
                     self.alive_file.touch()
             except (RollqError, *CONNECTION_ERRORS) as e:
-                log.warning("reaper: %s: %s", type(e).__name__, e)
+                self._warn("nothing is reaped", e)
             except Exception:
                 # Lost jobs come back through this thread alone: it must survive every error of Redis and the broker.
                 log.exception("reaper failed; trying again in %g s", TICK_S)
@@ -127,7 +130,7 @@ class Reaper:
         """Register, then reap once, or stand by until the role may be free."""
         self._register()
         if left := self._keep_role():
-            self._role.stand_by(left + random.uniform(0.0, STAND_BY_S))
+            self._stop.wait(left + random.uniform(0.0, STAND_BY_S))
         else:
             self.tick()
 
@@ -142,7 +145,7 @@ class Reaper:
         try:
             register(self.connection, self._describe())
             self._registered = time.monotonic()
-        except RollqError as e:
+        except (RollqError, *CONNECTION_ERRORS) as e:
             self._warn("this worker is not registered", e)
 
     def tick(self) -> int:
@@ -162,7 +165,7 @@ class Reaper:
     def _list_runs(self) -> None:
         try:
             names = self._active.names()
-        except LedgerError as e:
+        except (LedgerError, *CONNECTION_ERRORS) as e:
             self._warn("the list of active runs (those that this worker knows go on)", e)
             names = list(self._runs)
         if (lost := self._lost_run(names)) is not None:
@@ -176,7 +179,7 @@ class Reaper:
             if name is None or name in active or not any(self._active.jobs(name)):
                 return None
             self._active.add(name)
-        except LedgerError as e:
+        except (LedgerError, *CONNECTION_ERRORS) as e:
             self._warn("the list of all runs", e)
             return None
         return name
@@ -192,7 +195,7 @@ class Reaper:
                     continue
                 found = run.ledger.reap(LIMIT, [queue for queue, count in self._outbox.waiting.items() if not count])
                 played = self._played(run, found) if found else []
-            except RollqError as e:
+            except (RollqError, *CONNECTION_ERRORS) as e:
                 self._warn(f"run {run.name}", e)
                 run.left_until = time.monotonic() + (0.0 if isinstance(e, Unwritable) else LOOK_EVERY_S)
                 continue
@@ -226,7 +229,7 @@ class Reaper:
             self._workers_read = time.monotonic()
             try:
                 self._workers = [*live_workers(self.connection), self._describe()]
-            except LedgerError as e:
+            except (LedgerError, *CONNECTION_ERRORS) as e:
                 self._warn("the live workers are not known", e)
                 self._workers = []
         return self._workers
@@ -238,7 +241,7 @@ class Reaper:
         queued = sum(run.queued for run in self._runs.values())
         return sum(self._outbox.waiting.values()) <= MOST_MESSAGES + 2 * queued
 
-    def _warn(self, what: str, error: RollqError | None = None) -> None:
+    def _warn(self, what: str, error: Exception | None = None) -> None:
         """Log it, but not at every tick: it lasts until a person does something about it."""
         about = f"{what}: {type(error).__name__}" if error else what
         now = time.monotonic()

@@ -30,6 +30,7 @@ Start the parts, each in a terminal:  rollq redis, rollq engine, rollq worker
 Submit jobs and take the results:     rollq submit, rollq pull
 Measure a policy:                     rollq eval
 Look at runs and trajectories:        rollq stats, rollq show
+Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
 Check recorded logprobs after it:     rollq audit
@@ -43,6 +44,7 @@ OWN_COMMANDS = {
     "eval": "evaluate",
     "stats": "stats",
     "show": "show",
+    "validate": "validate",
     "dead": "dead_jobs",
     "requeue": "dead_jobs",
     "drop": "dead_jobs",

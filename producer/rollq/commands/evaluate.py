@@ -22,8 +22,9 @@ from rollq.commands.flags import Commands, add_broker, add_json, add_out, add_re
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError
-from rollq.export.jsonl import TrajectoryFile
+from rollq.export.formats import open_output
 from rollq.export.summary import Summary
+from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 
 
@@ -49,7 +50,7 @@ def add(commands: Commands) -> None:
 class Evaluation:
     """The tries graded so far. A task with a dead try is left out, because it has too few tries for pass^k."""
 
-    def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
+    def __init__(self, args: argparse.Namespace, out: TrajectoryOutput | None) -> None:
         self.args = args
         self.jobs: int = len(args.tasks) * args.size
         self.summary = Summary()
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     job_flags.check_jobs(args)
     with contextlib.ExitStack() as stack:
         stack.enter_context(job_flags.explain_interrupt())
-        out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
+        out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         if out:
             out.run_began = client.reader.began

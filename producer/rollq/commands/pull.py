@@ -26,8 +26,9 @@ from rollq.commands.flags import (
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout
-from rollq.export.jsonl import TrajectoryFile
+from rollq.export.formats import open_output
 from rollq.export.summary import Summary
+from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 
 LARGEST_BATCH = 64
@@ -65,7 +66,7 @@ def add(commands: Commands) -> None:
 class Pull:
     """One pull, and what it has received so far."""
 
-    def __init__(self, args: argparse.Namespace, out: TrajectoryFile | None) -> None:
+    def __init__(self, args: argparse.Namespace, out: TrajectoryOutput | None) -> None:
         self.args = args
         self.groups: set[str] = set()
         self.jobs: Counter[str] = Counter()
@@ -103,7 +104,7 @@ class Pull:
 
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(TrajectoryFile(args.out, append=True)) if args.out else None
+        out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
         if out:
             out.run_began = client.reader.began
@@ -178,6 +179,10 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
         print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
     if args.no_ack and found["groups"]:
         print("not acknowledged: they are handed out again in a minute")
-    print(
-        f"next: rollq show {args.out}:1" if args.out and found["groups"] else f"next: rollq stats --run {args.run_name}"
-    )
+    print(f"next: {_next_line(args) if found['groups'] else f'rollq stats --run {args.run_name}'}")
+
+
+def _next_line(args: argparse.Namespace) -> str:
+    if not args.out:
+        return f"rollq stats --run {args.run_name}"
+    return f"rollq validate {args.out}" if args.out.is_dir() else f"rollq show {args.out}:1"

@@ -10,7 +10,8 @@ from rollq.batch import Batch
 from rollq.client.consumer import Consumer
 from rollq.client.waits import WaitLog
 from rollq.errors import PullTimeout
-from rollq.export.jsonl import TrajectoryFile, Unexportable
+from rollq.export.record import Unexportable
+from rollq.export.trajectory_output import TrajectoryOutput
 
 LOOK_S = 5.0
 """Seconds between two looks at the run while waiting."""
@@ -46,11 +47,11 @@ def batches(
         wait = WaitLog(lambda: explain(groups))
 
 
-def save(batch: Batch, out: TrajectoryFile | None) -> bool:
+def save(batch: Batch, out: TrajectoryOutput | None) -> bool:
     """Writes the batch down, and tells whether it may be acknowledged.
 
     False when a trajectory cannot be exported: its job is rejected, and nothing of the batch is held any more. Raises
-    NotHeld and what `TrajectoryFile.save` raises.
+    NotHeld and what `TrajectoryOutput.save` raises.
     """
     try:
         if out:

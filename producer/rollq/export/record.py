@@ -1,8 +1,17 @@
 """A trajectory as one plain JSON object: the line of an exported file."""
 
+import json
+from hashlib import blake2b
 from typing import Any
 
+from rollq.errors import ContractError
 from rollq.trajectory import Trajectory
+
+
+class Unexportable(ContractError):
+    """This trajectory cannot be exported. The caller rejects its job."""
+
+    job_id: str = ""
 
 
 def record(trajectory: Trajectory) -> dict[str, Any]:
@@ -12,6 +21,17 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
     lists the length of each. Where the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a
     text in Redis cannot be read.
     """
+    return facts(trajectory) | {
+        "tokens": trajectory.tokens.tolist(),
+        "mask": list(trajectory.mask),
+        "logprobs": trajectory.logprobs.tolist(),
+        "versions": trajectory.versions,
+        "traces": trajectory.traces,
+    }
+
+
+def facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What the record says of the trajectory as a whole. Raises ContractError when a text in Redis cannot be read."""
     job = trajectory.job
     return {
         "job": job.id,
@@ -29,12 +49,32 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "stop": trajectory.stop.value if trajectory.stop else None,
         "failure": trajectory.failure.value if trajectory.failure else None,
         "reward": trajectory.reward,
-        "tokens": trajectory.tokens.tolist(),
-        "mask": list(trajectory.mask),
-        "logprobs": trajectory.logprobs.tolist(),
-        "versions": trajectory.versions,
         "turns": trajectory.turns,
         "messages": trajectory.messages,
         "info": dict(trajectory.info),
-        "traces": trajectory.traces,
     }
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    """The record as a line of JSON, newline included. Raises Unexportable."""
+    try:
+        return as_json(record(trajectory)).encode() + b"\n"
+    except ValueError as e:
+        raise unexportable(trajectory, e) from e
+
+
+def as_json(value: Any) -> str:
+    """Compact JSON in ASCII, because a policy can write half a surrogate pair. Raises ValueError."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def unexportable(trajectory: Trajectory, why: Exception) -> Unexportable:
+    named = isinstance(why, ContractError)  # and then its text names the job
+    error = Unexportable(str(why) if named else f"job {trajectory.job.id}: cannot be exported: {why}")
+    error.job_id = trajectory.job.id
+    return error
+
+
+def digest(line: bytes) -> int:
+    """A hash of a record's line, a signed integer of 64 bits. It tells two episodes of one job apart."""
+    return int.from_bytes(blake2b(line, digest_size=8).digest(), "little", signed=True)

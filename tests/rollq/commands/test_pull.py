@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import pyarrow.parquet as pq
 import pytest
 
 from rollq import cli
@@ -30,6 +31,10 @@ def pull(redis_url: str, groups: int, *more: str) -> int:
 
 def jobs(path: Path) -> list[str]:
     return [json.loads(line)["job"] for line in path.read_text().splitlines()]
+
+
+def rows(path: Path) -> list[str]:
+    return [row["job"] for row in pq.read_table(path, columns=["job"]).to_pylist()]
 
 
 @pytest.fixture
@@ -189,6 +194,48 @@ sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(
     assert pull(redis_url, 2, "--out", str(out)) == 0
     assert jobs(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
+
+
+@pytest.mark.parametrize(("at", "kept"), [("_commit", ["a"]), ("ack", ["a", "b", "c"])])
+def test_a_pull_into_parquet_that_is_killed_can_be_repeated(
+    redis_url: str, ledger: Ledger, tmp_path: Path, at: str, kept: list[str]
+) -> None:
+    """Before the file has its name, and between the file and the acknowledgement: each job is there once."""
+    out = tmp_path / "out.parquet"
+    finish_groups(ledger, "a", "b", "c", seal=True)
+    code = f"""
+import os, sys
+from rollq import cli
+from rollq.export.parquet import ParquetFolder
+from rollq.ledger.deliveries import Deliveries
+
+def die(*_, **__):
+    os.kill(os.getpid(), 9)
+
+if sys.argv[1] != "whole":
+    setattr(ParquetFolder if sys.argv[1] == "_commit" else Deliveries, sys.argv[1], die)
+sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(out)!r}, "--redis", {redis_url!r}]))
+"""
+    for how, groups, returned in (("whole", "1", 0), (at, "2", -signal.SIGKILL)):
+        done = subprocess.run([sys.executable, "-c", code, how, groups], capture_output=True, text=True, timeout=60)
+        assert done.returncode == returned, done.stderr
+    assert rows(out) == [f"r/{name}/{sample}" for name in kept for sample in range(2)]
+    assert reader(ledger).stats()["delivered"] == 2
+    end_holds(ledger, "b", "c")
+    assert pull(redis_url, 2, "--out", str(out)) == 0
+    assert rows(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
+    assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
+    assert cli.main(["validate", str(out)]) == 0
+
+
+def test_a_pull_into_parquet_without_pyarrow_takes_nothing(
+    redis_url: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish_groups(ledger, "a", seal=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert pull(redis_url, 1, "--out", str(tmp_path / "out.parquet")) == 2
+    assert "this needs pyarrow, which is not installed: pip install" in capsys.readouterr().err
+    assert reader(ledger).stats()["groups_ready"] == 1
 
 
 def test_a_hold_that_was_lost_before_the_ack(

@@ -11,7 +11,8 @@ import pytest
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.export import jsonl
-from rollq.export.jsonl import TrajectoryFile, Unexportable
+from rollq.export.jsonl import TrajectoryFile
+from rollq.export.record import Unexportable
 from tests.rollq.export.trajectories import played
 
 

@@ -1,9 +1,15 @@
 """Short trajectories to export."""
 
+import itertools
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
 
 from rollq.job import Job
 from rollq.trajectory import Closed, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from tests.rollq.token_rows import Trace, episode
 
 
 def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE) -> Trajectory:
@@ -21,3 +27,17 @@ def played(task: int, sample: int, reward: float | None, stop: Stop = Stop.DONE)
             Closed(stop=stop, reward=reward),
         ],
     )
+
+
+sound_turns = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2), st.integers(1, 3))
+sound_traces = st.lists(
+    st.tuples(st.integers(1, 4), st.lists(sound_turns, min_size=1, max_size=3)), min_size=1, max_size=3
+)
+
+
+def sound(shape: Sequence[Trace], sample: int = 0) -> Trajectory:
+    """Of that shape, with a message for each turn, as a worker writes them."""
+    made = episode(shape, itertools.count(), sample)
+    message = {"role": "assistant", "content": "hi"}
+    events = [replace(event, message=message) if isinstance(event, Observed) else event for event in made.events]
+    return replace(made, events=events)

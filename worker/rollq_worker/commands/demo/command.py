@@ -21,7 +21,7 @@ from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
-from rollq.export.jsonl import TrajectoryFile
+from rollq.export.formats import open_output
 from rollq.extras import install_line, needs
 from rollq.job import Budget, Job
 from rollq.urls import mask_url
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(TrajectoryFile(args.out, append=False)) if args.out else None
+        out = stack.enter_context(open_output(args.out, append=False)) if args.out else None
         progress = stack.enter_context(open_progress(stream))
         processes = stack.enter_context(DemoProcesses(progress.say))
         processes.start_redis()

@@ -15,8 +15,8 @@ from rollq.client.client import Client
 from rollq.commands.progress import ProgressDisplay
 from rollq.commands.receive import batches, save
 from rollq.errors import NotHeld, RollqError
-from rollq.export.jsonl import TrajectoryFile
 from rollq.export.summary import Summary
+from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Job
 from rollq.ledger.connection import connect
 from rollq.ledger.reader import LedgerReader
@@ -33,7 +33,7 @@ class DemoRun:
     """The producer, the trainer loop and the job counts of one run."""
 
     def __init__(
-        self, jobs: Sequence[Job], processes: DemoProcesses, progress: ProgressDisplay, out: TrajectoryFile | None
+        self, jobs: Sequence[Job], processes: DemoProcesses, progress: ProgressDisplay, out: TrajectoryOutput | None
     ) -> None:
         """`jobs`: sample 0 of each group, all of one run and size."""
         self.jobs = jobs

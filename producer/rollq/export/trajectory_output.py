@@ -1,0 +1,121 @@
+"""What the formats of an exported file share: durable before `save` returns, each job once, one process at a time."""
+
+import fcntl
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from rollq.errors import RollqError, SettingsError
+from rollq.export.known_jobs import KnownJobs
+from rollq.export.record import digest, encode
+from rollq.trajectory import Trajectory
+
+log = logging.getLogger("rollq")
+
+
+class Exported(NamedTuple):
+    """A trajectory that is about to be written."""
+
+    trajectory: Trajectory
+    line: bytes
+    """Its record as a line of JSON."""
+    digest: int
+
+
+class TrajectoryOutput(ABC):
+    """A file or folder open for writing, locked until it is closed or its process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.repeated = 0
+        """Trajectories that were in the file already and were not written again."""
+        self.run_began: Callable[[], float] = lambda: inf
+        """When the run was first submitted to, Unix seconds. It tells an episode of this run from one of an earlier run
+        of that name."""
+        self._known = KnownJobs()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Empty the file, unless it is appended to. The first save does so at the latest."""
+
+    @abstractmethod
+    def _write(self, new: Sequence[Exported]) -> None:
+        """Write all of them, durably, or none. Raises OSError, Unexportable."""
+
+    def save(self, trajectories: Iterable[Trajectory]) -> None:
+        """Write the trajectories. All of them are on disk when it returns, and none when it raises Unexportable or
+        SettingsError.
+
+        A job whose acknowledgement Redis has lost may come again with another episode: the file keeps the first. Raises
+        Unexportable for a trajectory that the format cannot hold, SettingsError when the file has an episode of one of
+        the jobs from an earlier run of that name, RollqError when the file cannot be written.
+        """
+        lines = {trajectory.job.id: (trajectory, encode(trajectory)) for trajectory in trajectories}
+        all_of_them = [Exported(trajectory, line, digest(line)) for trajectory, line in lines.values()]
+        new = [exported for exported in all_of_them if not self._has(exported)]
+        try:
+            self.begin()
+            if new:
+                self._write(new)
+        except OSError as e:
+            raise RollqError(
+                f"cannot write {self.path}: {e.strerror or e}. It holds everything that was acknowledged; the rest will"
+                " be handed out again"
+            ) from e
+        self._known.add((e.trajectory.job.id, e.digest, e.trajectory.header.at) for e in new)
+        self.repeated += len(lines) - len(new)
+
+    def _has(self, exported: Exported) -> bool:
+        job_id = exported.trajectory.job.id
+        if not (known := self._known.get(job_id)):
+            return False
+        known_digest, began = known
+        if known_digest != exported.digest:
+            if began < self.run_began():
+                raise SettingsError(
+                    f"{self.path} has another episode of job {job_id}, from before this run began: write to another"
+                    " file. The new episode is not lost; it is handed out again within a minute"
+                )
+            log.warning("job %s came again with another episode: %s keeps the first", job_id, self.path)
+        return True
+
+    def close(self) -> None:
+        self._known.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def lock(fd: int, path: Path) -> None:
+    """Lock an open file or folder for this process. Raises SettingsError when another process writes it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        raise SettingsError(
+            f"{path} is being written by another process: wait for its end, or name another file"
+        ) from e
+    except OSError:
+        pass  # a file system without locks
+
+
+def sync_folder(folder: Path) -> None:
+    """The name of a new file is durable only once its folder is. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]

@@ -1,0 +1,145 @@
+"""Checks a trajectory in the exported form: what `rollq.export.record` promises of it.
+
+Pure: a record in, words about its faults out. The formats read files and call this for each trajectory.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import Any, NamedTuple
+
+from rollq.errors import ContractError, FailureClass
+from rollq.job import parse_id
+from rollq.trajectory import GRADED, Stop
+
+
+class Checked(NamedTuple):
+    """One trajectory of a file, or a part of the file that could not be read."""
+
+    where: str
+    """For people: `line 12`."""
+    job: str
+    """Empty when it could not be read."""
+    faults: Sequence[str]
+    """What is wrong; empty when all is well."""
+    share: float
+    """How much of the file is read with it, from 0.0 to 1.0."""
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _map(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+Check = Callable[[Any], bool]
+FIELDS: Mapping[str, tuple[Check, str]] = {
+    **dict.fromkeys(("job", "run", "group", "env", "split", "queue"), (_text, "a text")),
+    **dict.fromkeys(("sample", "task", "attempt", "turns"), (_whole, "a whole number of at least 0")),
+    "began": (lambda value: _finite(value) and value >= 0, "a time in Unix seconds"),
+    **dict.fromkeys(("labels", "sampling", "info"), (_map, "a mapping")),
+    "stop": (lambda value: value in {*Stop}, f"one of {', '.join(Stop)}"),
+    "failure": (lambda value: value is None or value in {*FailureClass}, f"null or one of {', '.join(FailureClass)}"),
+    "reward": (lambda value: value is None or _finite(value), "null or a finite number"),
+    "messages": (
+        lambda value: _list(value) and all(_map(m) and isinstance(m.get("role"), str) for m in value),
+        "a list of messages, each with a role",
+    ),
+    **dict.fromkeys(("tokens", "mask", "logprobs", "versions"), (_list, "a list")),
+    "traces": (lambda value: _list(value) and all(_whole(n) and n for n in value), "a list of lengths above 0"),
+}
+"""What each field of a record must be. Other fields may be there too."""
+
+
+def faults(found: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a record, in words. Empty when nothing is."""
+    wrong = [f"it has no {name}" for name in FIELDS if name not in found]
+    for name, (good, words) in FIELDS.items():
+        if name in found and not good(found[name]):
+            wrong.append(f"{name} must be {words}, not {found[name]!r:.60}")
+    if wrong:
+        return wrong
+    wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found)]
+    return wrong or list(_turn_faults(found))
+
+
+def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Lists with one entry per token are equally long."""
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        yield "its lengths differ: " + ", ".join(f"{n} {name}" for name, n in lengths.items())
+
+
+def _name_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        named = parse_id(found["job"])
+    except ContractError as e:
+        yield str(e)
+        return
+    if named != (found["run"], found["group"], found["sample"]):
+        yield f"job {found['job']} is not run {found['run']}, group {found['group']}, sample {found['sample']}"
+
+
+def _outcome_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    stop, reward, failure = found["stop"], found["reward"], found["failure"]
+    if (reward is not None) is not (stop in GRADED):
+        yield f"stop {stop} with reward {reward!r}: exactly {', '.join(sorted(GRADED))} carry a reward"
+    if failure is not None and stop in GRADED:
+        yield f"stop {stop} with failure {failure}: a graded episode has none"
+
+
+def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    lists = {name: found[name] for name in ("tokens", "mask", "logprobs", "versions")}
+    wrong = list(length_faults(lists))
+    if sum(found["traces"]) != len(found["tokens"]):
+        wrong.append(f"its traces make {sum(found['traces'])} tokens, and it has {len(found['tokens'])}")
+    if wrong:
+        yield from wrong
+        return
+    for i, (token, sampled, logprob, version) in enumerate(zip(*lists.values(), strict=True)):
+        if type(token) is not int or not 0 <= token < 2**32:
+            why = f"id {token!r:.60} is no token id"
+        elif type(sampled) is not int or sampled not in (0, 1):
+            why = f"mask {sampled!r:.60} is neither 0 nor 1"
+        elif not _finite(logprob):
+            why = f"logprob {logprob!r:.60} is no finite number"
+        elif sampled and not _text(version):
+            why = f"it was sampled, and version {version!r:.60} is no name"
+        elif not sampled and (logprob != 0.0 or version is not None):
+            why = f"it was not sampled, and has logprob {logprob} and version {version!r:.60}"
+        else:
+            continue
+        yield f"token {i}: {why}"
+        return
+
+
+def _turn_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Turns, traces, mask and messages tell the same story. A turn's sampled tokens are consecutive, in one trace."""
+    mask, turns = found["mask"], found["turns"]
+    ends = accumulate(found["traces"], initial=0)
+    sampled = []
+    for begin, end in pairwise(ends):
+        if mask[begin]:
+            yield f"token {begin} opens a trace and was sampled: there is nothing before it"
+        sampled.append(sum(run for run, _ in groupby(mask[begin:end])))
+    if empty := [place for place, count in enumerate(sampled[:-1]) if not count]:
+        yield f"nothing was sampled in trace {empty[0]}, and another one follows"
+    if found["stop"] in GRADED and sum(sampled) != turns:
+        yield f"it has {turns} turns, and the mask {sum(sampled)}"
+    answers = sum(message["role"] == "assistant" for message in found["messages"])
+    if answers < turns:
+        yield f"it has {turns} turns, and {answers} messages of the assistant"

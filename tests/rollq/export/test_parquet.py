@@ -1,0 +1,193 @@
+"""A folder of Parquet files: whole files, no job twice, durable before it is acknowledged."""
+
+import itertools
+import math
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+
+from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder
+from rollq.export.record import Unexportable
+from rollq.export.rows import rows
+from rollq.trajectory import Observed, Stop
+from tests.rollq.export.trajectories import played, sound
+from tests.rollq.samples import job, trajectory
+from tests.rollq.token_rows import Trace, episode, episodes
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "x.parquet"
+
+
+def table(path: Path) -> list[dict[str, Any]]:
+    """As any reader of Parquet sees the folder."""
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def jobs(path: Path) -> list[str]:
+    return [row["job"] for row in table(path)]
+
+
+def save(path: Path, *trajectories: Any) -> int:
+    """Returns how many were there already."""
+    with ParquetFolder(path, append=True) as folder:
+        folder.save(trajectories)
+        return folder.repeated
+
+
+def test_a_row_has_what_a_trainer_trains_on(out: Path) -> None:
+    made = trajectory(0.5, of=job(labels={"uid": 7}))
+    save(out, made)
+    [row] = table(out)
+    [segment] = made.segments()
+    assert list(row) == list(COLUMNS)
+    assert row["prompt_ids"] == segment.prompt_ids.tolist()
+    assert row["response_ids"] == segment.response_ids.tolist()
+    assert row["mask"] == [True, True, False, False, True, True, False, False]
+    assert row["logprobs"] == segment.logprobs.tolist() and row["versions"] == segment.versions
+    assert (row["job"], row["group"], row["sample"], row["reward"], row["stop"]) == ("r/g/0", "g", 0, 0.5, "done")
+    assert row["labels"] == '{"uid":7}' and '"content":"Hello"' in row["messages"]
+
+
+@given(episodes)
+def test_rows_are_the_segments(shape: list[Trace]) -> None:
+    made = episode(shape, itertools.count())
+    found, segments = rows(made, 7), made.segments()
+    assert [(row["segment"], row["segments"]) for row in found] == [(i, len(found)) for i in range(len(found))]
+    if not segments:
+        assert [(row["prompt_ids"], row["response_ids"]) for row in found] == [(made.tokens.tolist(), [])]
+        return
+    assert [row["prompt_ids"] for row in found] == [segment.prompt_ids.tolist() for segment in segments]
+    assert [row["response_ids"] for row in found] == [segment.response_ids.tolist() for segment in segments]
+    assert [bytes(row["mask"]) for row in found] == [segment.mask for segment in segments]
+
+
+def test_a_trajectory_with_two_traces_has_two_rows(out: Path) -> None:
+    save(out, sound([(3, [([2], 1)]), (6, [([1, 2], 1)])]), played(1, 0, 1.0))
+    assert [(row["job"], row["segment"], row["segments"], len(row["prompt_ids"])) for row in table(out)] == [
+        ("r/g/0", 0, 2, 3), ("r/g/0", 1, 2, 6), ("r/g1/0", 0, 1, 3)
+    ]  # fmt: skip
+
+
+def test_a_job_is_written_once_however_often_it_comes(out: Path) -> None:
+    assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 0
+    assert save(out, played(0, 1, 1.0), played(0, 0, 1.0), played(1, 0, 1.0)) == 2
+    assert save(out, played(1, 0, 1.0)) == 1
+    assert jobs(out) == ["r/g0/0", "r/g0/1", "r/g1/0"]
+    assert sorted(path.name for path in out.iterdir()) == ["part-00000001.parquet", "part-00000002.parquet"]
+
+
+def test_another_episode_of_the_same_job_is_never_skipped(out: Path) -> None:
+    save(out, played(0, 0, 1.0))
+    with pytest.raises(SettingsError, match=r"x\.parquet has another episode of job r/g0/0.* another file"):
+        save(out, played(1, 0, 1.0), played(0, 0, 0.0))
+    assert jobs(out) == ["r/g0/0"]
+
+
+@pytest.mark.parametrize("left", [0, 10, -1])
+def test_a_file_that_a_crash_left_unfinished_is_deleted_and_written_again(out: Path, left: int) -> None:
+    save(out, played(0, 0, 1.0))
+    whole = (out / "part-00000001.parquet").read_bytes()
+    (out / UNFINISHED).write_bytes(whole[:left])
+    assert jobs(out) == ["r/g0/0"]  # readers pass over it
+    save(out, played(1, 0, 1.0))
+    assert jobs(out) == ["r/g0/0", "r/g1/0"] and not (out / UNFINISHED).exists()
+
+
+def test_after_a_full_disk_the_next_process_continues(out: Path) -> None:
+    save(out, played(0, 0, 1.0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(RollqError, match=r"cannot write .*x\.parquet: .*the rest will be handed out again"):
+            save(out, played(0, 1, 1.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert jobs(out) == ["r/g0/0"]
+    assert save(out, played(0, 0, 1.0), played(0, 1, 1.0)) == 1
+    assert jobs(out) == ["r/g0/0", "r/g0/1"]
+
+
+def test_one_process_at_a_time_writes(out: Path) -> None:
+    with ParquetFolder(out, append=True) as folder:
+        for append in (True, False):
+            with pytest.raises(SettingsError, match=r"x\.parquet is being written by another process"):
+                ParquetFolder(out, append=append)
+        folder.save([played(0, 0, 1.0)])
+    assert jobs(out) == ["r/g0/0"]
+
+
+def test_without_append_the_folder_is_emptied_by_the_first_save(out: Path) -> None:
+    save(out, played(0, 0, 1.0))
+    with ParquetFolder(out, append=False) as folder:
+        assert jobs(out) == ["r/g0/0"]
+        folder.save([played(1, 0, 1.0)])
+        folder.save([played(1, 1, 1.0)])
+    assert jobs(out) == ["r/g1/0", "r/g1/1"]
+
+
+def test_a_damaged_file_stops_the_opening_and_is_named(out: Path) -> None:
+    save(out, played(0, 0, 1.0))
+    part = out / "part-00000001.parquet"
+    for damaged in (part.read_bytes()[:-20], b"PAR1 nothing PAR1"):
+        part.write_bytes(damaged)
+        with pytest.raises(ContractError, match=r"part-00000001\.parquet is not a file of exported trajectories: "):
+            ParquetFolder(out, append=True)
+        assert part.read_bytes() == damaged
+
+
+def test_other_files_and_folders_are_left_alone(out: Path) -> None:
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    for append in (True, False):
+        with pytest.raises(ContractError, match=r"holds notes\.txt, which `rollq pull` did not write"):
+            ParquetFolder(out, append=append)
+    plain = out.with_name("y.parquet")
+    plain.write_text("mine")
+    with pytest.raises(SettingsError, match=r"y\.parquet is a file, and Parquet is written as a folder"):
+        ParquetFolder(plain, append=True)
+    with pytest.raises(SettingsError, match=r"cannot write .*none/z\.parquet: No such file"):
+        ParquetFolder(out.parent / "none" / "z.parquet", append=True)
+    assert plain.read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", [float("nan"), math.inf])
+def test_a_batch_that_cannot_be_exported_is_not_written(out: Path, text: object) -> None:
+    wrong = played(0, 1, 1.0)
+    wrong.events[2].message["content"] = text  # type: ignore[union-attr]
+    with pytest.raises(Unexportable, match="job r/g0/1: cannot be exported: ") as caught:
+        save(out, played(0, 0, 1.0), wrong)
+    assert caught.value.job_id == "r/g0/1"
+    assert list(out.iterdir()) == []
+
+
+def test_half_a_surrogate_pair(out: Path) -> None:
+    """A message may have one. A column of text cannot hold it."""
+    made = played(0, 0, 1.0)
+    assert isinstance(made.events[2], Observed)
+    made.events[2].message["content"] = "\ud800"
+    save(out, made)
+    assert '"content":"\\ud800"' in table(out)[0]["messages"]
+    object.__setattr__(played_again := played(0, 1, 1.0), "job", job(1, env="\ud800"))
+    with pytest.raises(Unexportable, match="job r/g/1: cannot be exported: "):
+        save(out, played_again)
+
+
+def test_an_episode_without_a_reward(out: Path) -> None:
+    save(out, played(0, 0, None, Stop.FAILED))
+    assert [(row["reward"], row["stop"]) for row in table(out)] == [(None, "failed")]
+
+
+def test_without_pyarrow_the_extra_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SettingsError, match=r"this needs pyarrow, which is not installed: pip install .*\[parquet\]"):
+        ParquetFolder(out, append=True)
+    assert not out.exists()

@@ -1,0 +1,191 @@
+"""A sound trajectory has no faults in either form, and each kind of damage has one."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.export.record import record
+from rollq.export.rows import record_of, rows
+from rollq.export.validation import FIELDS, faults
+from rollq.trajectory import Stop
+from tests.rollq.export.trajectories import played, sound, sound_traces
+from tests.rollq.token_rows import Trace
+
+Record = dict[str, Any]
+Draw = Callable[[Any], Any]
+
+
+def of(shape: list[Trace]) -> Record:
+    found: Record = json.loads(json.dumps(record(sound(shape))))
+    return found
+
+
+@given(sound_traces, st.booleans())
+def test_what_is_exported_is_sound(shape: list[Trace], cut: bool) -> None:
+    """Also when a last trace ended before anything was sampled in it."""
+    shape = [*shape, (2, [])] if cut else shape
+    assert faults(of(shape)) == []
+    found, wrong = record_of(rows(sound(shape), 7))
+    assert wrong == [] and faults(found) == []
+
+
+def test_an_episode_without_a_grade_is_sound_too() -> None:
+    failed = record(played(0, 0, None, Stop.FAILED)) | {"failure": "engine", "turns": 0}
+    assert faults(failed) == []
+
+
+@given(sound_traces, st.data())
+def test_every_field_is_missed_and_its_kind_checked(shape: list[Trace], data: st.DataObject) -> None:
+    found, name = of(shape), data.draw(st.sampled_from(sorted(FIELDS)))
+    wrong_kind = data.draw(st.sampled_from([True, math.nan, "", -1, b"x"]))
+    [fault] = faults({**found, name: wrong_kind})
+    assert fault.startswith(f"{name} must be ")
+    del found[name]
+    assert faults(found) == [f"it has no {name}"]
+
+
+def place(found: Record, draw: Draw, mask: int | None = None) -> int:
+    """Any token, or any that was sampled (1) or not (0)."""
+    places = [i for i, sampled in enumerate(found["mask"]) if mask in (None, sampled)]
+    return int(draw(st.sampled_from(places)))
+
+
+def drop_one(found: Record, draw: Draw) -> None:
+    found[draw(st.sampled_from(["tokens", "mask", "logprobs", "versions"]))].pop()
+
+
+def no_number(found: Record, draw: Draw) -> None:
+    found["logprobs"][place(found, draw)] = draw(st.sampled_from([math.nan, math.inf, -math.inf, None, "-1", True]))
+
+
+def no_id(found: Record, draw: Draw) -> None:
+    found["tokens"][place(found, draw)] = draw(st.sampled_from([-1, 2**32, 1.5, None, "7", True]))
+
+
+def no_mask(found: Record, draw: Draw) -> None:
+    found["mask"][place(found, draw)] = draw(st.sampled_from([2, -1, None, True]))
+
+
+def no_version(found: Record, draw: Draw) -> None:
+    found["versions"][place(found, draw, 1)] = draw(st.sampled_from([None, "", 3]))
+
+
+def flipped_mask(found: Record, draw: Draw) -> None:
+    at = place(found, draw)
+    found["mask"][at] = 1 - found["mask"][at]
+
+
+def shifted_mask(found: Record, draw: Draw) -> None:
+    found["mask"] = [*found["mask"][1:], 0]
+
+
+def shifted_logprobs(found: Record, draw: Draw) -> None:
+    found["logprobs"] = [*found["logprobs"][1:], 0.0]
+
+
+def logprob_of_the_prompt(found: Record, draw: Draw) -> None:
+    found["logprobs"][place(found, draw, 0)] = -0.5
+
+
+def moved_trace(found: Record, draw: Draw) -> None:
+    found["traces"][draw(st.integers(0, len(found["traces"]) - 1))] += draw(st.sampled_from([1, 7]))
+
+
+def no_reward(found: Record, draw: Draw) -> None:
+    found["reward"] = None
+
+
+def reward_of_a_failure(found: Record, draw: Draw) -> None:
+    found["stop"] = draw(st.sampled_from(["failed", "aborted"]))
+
+
+def graded_failure(found: Record, draw: Draw) -> None:
+    found["failure"] = "env"
+
+
+def other_job(found: Record, draw: Draw) -> None:
+    found[draw(st.sampled_from(["run", "group"]))] += "x"
+
+
+def no_job(found: Record, draw: Draw) -> None:
+    found["job"] = "r g 0"
+
+
+def other_turns(found: Record, draw: Draw) -> None:
+    found["turns"] += draw(st.sampled_from([1, 2]))
+
+
+def lost_message(found: Record, draw: Draw) -> None:
+    found["messages"].pop()
+
+
+DAMAGES = [
+    (drop_one, "its lengths differ"),
+    (no_number, "token "),
+    (no_id, "is no token id"),
+    (no_mask, "is neither 0 nor 1"),
+    (no_version, "is no name"),
+    (flipped_mask, "token "),
+    (shifted_mask, "token "),
+    (logprob_of_the_prompt, "it was not sampled, and has logprob -0.5"),
+    (shifted_logprobs, "it was not sampled, and has logprob"),
+    (moved_trace, "its traces make "),
+    (no_reward, "carry a reward"),
+    (reward_of_a_failure, "carry a reward"),
+    (graded_failure, "a graded episode has none"),
+    (other_job, "is not run "),
+    (no_job, "is not a job id"),
+    (other_turns, "turns, and the mask "),
+    (lost_message, "messages of the assistant"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+@given(shape=sound_traces, data=st.data())
+def test_damage_is_found(damage: Callable[[Record, Draw], None], said: str, shape: list[Trace], data: Any) -> None:
+    found = of(shape)
+    damage(found, data.draw)
+    assert any(said in fault for fault in faults(found)), faults(found)
+
+
+ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
+    ("length", lambda row: row["mask"].pop(), "its lengths differ"),
+    ("null list", lambda row: row.update(logprobs=None), "logprobs is null"),
+    ("null id", lambda row: row["response_ids"].__setitem__(0, None), "id None is no token id"),
+    ("nan", lambda row: row["logprobs"].__setitem__(0, math.nan), "logprob nan is no finite number"),
+    ("null mask", lambda row: row["mask"].__setitem__(-1, None), "mask None is neither 0 nor 1"),
+    ("prompt", lambda row: row["prompt_ids"].clear(), "its prompt is empty"),
+    ("first token", lambda row: row["mask"].__setitem__(0, False), "does not begin with a sampled token"),
+    ("place", lambda row: row.update(segment=9), "it is segment 9 of "),
+    ("count", lambda row: row.update(segments=9), " of 9, and the file has "),
+    ("fact of one row", lambda row: row.update(messages="[]"), ""),
+    ("reward", lambda row: row.update(reward=math.inf), ""),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), [d[1:] for d in ROW_DAMAGES], ids=[d[0] for d in ROW_DAMAGES])
+@given(shape=sound_traces, data=st.data())
+def test_damaged_rows_are_found(damage: Callable[[Record], None], said: str, shape: list[Trace], data: Any) -> None:
+    made = copy.deepcopy(rows(sound(shape), 7))
+    damage(made[data.draw(st.integers(0, len(made) - 1))])
+    found, wrong = record_of(made)
+    wrong = wrong or faults(found)
+    assert wrong and any(said in fault for fault in wrong), wrong
+
+
+@given(sound_traces.filter(lambda shape: len(shape) > 1))
+def test_a_row_that_is_missing_or_repeated_is_found(shape: list[Trace]) -> None:
+    made = rows(sound(shape), 7)
+    assert record_of(made[1:])[1] and record_of(made[:-1])[1] and record_of([*made, made[-1]])[1]
+
+
+def test_texts_of_json_that_are_none() -> None:
+    [row] = rows(played(0, 0, 1.0), 7)
+    assert record_of([row | {"labels": "{"}])[1][0].startswith("labels is no JSON: ")
+    assert record_of([row | {"info": None}])[1][0].startswith("info is no JSON: ")

@@ -41,12 +41,12 @@ def result(content: str) -> dict[str, Any]:
 
 
 def played(
-    renderer: ChatRenderer, *pieces: Piece, turns: int = 9, **sampling: Any
+    renderer: ChatRenderer, *pieces: Piece, turns: int = 9, agent: str = "tool-calling", **sampling: Any
 ) -> tuple[Trajectory, ScriptedEngine]:
     """An episode of these sampled pieces. At every request the trajectory's own tokens are sent."""
     engine = ScriptedEngine(list(pieces))
     trajectory = play(
-        Job(run="r", group="g", env="fake", task=0, budget=Budget(max_turns=turns), sampling=sampling),
+        Job(run="r", group="g", env="fake", task=0, agent=agent, budget=Budget(max_turns=turns), sampling=sampling),
         engine=engine,
         renderer=renderer,
         environment=FakeEnvironment(),
@@ -76,6 +76,20 @@ def test_sampled_ids_that_no_encoder_would_choose_survive(qwen: ChatRenderer):
     trajectory, engine = played(qwen, Piece(spelled), turn(qwen, "Bye."), turns=2)
     assert engine.requests[1][len(engine.requests[0]) :][: len(spelled)] == spelled
     assert next(e for e in trajectory.events if isinstance(e, Observed)).actions[0]["name"] == "add"
+
+
+def test_actions_as_text_survive_as_sampled_and_their_results_stay_text(qwen: ChatRenderer):
+    """The action is spelled letter by letter; its result holds the name of a control token."""
+    text = 'Thought:\nx\nAction:\n{"name": "add", "arguments": {"a": "<|im_end|>"}}'
+    spelled = array("I", [id for char in text for id in qwen.tokenizer.encode_plain(char)[0]])
+    spelled.append(qwen.stop_ids[0])
+    plain = ChatRenderer(qwen.tokenizer)
+    trajectory, _ = played(plain, Piece(spelled), Piece(spelled), turns=2, agent="react")
+    assert [token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask] == [*spelled] * 2
+    observed = next(event for event in trajectory.events if isinstance(event, Observed))
+    assert observed.replies == [{"role": "user", "content": 'API output: {"a": "<|im_end|>"}'}]
+    assert list(observed.ids).count(qwen.stop_ids[0]) == 1  # the template's own, behind the user's message
+    assert qwen.tokenizer.decode(observed.ids).count("<|im_end|>") == 2
 
 
 def test_a_turn_may_be_cut_in_the_middle_of_a_character(qwen: ChatRenderer):

@@ -6,7 +6,6 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
     rollq:reaper                 str   the worker that reaps now; expires when it stops
-    rollq:reaper:free            list  one entry: the role was handed over; it lasts a second
     rollq:workers                hash  live worker -> what it plays (live_workers.py)
     rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
@@ -62,8 +61,6 @@ ACTIVE = "rollq:active"
 """The runs that a reaper looks at."""
 REAPER = "rollq:reaper"
 """Who reaps."""
-REAPER_FREE = "rollq:reaper:free"
-"""Wakes one that stands by."""
 WORKERS = "rollq:workers"
 """The live workers."""
 LOCKS = "rollq:turn:"

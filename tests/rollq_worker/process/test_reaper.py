@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -136,6 +137,29 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", capl
     before = len(caplog.records)
     reaper.tick()
     assert len(caplog.records) == before  # it is left alone for a while
+
+
+def test_a_run_whose_server_is_away_holds_up_no_other(
+    client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    submit(client, "a")
+    submit(client, "b")
+    reap, tries = Ledger.reap, []
+
+    def away(self: Ledger, *args: Any) -> list[Publication]:
+        if self.run == "a":
+            tries.append(1)
+            raise redis.ConnectionError("refused")
+        return reap(self, *args)
+
+    monkeypatch.setattr(Ledger, "reap", away)
+    reaper = new_reaper(client, FakePublisher())
+    assert reaper.tick() == 1
+    reaper.tick()
+    assert len(tries) == 1  # it is left alone for a while
+    clock.ahead += reaper_module.LOOK_EVERY_S + 0.1
+    reaper.tick()
+    assert len(tries) == 2
 
 
 def commands(client: "redis.Redis", call: Callable[[], object]) -> list[str]:

@@ -33,7 +33,7 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.process import freeze_watchdog, kombu_transport, startup_checks
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
-from rollq_worker.process.reaper import Reaper
+from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import load_tokenizer
 
@@ -106,7 +106,8 @@ def main(settings: Settings) -> int:
         )
 
     publisher = Publisher(settings.broker_url)
-    reaper = Reaper(connection, publisher, describe, settings.alive_file, clock.is_alive)
+    impatient = connect(settings.redis_url, retries=RETRIES)
+    reaper = Reaper(impatient, publisher, describe, settings.alive_file, clock.is_alive)
     app = make_app(settings, runner)
     check_broker(app, settings)
     worker = make_worker(app, settings, name)

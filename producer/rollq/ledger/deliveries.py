@@ -180,7 +180,10 @@ class Deliveries:
             self._taken_over(token)
         if status == b"lost":
             group = f"group {self.run}/{rest[0].decode()}" if rest[0] else f"run {self.run}: a batch"
-            raise NotHeld(f"{group} is not held under {token} (any more): another consumer has it or will get it")
+            raise NotHeld(
+                f"{group} is not held under {token}: it is no group of that batch, or the hold was lost and another"
+                " consumer has it or will get it"
+            )
 
     def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
         """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises

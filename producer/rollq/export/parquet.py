@@ -1,8 +1,8 @@
 """Trajectories in a folder of Parquet files: one file for each batch, whole on disk before `save` returns.
 
 A file is written under a hidden name and renamed once it is durable, so a crash leaves whole files and at most one
-hidden one, which the next opening deletes. pandas, polars, DuckDB, pyarrow and datasets read such a folder as one table
-and skip hidden files. `rollq.export.rows` decides what a row holds. The only module that imports pyarrow.
+hidden one, which the next opening deletes. pandas, datasets and pyarrow read such a folder as one table and skip hidden
+files. `rollq.export.rows` decides what a row holds. The only module that imports pyarrow.
 """
 
 from __future__ import annotations  # pyarrow's names are not there at run time

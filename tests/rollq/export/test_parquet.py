@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import resource
 import sys
 from pathlib import Path
@@ -179,6 +180,18 @@ def test_half_a_surrogate_pair(out: Path) -> None:
     object.__setattr__(played_again := played(0, 1, 1.0), "job", job(1, env="\ud800"))
     with pytest.raises(Unexportable, match="job r/g/1: cannot be exported: "):
         save(out, played_again)
+
+
+def test_the_trainer_s_page_reads_the_rows(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed. The member with two traces counts once in its group's mean."""
+    page = Path(__file__).resolve().parents[3] / "docs/trainer.md"
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.S) if "x.parquet" in code]
+    two = sound([(3, [([2], 1)]), (6, [([1, 2], 1)])])
+    save(out, two, trajectory(0.0, of=job(1)))
+    trained: list[tuple[int, float]] = []
+    monkeypatch.chdir(out.parent)
+    exec(snippet, {"train_on": lambda prompt, response, *_: trained.append((len(prompt) + len(response), _[-1]))})
+    assert trained == [(6, 0.5), (10, 0.5), (11, -0.5)]
 
 
 def test_an_episode_without_a_reward(out: Path) -> None:

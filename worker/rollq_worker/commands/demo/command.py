@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--temperature", type=number(0), default=1.0, help="sampling temperature (%(default)s)")
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this JSON Lines file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this file, as pull does")
     add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr")
     parser.set_defaults(run=run)
 
@@ -165,7 +165,9 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
     """Commands to try after this demo. `tasks`: some tasks of its split."""
     steps = {}
     if args.out:
-        steps[f"rollq show {args.out}:1"] = "read one trajectory, turn by turn"
+        parquet = args.out.suffix == ".parquet"
+        line = f"rollq validate {args.out}" if parquet else f"rollq show {args.out}:1"
+        steps[line] = "check what was written" if parquet else "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
     if args.env == "shop":

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
-from rollq.client.consumer import Consumer, Order
+from rollq.client.consumer import Consumer, Order, check_wanted
 from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
@@ -26,6 +26,8 @@ from rollq.trajectory import Trajectory
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
+MOST_DAYS = 36_500
+"""Days for which a run may be told to keep its records."""
 
 
 class Client:
@@ -52,11 +54,11 @@ class Client:
         loses its batches. `durability`: where submissions, the seal and acknowledgements must be before their calls
         return (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
-        if not NAME.fullmatch(run):
+        if not (isinstance(run, str) and NAME.fullmatch(run)):
             raise SettingsError(f"run {run!r} must match {NAME.pattern}")
-        if not 0 < hold_s < float("inf"):
+        if not isinstance(hold_s, int | float) or not 0 < hold_s < float("inf"):
             raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
-        if durability not in set(Durability):
+        if durability not in list(Durability):
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
@@ -90,9 +92,8 @@ class Client:
         Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were submitted before the
         error stay submitted.
         """
-        if type(ahead) is not int or ahead < 1:
-            raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
-        if source is not None and not NAME.fullmatch(source):
+        _check_ahead(ahead)
+        if source is not None and not (isinstance(source, str) and NAME.fullmatch(source)):
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
         return self._producer.submit(jobs, ahead, source)
 
@@ -102,6 +103,9 @@ class Client:
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
         `times`. Safe to repeat. Raises what `submit` raises.
         """
+        _check_ahead(ahead)
+        if type(times) is not int or times < 0:
+            raise ContractError(f"times must be a whole number of at least 0, not {times!r}")
         return self._producer.refill(jobs, times, ahead)
 
     def seal(self) -> None:
@@ -115,8 +119,12 @@ class Client:
     def pin_tokenizer(self, tokenizer_hash: str, template_hash: str) -> None:
         """Fix the tokenizer and the chat template that play the run, so that its first worker decides nothing.
 
-        The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others.
+        The hashes are those of `rollq_worker.tokens.tokenizer.Tokenizer`. Raises SettingsError when the run has others,
+        and for what is no hash.
         """
+        for text in (tokenizer_hash, template_hash):
+            if not (isinstance(text, str) and text):
+                raise SettingsError(f"the tokenizer and the chat template are pinned by their hashes, not {text!r}")
         self._producer.fix("tokenizer", lambda: self.ledger.pin_tokenizer(tokenizer_hash, template_hash))
 
     def keep(self, days: float) -> None:
@@ -124,8 +132,8 @@ class Client:
 
         A group that is submitted again later is a new one. Raises SettingsError.
         """
-        if not 0 < days < float("inf"):
-            raise SettingsError(f"keep: days must be a positive number, not {days!r}")
+        if not isinstance(days, int | float) or not 0 < days <= MOST_DAYS:
+            raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
         self._producer.fix("keep", lambda: self.ledger.keep(days))
 
     def batches(
@@ -146,8 +154,7 @@ class Client:
         purpose only, so a trainer gets no eval groups. Keep `groups` at or below the producer's `submit(ahead=)`, or
         the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others those of `consumer`.
         """
-        if type(groups) is not int or groups < 1:
-            raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
+        check_wanted(groups, timeout)
         return self._batches(self.consumer(purpose, order=order, name=name, step=step), groups, timeout, exact)
 
     def consumer(
@@ -169,7 +176,7 @@ class Client:
         gets exactly what it had trained on after the checkpoint, then new groups. Raises LedgerError when a later batch
         was acknowledged already.
         """
-        if purpose not in set(Purpose):
+        if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
         return Consumer(deliveries, Purpose(purpose), self._hold_s, order=order, name=name, step=step)
@@ -239,3 +246,8 @@ class Client:
                     self.delivered += 0 if group.redelivered else len(group.trajectories)
                     self.duplicates += len(group.trajectories) if group.redelivered else 0
                 yield batch
+
+
+def _check_ahead(ahead: int) -> None:
+    if type(ahead) is not int or ahead < 1:
+        raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")

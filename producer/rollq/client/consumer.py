@@ -32,6 +32,8 @@ Order = Literal["ready", "submitted"]
 """`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
 earlier, which bounds how old a group can be."""
 ORDERS = ("ready", "submitted")
+LARGEST_STEP = 1 << 53
+"""Scripts count in floats."""
 BLOCK_S = 4.0
 """Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
 LOOK_S = 3.0
@@ -41,6 +43,14 @@ IDLE_S = 45.0
 """Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
 EXHAUSTED_S = 5.0
 """Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
+
+
+def check_wanted(groups: int, timeout: float | None) -> None:
+    """Raises ContractError unless a consumer can wait for that many groups, for that many seconds."""
+    if type(groups) is not int or groups < 1:
+        raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
+    if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
+        raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 
 
 class Consumer:
@@ -61,9 +71,9 @@ class Consumer:
         LedgerError when a step after `step` is acknowledged already."""
         if order not in ORDERS:
             raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
-        if step is not None and (name is None or type(step) is not int or step < 0):
+        if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
             raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
-        if name is not None and not NAME.fullmatch(name):
+        if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
@@ -127,8 +137,10 @@ class Consumer:
         With `exact`, no batch is ever short: raises MissingGroups, and takes nothing, when no group is being played and
         too few are ready. Raises PullTimeout when the batch is not ready within `timeout` seconds (None: waits without
         end). Both may be followed by another call. Raises NotHeld when another process has opened the name, and
-        UnknownSchema, which touches nothing, when another version of rollq wrote a group.
+        UnknownSchema, which touches nothing, when another version of rollq wrote a group. Raises ContractError for
+        other numbers than those.
         """
+        check_wanted(groups, timeout)
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
         wait_log = WaitLog(lambda: explain(self._reader, self._purpose, wanted=groups, own=self.held))

@@ -57,6 +57,8 @@ def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
 
 
 def _named(job: Job, run: str, index: int) -> Job:
+    if not isinstance(job, Job):
+        raise ContractError(f"jobs[{index}]: a Job is expected, not {job!r:.100}")
     try:
         if job.run and job.run != run:
             raise ContractError(f"{job.title}: belongs to run {job.run}, this client is of run {run}")

@@ -63,9 +63,10 @@ def unregister(client: "redis.Redis", name: str) -> None:
 
 
 def live_workers(client: "redis.Redis") -> list[LiveWorker]:
-    """The live workers, by name. Raises LedgerError."""
+    """The live workers, by name, without entries that another program wrote. Raises LedgerError."""
     rows: Any = guarded(WORKERS, lambda: _eval(client, "live_workers", LIVE_S), REMEDY)
-    return sorted(map(_worker, rows[::2], rows[1::2]), key=lambda worker: worker.name)
+    workers = filter(None, map(_worker, rows[::2], rows[1::2]))
+    return sorted(workers, key=lambda worker: worker.name)
 
 
 def queues_of(workers: Collection[LiveWorker]) -> set[str]:
@@ -77,14 +78,17 @@ def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
     return client.eval(lone_script(script), 1, WORKERS, *args)
 
 
-def _worker(name: bytes, entry: bytes) -> LiveWorker:
-    found = json.loads(entry)
-    return LiveWorker(
-        name=name.decode(),
-        queues=tuple(found["queues"]),
-        tokenizer=found["tokenizer"],
-        template=found["template"],
-        engine=found["engine"],
-        slots=found["slots"],
-        busy=found["busy"],
-    )
+def _worker(name: bytes, entry: bytes) -> LiveWorker | None:
+    try:
+        found = json.loads(entry)
+        return LiveWorker(
+            name=name.decode(),
+            queues=tuple(map(str, found["queues"])),
+            tokenizer=str(found["tokenizer"]),
+            template=str(found["template"]),
+            engine=str(found["engine"]),
+            slots=int(found["slots"]),
+            busy=int(found["busy"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -206,3 +207,47 @@ class TestJobs:
                 Client(redis_url, run=name)
         with pytest.raises(SettingsError, match="expected redis"):
             Client("localhost:6379", run="r")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"run": None}, {"hold_s": "x"}, {"hold_s": NAN}, {"hold_s": 0}, {"durability": []}, {"durability": "disk"}],
+    ids=str,
+)
+def test_what_makes_no_client(redis_url: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        Client(redis_url, **{"run": "r"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "says"),
+    [
+        ("submit", {"jobs": [5]}, r"jobs\[0\]: a Job"),
+        ("submit", {"jobs": [], "source": 5}, "source 5"),
+        ("submit", {"jobs": [], "ahead": True}, "ahead"),
+        ("refill", {"jobs": [], "ahead": 0}, "ahead"),
+        ("refill", {"jobs": [], "times": -1}, "times"),
+        ("pin_tokenizer", {"tokenizer_hash": "t", "template_hash": ""}, "hashes"),
+        ("pin_tokenizer", {"tokenizer_hash": 5, "template_hash": "c"}, "hashes"),
+        ("keep", {"days": NAN}, "days"),
+        ("keep", {"days": 1e300}, "days"),
+        ("batches", {"groups": 1, "timeout": NAN}, "timeout"),
+        ("consumer", {"purpose": []}, "purpose"),
+    ],
+)
+def test_wrong_arguments_are_named_and_change_nothing(
+    client: Client, method: str, arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((ContractError, SettingsError), match=says):
+        getattr(client, method)(**arguments)
+    assert client.ledger.redis.keys("*") == []
+
+
+@pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": "x"}, {"groups": 1.5}, {"timeout": NAN}, {"timeout": "x"}])
+def test_a_consumer_does_not_wait_for_what_is_no_number(client: Client, wrong: dict[str, Any]) -> None:
+    """A timeout of NaN would neither pass nor pause."""
+    with client.consumer() as consumer, pytest.raises(ContractError, match=next(iter(wrong))):
+        consumer.next(**{"groups": 1} | wrong)

@@ -143,7 +143,17 @@ def test_names_are_of_one_purpose(client: Client) -> None:
     assert client.stats()["groups_acked"] == 2
 
 
-@pytest.mark.parametrize("how", [{"step": 1}, {"name": "n", "step": -1}, {"name": "a/b"}, {"order": "random"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"step": 1},
+        {"name": "n", "step": -1},
+        {"name": "n", "step": 1 << 60},
+        {"name": "a/b"},
+        {"name": 5},
+        {"order": []},
+    ],
+)
 def test_what_makes_no_consumer(client: Client, how: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         client.consumer(**how)

@@ -55,6 +55,17 @@ def test_one_that_is_silent_is_dead_and_forgotten(client: "redis.Redis", by_s: i
     assert client.hlen(WORKERS) == 1 + live
 
 
+@pytest.mark.parametrize(
+    "rest", ["}", '"queues": ["a"]}', '"queues": 5, "slots": "x"}', "not JSON", '"queues": []} {', "\xff}"]
+)
+def test_an_entry_of_another_program_hides_no_worker(client: "redis.Redis", rest: str) -> None:
+    register(client, WORKER)
+    now = client.time()[0]  # type: ignore[index]
+    client.hset(WORKERS, "strange", f'{{"at": {now}, {rest}'.encode("latin-1"))
+    client.hset(WORKERS, b"\xff", "strange")
+    assert live_workers(client) == [WORKER]
+
+
 def test_registrations_need_no_memory(client: "redis.Redis") -> None:
     """Without them a Redis that is full would publish nothing, also what makes room."""
     client.config_set("maxmemory", 1)

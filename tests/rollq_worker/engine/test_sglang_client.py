@@ -307,7 +307,10 @@ class TestCutting:
             if stop.is_set():
                 raise Drained("stopping")
 
-        with scripted_engine(held, held, port=port(client)) as engine, ThreadPoolExecutor(2) as pool:
+        with (
+            scripted_engine(held, held, port=port(client), abort_request=(200, b"")) as engine,
+            ThreadPoolExecutor(2) as pool,
+        ):
             mine = pool.submit(generate, client, "r/g/0", check=check)
             other = pool.submit(generate, client, "r/g/1", check=check)
             until(lambda: is_waiting(client, engine, 2))
@@ -317,6 +320,8 @@ class TestCutting:
             with pytest.raises(Drained):
                 mine.result(60)
             assert not other.done()
+            (cut,) = (body["rid"] for body in engine.bodies("/abort_request"))
+            assert cut in [body["rid"] for body in engine.bodies()]
             stop.clear()
             held.release.set()
             assert other.result(60).finish is Finish.STOP

@@ -254,7 +254,12 @@ class SGLangEngine:
         rid = uuid.uuid4().hex
         prompt = self._prompts.write(ids, key)
         body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
-        response = self._send(rid, body, key)
+        try:
+            response = self._send(rid, body, key)
+        except WaitCut as e:
+            if not e.hung:
+                self._control.abort(rid)  # a server may take seconds to notice that the connection has gone
+            raise
         if response.status != 200:
             raise read_refusal(response, key)
         vocabulary = self._vocabulary.end

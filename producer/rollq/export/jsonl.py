@@ -32,9 +32,9 @@ class TrajectoryFile(TrajectoryOutput):
         Raises SettingsError when the file cannot be written or another process writes it, ContractError when it holds
         something other than trajectories.
         """
+        self._fd = _open(path)
         super().__init__(path)
         self._begun = append
-        self._fd = _open(path)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)  # not a pipe, not /dev/null
         try:
             if self._regular:

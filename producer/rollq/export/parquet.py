@@ -73,9 +73,9 @@ class ParquetFolder(TrajectoryOutput):
         writes it; ContractError when it holds something other than trajectories.
         """
         self._schema = _schema()
+        self._fd = _open(path)
         super().__init__(path)
         self._begun = append
-        self._fd = _open(path)
         try:
             lock(self._fd, path)
             with contextlib.suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_client, settings
-from rollq.commands.flags import Commands, add_json, add_redis, add_run
+from rollq.commands.flags import Commands, add_json, add_redis, add_run, one_of
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
@@ -83,8 +83,7 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--class",
         dest="failure",
-        type=FailureClass,
-        choices=list(FailureClass),
+        type=one_of(FailureClass),
         metavar="CLASS",
         help="only jobs of this class: " + ", ".join(FailureClass),
     )

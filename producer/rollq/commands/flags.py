@@ -7,8 +7,9 @@ import math
 import sys
 import urllib.parse
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollq.job import NAME, Purpose
 from rollq.urls import mask_url
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 else:
     Commands = object
 
+
+E = TypeVar("E", bound=StrEnum)
 
 AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
@@ -58,6 +61,22 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
         raise argparse.ArgumentTypeError(f"expected a number {bounds}{limit}, not {text!r}")
 
     return parse
+
+
+def one_of(kind: type[E]) -> Callable[[str], E]:
+    """An argument type: a value of the enumeration."""
+
+    def parse(text: str) -> E:
+        with contextlib.suppress(ValueError):
+            return kind(text)
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(kind)}, not {text!r}")
+
+    return parse
+
+
+def words(kind: type[StrEnum]) -> str:
+    """What help shows for such a value."""
+    return f"{{{','.join(kind)}}}"
 
 
 def tasks(text: str) -> range:
@@ -113,7 +132,7 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 
 def add_purpose(parser: argparse.ArgumentParser, help: str) -> None:
-    parser.add_argument("--purpose", type=Purpose, choices=list(Purpose), default=Purpose.TRAIN, help=help)
+    parser.add_argument("--purpose", type=one_of(Purpose), default=Purpose.TRAIN, metavar=words(Purpose), help=help)
 
 
 def add_redis(parser: argparse.ArgumentParser) -> None:
@@ -127,9 +146,9 @@ def add_durability(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--durability",
-        type=Durability,
-        choices=list(Durability),
+        type=one_of(Durability),
         default=Durability.ASYNC,
+        metavar=words(Durability),
         help="where what is submitted or acknowledged must be first: in Redis's memory, on a replica, or on its disk"
         " (%(default)s)",
     )

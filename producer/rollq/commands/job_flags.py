@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.client.submission import group_name, replacement
-from rollq.commands.flags import agent, name, number, tasks, whole
+from rollq.commands.flags import agent, name, number, one_of, tasks, whole, words
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line
@@ -154,8 +154,8 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--history",
-        type=History,
-        choices=list(History),
+        type=one_of(History),
+        metavar=words(History),
         default=History.KEEP,
         help="keep earlier turns as sampled, or as the chat template rewrites them, in a new trace (%(default)s)",
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from rollq.batch import Batch, Group
 from rollq.client.hold_renewal import HoldRenewal
@@ -25,6 +25,7 @@ from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
+from rollq.trajectory import Trajectory
 
 log = logging.getLogger("rollq")
 
@@ -69,12 +70,7 @@ class Consumer:
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, and
         LedgerError when a step after `step` is acknowledged already."""
-        if order not in ORDERS:
-            raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
-        if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
-            raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
-        if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
-            raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")
+        _check(order, name, step)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._purpose = purpose
@@ -243,23 +239,12 @@ class Consumer:
         try:
             for group in taken:
                 read = self._retry(partial(self._reader.read, group.members))
-                trajectories = []
                 for job_id, found in zip(group.members, read, strict=True):
                     if isinstance(found, ContractError):
                         with suppress(NotHeld):  # another consumer holds it by now
                             self._reject(step, job_id, str(found))
                         return None
-                    trajectories.append(replace(found, job=replace(found.job, seq=group.seq)))
-                groups.append(
-                    Group(
-                        id=group.id,
-                        seq=group.seq,
-                        size=group.size,
-                        trajectories=trajectories,
-                        dead=group.dead,
-                        redelivered=taken_over or group.handed > 0,
-                    )
-                )
+                groups.append(_group(group, cast(list[Trajectory], read), redelivered=taken_over or group.handed > 0))
         except BaseException:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
             raise
@@ -331,3 +316,23 @@ class Consumer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _check(order: Order, name: str | None, step: int | None) -> None:
+    if order not in ORDERS:
+        raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
+    if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
+        raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
+    if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")
+
+
+def _group(taken: TakenGroup, trajectories: Sequence[Trajectory], *, redelivered: bool) -> Group:
+    return Group(
+        id=taken.id,
+        seq=taken.seq,
+        size=taken.size,
+        trajectories=[replace(found, job=replace(found.job, seq=taken.seq)) for found in trajectories],
+        dead=taken.dead,
+        redelivered=redelivered,
+    )

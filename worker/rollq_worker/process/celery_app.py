@@ -35,7 +35,7 @@ from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
-from rollq_worker.tokens.tokenizer import load_tokenizer
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("rollq.worker")
 
@@ -81,33 +81,14 @@ def main(settings: Settings) -> int:
     tokenizer = load_tokenizer(settings.tokenizer)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
     startup_checks.check(settings, connection)
-    engine = SGLangEngine(
-        settings.engine_url,
-        concurrency=settings.concurrency,
-        stop_ids=startup_checks.stop_ids(tokenizer),
-        vocab_size=tokenizer.vocab_size,
-        suspect_lock=RedisLock(connection, settings.engine_url),
-        test_text_ids=tokenizer.encode(TEST_TEXT),
-    )
+    engine = make_engine(settings, connection, tokenizer)
     on_slots_lost = partial(shutdown.request, SLOTS_LOST)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
     runner.isolation.start()
     clock = LoopClock()
 
-    def describe() -> LiveWorker:
-        return LiveWorker(
-            name=name,
-            queues=tuple(settings.queues),
-            tokenizer=tokenizer.hash,
-            template=tokenizer.template_hash,
-            engine=READY if engine.available else AWAY,
-            slots=settings.concurrency,
-            busy=len(runner.leases.held()),
-        )
-
-    publisher = Publisher(settings.broker_url)
-    impatient = connect(settings.redis_url, retries=RETRIES)
-    reaper = Reaper(impatient, publisher, describe, settings.alive_file, clock.is_alive)
+    impatient, publisher = connect(settings.redis_url, retries=RETRIES), Publisher(settings.broker_url)
+    reaper = Reaper(impatient, publisher, partial(describe, runner), settings.alive_file, clock.is_alive)
     app = make_app(settings, runner)
     check_broker(app, settings)
     worker = make_worker(app, settings, name)
@@ -132,6 +113,30 @@ def main(settings: Settings) -> int:
     worker.start()
     release(runner, reaper)
     return shutdown.exit_code or int(worker.exitcode or 0)
+
+
+def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer) -> SGLangEngine:
+    return SGLangEngine(
+        settings.engine_url,
+        concurrency=settings.concurrency,
+        stop_ids=startup_checks.stop_ids(tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        suspect_lock=RedisLock(connection, settings.engine_url),
+        test_text_ids=tokenizer.encode(TEST_TEXT),
+    )
+
+
+def describe(runner: JobRunner) -> LiveWorker:
+    """What this worker says of itself."""
+    return LiveWorker(
+        name=runner.name,
+        queues=tuple(runner.settings.queues),
+        tokenizer=runner.tokenizer.hash,
+        template=runner.tokenizer.template_hash,
+        engine=READY if runner.engine.available else AWAY,
+        slots=runner.settings.concurrency,
+        busy=len(runner.leases.held()),
+    )
 
 
 def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:

@@ -2,6 +2,7 @@
 
 import pytest
 from kombu import Connection
+from redis.connection import SSLConnection
 
 from rollq.errors import SettingsError
 from rollq.ledger.cluster import ClusterClient
@@ -93,7 +94,7 @@ def test_tls_reaches_servers_and_sentinels(monkeypatch: pytest.MonkeyPatch) -> N
         pool = client.connection_pool
         for options in (pool.connection_kwargs, pool.sentinel_manager.sentinel_kwargs):
             assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("/ca", False)
-        assert "SSL" in pool.connection_class.__name__
+        assert issubclass(pool.connection_class, SSLConnection)
     given = {}
     monkeypatch.setattr(ClusterClient, "__init__", lambda self, hosts, **options: given.update(options))
     monkeypatch.setattr(ClusterClient, "__del__", lambda self: None)

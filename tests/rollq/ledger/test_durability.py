@@ -29,7 +29,7 @@ MANY = 40
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability_module, "CONFIRM_MS", 100)
+    monkeypatch.setattr(durability_module, "CONFIRM_MS", 1000)
     monkeypatch.setattr(scripts, "CONFIRM_FOR_S", 0.2)
 
 

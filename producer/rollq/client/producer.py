@@ -5,6 +5,7 @@ and enters them again: from what it keeps of the source, or by reading the sourc
 """
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -40,6 +41,7 @@ class Producer:
         self._reader = LedgerReader(ledger.redis, ledger.run)
         self._publisher = publisher
         self._budgets = budgets
+        self._process = os.getpid()
         self._own = _nameless()
         """The groups that are submitted without the name of a source."""
         self._sources: dict[str, Source] = {}
@@ -54,6 +56,7 @@ class Producer:
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
+        self._look_for_fork()
         if self._budgets:
             self.fix("budgets", lambda: self._ledger.fix_budgets(self._budgets))
         if source is None:
@@ -63,6 +66,7 @@ class Producer:
 
     def refill(self, jobs: Iterable[Job], times: int, ahead: int) -> Submission:
         """What `Client.refill` says."""
+        self._look_for_fork()
         groups = list(whole_groups(jobs, self._ledger.run))
         wait = WaitLog(lambda: explain(self._reader, groups[0][0].purpose))
         found = replacements(self._reader, groups, times, wait.look)
@@ -71,6 +75,7 @@ class Producer:
     def seal(self) -> None:
         """Seals the run once the ledger has everything that was submitted here. Raises Gap when it lost more than can
         be submitted again."""
+        self._look_for_fork()
         while True:
             for source in list(self._sources.values()):
                 _total(self._enter(None, 0, source))
@@ -85,6 +90,8 @@ class Producer:
     def close(self) -> None:
         """Forgets in Redis how far the groups without a source got. Raises nothing."""
 
+        self._look_for_fork()
+
         def forget() -> None:
             with suppress(Exception):  # the connection may be closed by now, or Redis away
                 self._ledger.forget_source(self._own.name)
@@ -93,6 +100,11 @@ class Producer:
             thread = threading.Thread(target=forget, name="rollq-close", daemon=True)
             thread.start()
             thread.join(FORGET_S)
+
+    def _look_for_fork(self) -> None:
+        """A forked process goes on as a producer of its own, because its parent submits too."""
+        if os.getpid() != self._process:
+            self._process, self._own, self._sources = os.getpid(), _nameless(), {}
 
     def _submissions(self, jobs: Iterable[Job], ahead: int, source: Source) -> Iterator[Submission]:
         groups, skipped = whole_groups(jobs, self._ledger.run), list[Sequence[Job]]()

@@ -1,6 +1,8 @@
 """Redis comes back without its last writes while a producer lives: no group is lost in silence."""
 
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -215,3 +217,26 @@ def test_several_producers_together_stay_within_their_limit(redis_url: str, ledg
     for thread in threads:
         thread.join(60)
     assert 1 < most <= limit
+
+
+def test_a_forked_process_is_a_producer_of_its_own(redis_url: str) -> None:
+    """Else what it closes would make its parent believe that Redis has lost the groups."""
+    code = """
+import os, sys
+from rollq import Client, Job
+with Client(sys.argv[1], run="r") as client:
+    client.submit([Job(env="shop", task=1)])
+    child = os.fork()
+    if not child:
+        client.submit([Job(env="shop", task=task) for task in (2, 3)])
+        client.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(client.submit([Job(env="shop", task=4)]).new) == 1
+    client.seal()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert (done.returncode, "lost" in done.stderr) == (0, False), done.stderr
+    with Client(redis_url, run="r") as client:
+        assert (client.stats()["submitted"], client.stats()["sealed"]) == (4, True)

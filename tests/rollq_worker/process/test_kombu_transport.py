@@ -211,6 +211,21 @@ def test_a_message_that_comes_while_the_wait_ends_goes_back(connection: kombu.Co
     assert client.llen(QUEUE) == 1 and not consumer.heard
 
 
+def test_a_broker_that_takes_no_writes_counts_as_away(
+    connection: kombu.Connection, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery then tries again once a second, and not as fast as it can."""
+    pauses: list[float] = []
+    monkeypatch.setattr(kombu_transport.time, "sleep", pauses.append)
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(redis.ConnectionError, match="takes no writes.*NOREPLICAS"):
+            Consumer(connection).consuming().declare()
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+    assert pauses == [kombu_transport.REFUSED_PAUSE_S]
+
+
 def test_a_silent_connection_is_given_up(connection: kombu.Connection) -> None:
     channel = connection.default_channel
     keywords = channel.client.connection_pool.connection_kwargs

@@ -9,6 +9,7 @@ that looks inside kombu.
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from kombu.transport import TRANSPORT_ALIASES, redis
 from redis.exceptions import ConnectionError, ResponseError
 
 from rollq.client.celery_publisher import TASK
-from rollq.ledger.connection import CONNECTION_ERRORS
+from rollq.ledger.connection import CONNECTION_ERRORS, refuses_writes
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ wait at once."""
 CHECK_EVERY_S = 5
 """Seconds between two looks at whether that answer is overdue. It is after WAIT_S + CHECK_EVERY_S, so a silent
 connection is given up after 10 to 15 s, and a Redis that is slow is not."""
+REFUSED_PAUSE_S = 1.0
+"""Seconds before a worker tries again at a broker that takes no writes."""
 OPTIONS = {
     # Messages are acknowledged early and the ledger publishes lost ones again: the copies that kombu would keep in
     # Redis would only cost.
@@ -105,7 +108,8 @@ class Channel(redis.Channel):
             return call()
 
     def _repair(self, error: ResponseError, queue: str | None = None) -> None:
-        """Rename every key of another type. Raises the error again when no key has one."""
+        """Rename every key of another type. Raises the error again when no key has one, and ConnectionError, a moment
+        later, when Redis takes no writes."""
         repaired = False
         queues = [*self.state.queue_index, *([queue] if queue else [])]
         with self.conn_or_acquire() as client:
@@ -118,8 +122,13 @@ class Channel(redis.Channel):
                         self._queue_bind(name, name, "", name)
                     log.error("the broker's key %s was a %s where a %s belongs; it is now %s", key, found, kind, aside)
                     repaired = True
-        if not repaired:
-            raise error
+        if repaired:
+            return
+        if refuses_writes(error):
+            # As for a lost connection, Celery starts again, at once and each time with a line in the log.
+            time.sleep(REFUSED_PAUSE_S)
+            raise ConnectionError(f"the broker takes no writes: {error}") from error
+        raise error
 
     def _keys(self, queues: Iterable[str]) -> Iterator[tuple[str, str, str]]:
         """These queues' keys at the broker: the queue, the key, and the type it must have."""

@@ -22,6 +22,7 @@ from rollq.errors import (
     JobConflict,
     JournalConflict,
     LedgerError,
+    RollqError,
     SettingsError,
     UnknownSchema,
 )
@@ -29,7 +30,7 @@ from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.durability import Durability
 from rollq.ledger.keys import ACTIVE, RUNS
-from rollq.ledger.records import entries, joined, sample_of
+from rollq.ledger.records import check_group, entries, joined, sample_of
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.token_stats import TokenStats
@@ -74,7 +75,7 @@ class Ledger:
         if not jobs:
             return Submission()
         first = jobs[0]
-        ids = self._check_group(jobs)
+        ids = check_group(jobs, self.run)
         if not self._listed:
             self.activate()  # so that a Redis that loses its tail cannot have the group and not know the run
             self._listed = True
@@ -98,15 +99,18 @@ class Ledger:
                 return Submission(full=True)
             case b"gap":
                 raise self._gap(source, cursor.groups - 1, _cursor(*rest))
-            case b"conflict":
-                raise JobConflict(
-                    f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use"
-                    " another run"
-                )
-            case b"sealed":
-                raise LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
-        raise ContractError(
-            f"group {self.run}/{first.group} is new and has {len(jobs)} of {first.size} samples: submit it whole"
+        raise self._refused(status, rest, jobs)
+
+    def _refused(self, status: bytes, rest: Sequence[bytes], jobs: Sequence[Job]) -> RollqError:
+        if status == b"conflict":
+            return JobConflict(
+                f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use another"
+                " run"
+            )
+        if status == b"sealed":
+            return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
+        return ContractError(
+            f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].size} samples: submit it whole"
         )
 
     def _gap(self, source: str, submitted: int, stored: Cursor) -> Gap:
@@ -116,19 +120,6 @@ class Ledger:
         )
         gap.cursor, gap.source = stored, source
         return gap
-
-    def _check_group(self, jobs: Sequence[Job]) -> list[str]:
-        """The jobs' ids. Raises ContractError unless they are distinct members of one group of this run."""
-        first = jobs[0]
-        for job in jobs:
-            if (job.run, job.group) != (self.run, first.group):
-                raise ContractError(f"job {job.id}: belongs to another group or run than {self.run}/{first.group}")
-            if (job.size, job.viable, job.purpose, job.queue) != (first.size, first.viable, first.purpose, first.queue):
-                raise ContractError(f"job {job.id}: size, min_viable, purpose or queue differ within the group")
-        ids = [job.id for job in jobs]
-        if len(set(ids)) < len(ids):
-            raise ContractError(f"group {self.run}/{first.group}: a sample is there twice")
-        return ids
 
     def activate(self) -> None:
         """List the run, and have reapers look at it. Called after the script that gives it jobs, so that a reaper which

@@ -1,4 +1,4 @@
-"""What the ledger stores once for a whole group: the jobs' body and the first prompt."""
+"""What a group's jobs have in common: the ledger stores their body and their first prompt once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,6 +8,20 @@ from rollq.errors import ContractError
 from rollq.job import Job, parse_id
 from rollq.wire.codec import decode_job, is_observed
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
+
+
+def check_group(jobs: Sequence[Job], run: str) -> list[str]:
+    """The jobs' ids. Raises ContractError unless they are distinct members of one group of the run."""
+    first = jobs[0]
+    for job in jobs:
+        if (job.run, job.group) != (run, first.group):
+            raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
+        if (job.size, job.viable, job.purpose, job.queue) != (first.size, first.viable, first.purpose, first.queue):
+            raise ContractError(f"job {job.id}: size, min_viable, purpose or queue differ within the group")
+    ids = [job.id for job in jobs]
+    if len(set(ids)) < len(ids):
+        raise ContractError(f"group {run}/{first.group}: a sample is there twice")
+    return ids
 
 
 def sample_of(body: bytes, job_id: str) -> Job:

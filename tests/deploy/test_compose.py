@@ -75,7 +75,7 @@ def test_ports_are_bound_to_this_machine(services: dict[str, Any]) -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_redis_starts_as_it_says(services: dict[str, Any], tmp_path: Path) -> None:
+def test_redis_starts_as_it_says_and_a_restart_loses_nothing(services: dict[str, Any], tmp_path: Path) -> None:
     made, port = made_passwords(), free_port()
     service = services["redis"]
     assert "./deploy/redis:/rollq:ro" in service["volumes"]
@@ -87,10 +87,13 @@ def test_redis_starts_as_it_says(services: dict[str, Any], tmp_path: Path) -> No
     line = filled(line, made).replace("/rollq/", f"{REPO}/deploy/redis/").replace("/data/", f"{tmp_path}/")
     path = f"{tmp_path}:{os.environ['PATH']}"
     command = ["env", f"PATH={path}", *(f"{name}={value}" for name, value in env.items()), shell, flag, line]
-    with started_redis(command, port) as process:
-        address = f"redis://worker:{made['ROLLQ_WORKER_PASSWORD']}@127.0.0.1:{port}/0"
-        with redis.Redis.from_url(address) as client:
-            assert client.ping()
-            assert check_redis(client) == []  # it keeps everything and evicts nothing
+    address = f"redis://worker:{made['ROLLQ_WORKER_PASSWORD']}@127.0.0.1:{port}/0"
+    with started_redis(command, port) as process, redis.Redis.from_url(address) as client:
+        assert check_redis(client) == []  # it keeps everything and evicts nothing
+        client.eval("for _, key in ipairs(KEYS) do redis.call('SET', key, 'kept') end", 2, "rollq:a", "rollq:b")
+        process.terminate()
+        process.wait(30)
+    with started_redis(command, port) as process, redis.Redis.from_url(address) as client:
+        assert client.mget("rollq:a", "rollq:b") == [b"kept", b"kept"]
         process.kill()
     assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0

@@ -85,7 +85,8 @@ def test_there_is_no_default_password(server: Server, password: str | None) -> N
 
 
 def test_nobody_comes_in_without_a_password(server: Server) -> None:
-    for url in (f"redis://127.0.0.1:{server.port}/0", f"redis://worker:wrong@127.0.0.1:{server.port}/0"):
+    for user in ("", "worker:wrong@", "default:@", "default:wrong@"):
+        url = f"redis://{user}127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
 

@@ -94,6 +94,7 @@ def test_redis_starts_as_it_says_and_a_restart_loses_nothing(services: dict[str,
         process.terminate()
         process.wait(30)
     with started_redis(command, port) as process, redis.Redis.from_url(address) as client:
-        assert client.mget("rollq:a", "rollq:b") == [b"kept", b"kept"]
+        found = client.mget("rollq:a", "rollq:b")
         process.kill()
+    assert found == [b"kept", b"kept"]
     assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0

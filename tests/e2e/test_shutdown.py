@@ -12,6 +12,7 @@ import redis
 
 from rollq import Budget, Client, Finish, Sampled
 from rollq.ledger.constants import NEW
+from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.keys import QUEUE, Keys
 from rollq.wire.codec import decode_event
 from tests.conftest import free_port
@@ -35,8 +36,9 @@ class TestStop:
         assert not many["failures"] and not stalled["failures"]
         if calm:
             assert (many["leased"], stalled["leased"]) == (0, 0), stack.logs()
-            # Published, or due at once for the next worker's reaper: a stopping worker has not long to publish.
-            due = sum(broker.zcount(Keys(run).queued, "-inf", 1) for run in ("many", "stalled"))
+            # Published, or due within seconds for the next worker's reaper: a stopping worker has not long to publish.
+            soon = broker.time()[0] + PUBLISHING_S + 1
+            due = sum(broker.zcount(Keys(run).queued, "-inf", soon) for run in ("many", "stalled"))
             assert broker.llen(QUEUE) + due >= 256
         broker.close()
         with Client(stack.redis_url, run="many") as client:

@@ -11,8 +11,7 @@ import pytest
 import redis
 
 from rollq import Budget, Client, Finish, Sampled
-from rollq.ledger.constants import NEW
-from rollq.ledger.constants import PUBLISHING_S
+from rollq.ledger.constants import NEW, PUBLISHING_S
 from rollq.ledger.keys import QUEUE, Keys
 from rollq.wire.codec import decode_event
 from tests.conftest import free_port

@@ -219,7 +219,7 @@ def test_a_broker_that_takes_no_writes_counts_as_away(
     monkeypatch.setattr(kombu_transport.time, "sleep", pauses.append)
     client.config_set("min-replicas-to-write", 1)
     try:
-        with pytest.raises(redis.ConnectionError, match="takes no writes.*NOREPLICAS"):
+        with pytest.raises(redis.ConnectionError, match=r"takes no writes.*NOREPLICAS"):
             Consumer(connection).consuming().declare()
     finally:
         client.config_set("min-replicas-to-write", 0)

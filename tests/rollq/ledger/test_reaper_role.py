@@ -65,6 +65,14 @@ def test_a_role_without_an_end_is_taken_over(client: "redis.Redis") -> None:
     assert client.pttl(REAPER) > 0
 
 
+def test_a_role_is_taken_over_when_the_clock_was_set_back(client: "redis.Redis") -> None:
+    """Its end is an hour away then, and its holder may be dead."""
+    assert ReaperRole(client, "dead").take() == 0.0
+    client.pexpire(REAPER, 3_600_000)
+    assert ReaperRole(client, "alive").take() == 0.0
+    assert client.get(REAPER) == b"alive"
+
+
 def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
     client.hset(REAPER, "junk", 1)
     with pytest.raises(LedgerError, match=r"rollq:reaper \(delete that key"):

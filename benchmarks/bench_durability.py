@@ -25,12 +25,12 @@ import redis
 from tables import ms, table
 
 from rollq.job import Job
-from rollq.ledger.connection import connect
-from rollq.ledger.durability import Durability
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.processes.child import Child
 from rollq.processes.embedded_redis import HOST, command, free_port
+from rollq.servers.connection import connect
+from rollq.servers.durability import Durability
 from rollq.trajectory import Finish, Header, Observed, Sampled, VersionSpan
 from rollq.wire.codec import encode_event, encode_header
 

@@ -24,21 +24,21 @@ from tables import ms, table
 
 from rollq.client.celery_publisher import Publisher
 from rollq.job import Job
-from rollq.ledger.connection import connect
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
 from rollq.ledger.scripts import Scripts
+from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq_worker.engine import sglang_client as engines
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.environments.customer_service import Conversation, ConversationDomain
-from rollq_worker.process import attempt
+from rollq_worker.process.attempts import attempt
+from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.process.renderer_cache import RendererCache
 from rollq_worker.tokens import tokenizer
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.renderer import ChatRenderer

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rollq.job import Job
-from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq.servers.connection import connect
 from rollq.trajectory import Trajectory
 from rollq.wire.codec import encode_event, encode_header
 

@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollq import __version__
-from rollq.commands import run_file
-from rollq.commands.flags import Commands
+from rollq.commands.flags import run_file
+from rollq.commands.flags.shared import Commands
 from rollq.errors import RollqError, SettingsError
 from rollq.extras import install_line
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,18 @@ class Operator:
         self.server = recorded.server
         self.versions = [self.server.weight_version()]
         self.model = self.server.get("/model_info").json()["model_path"]
+        self._interruptions = cycle(
+            [
+                self.abort_all,
+                self.pause_in_place,
+                self.abort_by_id,
+                self.pause_retract,
+                self.rename,
+                self.pause_abort,
+                self.rename_and_abort,
+                self.load_and_abort,
+            ]
+        )
 
     def new_version(self) -> str:
         self.versions.append(f"w{len(self.versions)}")
@@ -152,33 +164,25 @@ class Operator:
         finally:
             self.post("/continue_generation")
 
-    @property
-    def interruptions(self) -> list[Callable[[], None]]:
-        return [
-            self.abort_all,
-            self.pause_in_place,
-            self.abort_by_id,
-            self.pause_retract,
-            self.rename,
-            self.pause_abort,
-            self.rename_and_abort,
-            self.load_and_abort,
-        ]
+    def interrupt(self) -> None:
+        """Make the next of all interruptions."""
+        next(self._interruptions)()
 
 
 def play_interrupted(
-    recorded: RecordedEngine, jobs: Sequence[Job], at_once: int, seconds: tuple[float, float]
+    recorded: RecordedEngine,
+    operator: Operator,
+    jobs: Sequence[Job],
+    at_once: int,
+    seconds: float,
 ) -> list[Trajectory]:
-    """Play the jobs while an operator makes all interruptions in turn; `seconds` is the range of the pauses between."""
-    operator, done = Operator(recorded), threading.Event()
+    """Play the jobs while the operator interrupts them, with random pauses of about so many seconds between."""
+    done = threading.Event()
     rng = random.Random(5)
 
     def operate() -> None:
-        while True:
-            for interrupt in operator.interruptions:
-                if done.wait(rng.uniform(*seconds)):
-                    return
-                interrupt()
+        while not done.wait(rng.uniform(0.5, 1.5) * seconds):
+            operator.interrupt()
 
     with ThreadPoolExecutor(at_once + 1) as pool:
         operating: Future[None] = pool.submit(operate)

@@ -269,18 +269,20 @@ def shift(file: Path, to: Path, by: int) -> Path:
 def test_episodes_through_pauses_aborts_and_new_weights_pass_the_audit(
     slow_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A real server on a CPU takes a minute for every 32.
-    count, seconds = (
-        (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), (2.0, 4.0)) if slow_server.real else (8, (0.2, 0.5))
-    )
+    # A real server on a CPU takes some seconds to a minute for every 32.
+    count, pause_s = (int(os.environ.get("ROLLQ_TEST_EPISODES", 32)), 3.0) if slow_server.real else (8, 0.35)
     trajectories: list[Trajectory] = []
     with recorded_engine(slow_server, tmp_path) as playing:
+        operator = Operator(playing)
         while not interrupted_enough(trajectories):  # by chance, or on a busy machine, the operator came too late
             assert len(trajectories) < TRIES * count
-            trajectories += play_interrupted(playing, jobs(len(trajectories), count), at_once=8, seconds=seconds)
+            started = time.monotonic()
+            batch = jobs(len(trajectories), count)
+            trajectories += play_interrupted(playing, operator, batch, at_once=8, seconds=pause_s)
+            pause_s = min(pause_s, (time.monotonic() - started) / 8)  # on a quick machine the operator must be quick
         for trajectory in trajectories:
             playing.check(trajectory)
-        Operator(playing).rename()  # /model_info does not name weights whose update was answered with UNFLUSHED
+        operator.rename()  # /model_info does not name weights whose update was answered with UNFLUSHED
     used = {version for trajectory in trajectories for version in trajectory.versions if version}
     write(file := tmp_path / "x.jsonl", trajectories)
 

@@ -15,11 +15,11 @@ from redis.exceptions import NoPermissionError
 from rollq.client.celery_publisher import Publisher
 from rollq.client.client import Client
 from rollq.errors import LedgerError
-from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.live_workers import live_workers
 from rollq.ledger.replies import Publication
+from rollq.servers.connection import connect
 from tests.conftest import REPO, free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play, reader
 from tests.waiting import until

@@ -18,12 +18,12 @@ from rollq import Client
 from rollq.batch import Batch
 from rollq.errors import ContractError, Fenced, Gap, NotHeld, PullTimeout
 from rollq.job import Job
-from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq.servers.connection import connect
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
-from rollq_worker.process.attempt import Attempt
+from rollq_worker.process.attempts.attempt import Attempt
 
 RUN = "rollback"
 SIZE = 2

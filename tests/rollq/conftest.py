@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
+from rollq.servers.connection import connect
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rollq.errors import SettingsError
-from rollq.ledger.connection import connect
+from rollq.servers.connection import connect
 from rollq.settings import Endpoint, Settings
 from rollq.urls import mask_url
 

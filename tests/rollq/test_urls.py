@@ -5,8 +5,8 @@ from kombu import Connection
 from redis.connection import SSLConnection
 
 from rollq.errors import SettingsError
-from rollq.ledger.cluster import ClusterClient
-from rollq.ledger.connection import connect
+from rollq.servers.cluster import ClusterClient
+from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import broker_options, check_url, mask_url, parse_servers
 

@@ -13,14 +13,14 @@ from rollq.client.consumer import Consumer, Order, check_wanted
 from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Job, Purpose
-from rollq.ledger.connection import connect, retry
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.durability import Durability
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import DeadLetter, JobState, Submission
+from rollq.servers.connection import connect, retry
+from rollq.servers.durability import Durability
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 

@@ -20,11 +20,11 @@ from rollq.client.hold_renewal import HoldRenewal
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, LedgerError, MissingGroups, NotHeld, PullTimeout, Unwritable
 from rollq.job import NAME, Purpose
-from rollq.ledger.connection import RetryLoop, retry
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
+from rollq.servers.connection import RetryLoop, retry
 from rollq.trajectory import Trajectory
 
 log = logging.getLogger("rollq")

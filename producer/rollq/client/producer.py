@@ -18,11 +18,11 @@ from rollq.client.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import FailureClass, Gap
 from rollq.job import Job, Purpose
-from rollq.ledger.connection import retry
 from rollq.ledger.constants import EVAL, NEW, PUBLISHING_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, Publication, Submission
+from rollq.servers.connection import retry
 
 log = logging.getLogger("rollq")
 

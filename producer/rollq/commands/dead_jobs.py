@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from rollq.client.client import Client
 from rollq.commands.connect import check_run, open_client, settings
-from rollq.commands.flags import Commands, add_json, add_redis, add_run, one_of
+from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run, one_of
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.export.transcript import clean
 from rollq.job import parse_id
-from rollq.ledger.connection import retry
 from rollq.ledger.replies import DeadLetter
+from rollq.servers.connection import retry
 
 LONGEST = 100
 """Number of characters of a reason that the table shows."""

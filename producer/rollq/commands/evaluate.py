@@ -16,9 +16,10 @@ from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.consumer import Consumer
 from rollq.client.waits import explain
-from rollq.commands import job_flags, run_file
 from rollq.commands.connect import open_client
-from rollq.commands.flags import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout
+from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import run_file
+from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError

@@ -12,7 +12,7 @@ from rollq.batch import Batch
 from rollq.client.client import Client
 from rollq.client.waits import explain
 from rollq.commands.connect import open_client
-from rollq.commands.flags import (
+from rollq.commands.flags.shared import (
     Commands,
     add_durability,
     add_json,

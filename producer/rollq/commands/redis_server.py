@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from rollq.commands.flags import Commands, whole
+from rollq.commands.flags.shared import Commands, whole
 from rollq.errors import SettingsError
 from rollq.processes import embedded_redis
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollq.commands.connect import open_client
 from rollq.commands.dead_jobs import first_line
-from rollq.commands.flags import Commands, add_json, add_redis, whole
+from rollq.commands.flags.shared import Commands, add_json, add_redis, whole
 from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
 from rollq.export.record import record

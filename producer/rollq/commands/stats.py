@@ -8,7 +8,7 @@ from typing import Any
 
 from rollq.client.waits import explain
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags import Commands, add_json, add_redis, add_run
+from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
 from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs

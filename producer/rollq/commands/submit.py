@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Sequence
 
-from rollq.commands import job_flags, run_file
 from rollq.commands.connect import open_client
-from rollq.commands.flags import (
+from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import run_file
+from rollq.commands.flags.shared import (
     Commands,
     add_broker,
     add_durability,

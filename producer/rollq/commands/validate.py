@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollq.commands.flags import Commands, add_json
+from rollq.commands.flags.shared import Commands, add_json
 from rollq.commands.progress import open_progress
 from rollq.errors import ContractError
 from rollq.export import formats

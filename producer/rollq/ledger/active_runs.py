@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rollq.job import NAME
-from rollq.ledger.connection import guarded
 from rollq.ledger.keys import ACTIVE, RUNS, Keys
+from rollq.servers.connection import guarded
 
 if TYPE_CHECKING:
     import redis

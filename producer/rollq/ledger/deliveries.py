@@ -13,11 +13,11 @@ import redis
 
 from rollq.errors import ContractError, LedgerError, NotHeld, Unwritable
 from rollq.job import Purpose
-from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
-from rollq.ledger.durability import Durability
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.scripts import Scripts, short_reason
+from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.durability import Durability
 
 SHORTEST_WAIT_S = 0.01
 """0 would mean without end."""

@@ -28,11 +28,11 @@ from rollq.errors import (
 )
 from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
-from rollq.ledger.durability import Durability
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import check_group, entries, joined, sample_of
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
+from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
 from rollq.wire.blob import SCHEMA

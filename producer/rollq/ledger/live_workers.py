@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollq.ledger.connection import guarded
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.scripts import lone_script
+from rollq.servers.connection import guarded
 
 if TYPE_CHECKING:
     import redis

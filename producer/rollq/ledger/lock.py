@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from rollq.ledger.connection import RetryLoop, translated
 from rollq.ledger.keys import LOCKS
+from rollq.servers.connection import RetryLoop, translated
 
 log = logging.getLogger(__name__)
 

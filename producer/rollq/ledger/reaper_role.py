@@ -6,9 +6,9 @@ seconds because it is dead. Two that reap at once do no harm: every script decid
 
 from typing import TYPE_CHECKING, Any
 
-from rollq.ledger.connection import guarded
 from rollq.ledger.keys import REAPER
 from rollq.ledger.scripts import lone_script
+from rollq.servers.connection import guarded
 
 if TYPE_CHECKING:
     import redis

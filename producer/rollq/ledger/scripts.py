@@ -15,9 +15,9 @@ import redis
 from rollq.errors import ContractError, LedgerError, Unconfirmed
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
-from rollq.ledger.connection import RetryLoop, translated
-from rollq.ledger.durability import Durability, confirmed
 from rollq.ledger.keys import Keys
+from rollq.servers.connection import RetryLoop, translated
+from rollq.servers.durability import Durability, confirmed
 
 T = TypeVar("T")
 

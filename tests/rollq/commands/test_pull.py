@@ -16,11 +16,11 @@ from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import NotHeld
 from rollq.job import Purpose
-from rollq.ledger import connection
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
+from rollq.servers import connection
 from tests.rollq.groups import drop_group, end_holds, finish_groups
 from tests.rollq.samples import group, reader
 

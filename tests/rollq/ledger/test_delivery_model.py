@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 
 from rollq.errors import NotHeld
 from rollq.job import Purpose
-from rollq.ledger.connection import connect
 from rollq.ledger.deliveries import Deliveries, named_session
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
+from rollq.servers.connection import connect
 from tests.rollq.groups import end_holds, play_groups
 from tests.rollq.samples import group
 

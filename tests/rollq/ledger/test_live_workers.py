@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from rollq.errors import LedgerError
-from rollq.ledger.connection import connect
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
+from rollq.servers.connection import connect
 
 WORKER = LiveWorker(
     name="rollq@host-1", queues=("rollq", "b"), tokenizer="t1", template="c1", engine="ready", slots=64, busy=3

@@ -8,9 +8,9 @@ import redis
 
 from rollq.errors import LedgerError
 from rollq.ledger import reaper_role
-from rollq.ledger.connection import connect
 from rollq.ledger.keys import REAPER
 from rollq.ledger.reaper_role import ROLE_S, ReaperRole
+from rollq.servers.connection import connect
 
 
 @pytest.fixture

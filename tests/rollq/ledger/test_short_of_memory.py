@@ -12,10 +12,10 @@ from rollq.client.client import Client
 from rollq.client.consumer import Consumer
 from rollq.errors import FailureClass, LedgerError, PullTimeout, Unwritable
 from rollq.job import Purpose
-from rollq.ledger.connection import RetryLoop, check_redis, refuses_writes, retry
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
+from rollq.servers.connection import RetryLoop, check_redis, refuses_writes, retry
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.groups import ack, deliveries, finish_groups, take

@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 
 from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, LedgerError
 from rollq.job import Purpose
-from rollq.ledger.connection import connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
+from rollq.servers.connection import connect
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import deliveries
 from tests.rollq.ledger.delivery_rules import DeliveryRules

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollq.ledger.connection import connect
 from rollq.ledger.ledger import Ledger
+from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.process.job_task import JobRunner

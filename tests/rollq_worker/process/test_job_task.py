@@ -235,7 +235,7 @@ class TestDraining:
 
 class TestRedis:
     def test_claiming_waits_for_it(self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rollq.ledger.connection.FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr("rollq.servers.connection.FIRST_PAUSE_S", 0.01)
         job_id = submit(ledger)
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow")]
         claims = FailsFirst(runner.ledger("r").claim, *errors)
@@ -246,7 +246,7 @@ class TestRedis:
     def test_without_memory_what_runs_goes_on_and_what_is_new_waits(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq.ledger.connection.FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr("rollq.servers.connection.FIRST_PAUSE_S", 0.01)
         running, waiting = submit(ledger), submit(ledger, group="h")
         ended: list[str] = []
         play = loop.play
@@ -309,7 +309,7 @@ class TestFailures:
     def test_the_deadline_blames_the_engine_that_was_waited_for(
         self, ledger: Ledger, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.process.attempt.time", clock := Clock())
+        monkeypatch.setattr("rollq_worker.process.attempts.attempt.time", clock := Clock())
         with replaying(latency=1000.0) as slow:
             engine = SGLangEngine(slow)
             settings = Settings(redis_url=redis_url, engine_url=slow)

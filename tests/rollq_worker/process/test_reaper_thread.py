@@ -8,9 +8,9 @@ import redis
 
 from rollq.errors import Unwritable
 from rollq.ledger import reaper_role
-from rollq.ledger.connection import connect
 from rollq.ledger.keys import REAPER, WORKERS
 from rollq.ledger.live_workers import live_workers
+from rollq.servers.connection import connect
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
 from tests.rollq_worker.process.ledgers import FakePublisher, live_worker

@@ -19,12 +19,13 @@ from redis.retry import Retry
 
 from rollq.job import Job
 from rollq.ledger import constants, reaper_role
-from rollq.ledger.connection import RETRIES, connect
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq_worker.process import attempt, leases, reaper
-from rollq_worker.process.attempt import Attempt
-from rollq_worker.process.leases import Leases
+from rollq.servers.connection import RETRIES, connect
+from rollq_worker.process import reaper
+from rollq_worker.process.attempts import attempt, leases
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.reaper import Reaper
 from tests.e2e.own_redis import OwnRedis
 from tests.rollq.samples import reader

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.ledger.connection import connect
+from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.process import startup_checks

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
-from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, whole
+from rollq.commands.flags.shared import Commands, add_json, add_tokenizer, http_url, whole
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import ContractError, EngineFailure, SettingsError
 from rollq.extras import needs

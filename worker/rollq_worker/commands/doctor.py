@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags import Commands, add_json, add_redis, add_tokenizer, http_url
+from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, http_url
 from rollq.errors import JobFailure, RollqError
 from rollq.extras import needs
-from rollq.ledger import connection
-from rollq.ledger.connection import connect
+from rollq.servers import connection
+from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.commands.environment_names import load_domain

@@ -3,7 +3,7 @@
 import argparse
 
 from rollq.commands.connect import settings
-from rollq.commands.flags import Commands, add_tokenizer, number, whole
+from rollq.commands.flags.shared import Commands, add_tokenizer, number, whole
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken

@@ -5,7 +5,7 @@ import os
 import sys
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags import Commands, add_broker, add_redis, add_tokenizer, http_url, name, whole
+from rollq.commands.flags.shared import Commands, add_broker, add_redis, add_tokenizer, http_url, name, whole
 from rollq.extras import needs
 
 

@@ -21,10 +21,10 @@ from celery.worker import state
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
-from rollq.ledger.connection import CONNECTION_ERRORS, connect
 from rollq.ledger.keys import QUEUE, celery_queue
 from rollq.ledger.live_workers import AWAY, READY, LiveWorker
 from rollq.ledger.lock import RedisLock
+from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.hang_watch import HangWatch

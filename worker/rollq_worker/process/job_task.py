@@ -27,10 +27,10 @@ from rollq.errors import (
     WorkerFailure,
 )
 from rollq.job import parse_id
-from rollq.ledger.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
+from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Event, Header, Sampled, Trajectory
@@ -41,11 +41,11 @@ from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
-from rollq_worker.process.attempt import Attempt
-from rollq_worker.process.isolation import Isolation
-from rollq_worker.process.leases import Leases
-from rollq_worker.process.renderer_cache import RendererCache
-from rollq_worker.process.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.isolation import Isolation
+from rollq_worker.process.attempts.leases import Leases
+from rollq_worker.process.attempts.renderer_cache import RendererCache
+from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
 from rollq_worker.protocols import Domain, Environment, Task
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory

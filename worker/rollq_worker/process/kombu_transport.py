@@ -18,7 +18,7 @@ from kombu.transport import TRANSPORT_ALIASES, redis
 from redis.exceptions import ConnectionError, ResponseError
 
 from rollq.client.celery_publisher import TASK
-from rollq.ledger.connection import CONNECTION_ERRORS, refuses_writes
+from rollq.servers.connection import CONNECTION_ERRORS, refuses_writes
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import RollqError
-from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
+from rollq.servers.connection import CONNECTION_ERRORS
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
-from rollq.ledger.connection import check_redis
 from rollq.ledger.ledger import Ledger
+from rollq.servers.connection import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.sglang_client import SGLangEngine

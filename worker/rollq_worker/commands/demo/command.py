@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from rollq.client.submission import group_name
 from rollq.commands.connect import settings
 from rollq.commands.dead_jobs import first_line
-from rollq.commands.flags import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
+from rollq.commands.flags.shared import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.export.formats import open_output

@@ -18,9 +18,9 @@ from rollq.errors import NotHeld, RollqError
 from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Job
-from rollq.ledger.connection import connect
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
+from rollq.servers.connection import connect
 from rollq_worker.commands.demo.processes import DemoProcesses
 
 STANDSTILL_S = 300.0

@@ -15,10 +15,10 @@ import pytest
 from rollq.errors import EnvironmentFailure, FailureClass, Fenced, JobFailure, UserFailure
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
-from rollq_worker.process import time_limits
-from rollq_worker.process.isolation import Isolation
-from rollq_worker.process.leases import Leases
-from rollq_worker.process.time_limits import ThreadAbandoned, TimedEnvironment
+from rollq_worker.process.attempts import time_limits
+from rollq_worker.process.attempts.isolation import Isolation
+from rollq_worker.process.attempts.leases import Leases
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimedEnvironment
 from rollq_worker.protocols import Action
 from rollq_worker.users.scripted import ScriptedUser
 from tests.conftest import REPO
@@ -164,9 +164,9 @@ HELD = """
 import sys
 from multiprocessing import forkserver
 from threading import Thread
-from rollq_worker.process import isolation as module
+from rollq_worker.process.attempts import isolation as module
 from rollq_worker.environments import domain
-from rollq_worker.process.isolation import Isolation
+from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.users.scripted import ScriptedUser
 from tests.processes import alive
 from tests.rollq.samples import reader

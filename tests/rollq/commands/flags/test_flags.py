@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import flags, job_flags, submit
+from rollq.commands import submit
+from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
 from rollq_worker.commands import audit, worker
 from tests.rollq.commands.conftest import Fails

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rollq.errors import RollqError, Unwritable
-from rollq.ledger.connection import CONNECTION_ERRORS
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
-from rollq_worker.process.attempt import Attempt
-from rollq_worker.process.per_run import PerRun
+from rollq.servers.connection import CONNECTION_ERRORS
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.per_run import PerRun
 
 log = logging.getLogger(__name__)
 

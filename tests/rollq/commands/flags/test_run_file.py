@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import job_flags
+from rollq.commands.flags import jobs as job_flags
 from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger

@@ -142,7 +142,7 @@ def add_redis(parser: argparse.ArgumentParser) -> None:
 
 
 def add_durability(parser: argparse.ArgumentParser) -> None:
-    from rollq.ledger.durability import Durability  # imports redis, which `rollq --version` does without
+    from rollq.servers.durability import Durability  # imports redis, which `rollq --version` does without
 
     parser.add_argument(
         "--durability",

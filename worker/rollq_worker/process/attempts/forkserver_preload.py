@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 
 from rollq_worker.environments import domain
-from rollq_worker.process.isolation import PRELOAD_VARIABLE, end_with_worker
+from rollq_worker.process.attempts.isolation import PRELOAD_VARIABLE, end_with_worker
 
 end_with_worker()
 

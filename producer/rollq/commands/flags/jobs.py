@@ -12,7 +12,7 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.client.submission import group_name, replacement
-from rollq.commands.flags import agent, name, number, one_of, tasks, whole, words
+from rollq.commands.flags.shared import agent, name, number, one_of, tasks, whole, words
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line

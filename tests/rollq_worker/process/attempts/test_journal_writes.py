@@ -18,10 +18,10 @@ from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Finish, Header, Observed, Trajectory
 from rollq.wire.codec import decode_event, encode_event, encode_header
 from rollq_worker.fakes import FakeEngine, FakeUser
-from rollq_worker.process import attempt as attempt_module
-from rollq_worker.process import leases as leases_module
-from rollq_worker.process.attempt import Attempt
-from rollq_worker.process.leases import Leases
+from rollq_worker.process.attempts import attempt as attempt_module
+from rollq_worker.process.attempts import leases as leases_module
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.protocols import Generated
 from tests.rollq.samples import closed, observed, prompt, reader, sampled
 from tests.rollq_worker.episode.episodes import play_with_fakes

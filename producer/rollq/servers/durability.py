@@ -12,8 +12,8 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from rollq.errors import SettingsError, Unconfirmed
-from rollq.ledger.cluster import ClusterClient
-from rollq.ledger.connection import leave_demoted
+from rollq.servers.cluster import ClusterClient
+from rollq.servers.connection import leave_demoted
 
 
 class Durability(StrEnum):

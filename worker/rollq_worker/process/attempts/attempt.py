@@ -16,14 +16,14 @@ from math import inf
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
-from rollq.ledger.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Header, Observed, Prompt, Trajectory
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
 from rollq_worker.failures import DeadlineExceeded, Drained
-from rollq_worker.process.time_limits import TimeLimits
+from rollq_worker.process.attempts.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 

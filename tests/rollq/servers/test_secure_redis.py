@@ -19,10 +19,10 @@ from rollq.client.celery_publisher import Publisher, require_certificate
 from rollq.client.client import Client
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
-from rollq.ledger.connection import connect
 from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.replies import Publication
+from rollq.servers.connection import connect
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play
 

@@ -73,7 +73,7 @@ class Isolation:
             os.environ.pop(WORKER_VARIABLE, None)
             self._watchdog = Watchdog()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["rollq_worker.process.forkserver_preload", "rollq.cli"])
+        self._context.set_forkserver_preload(["rollq_worker.process.attempts.forkserver_preload", "rollq.cli"])
         self._server.start()
         self._server.ensure()
 

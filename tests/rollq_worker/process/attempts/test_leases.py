@@ -15,10 +15,10 @@ from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.trajectory import Header
-from rollq_worker.process import leases as leases_module
-from rollq_worker.process.attempt import Attempt
-from rollq_worker.process.leases import LEASE_S, Leases
-from rollq_worker.process.time_limits import ThreadAbandoned
+from rollq_worker.process.attempts import leases as leases_module
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.leases import LEASE_S, Leases
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 from tests.clock import Clock
 from tests.rollq.samples import observed, prompt, reader, reap, sampled
 from tests.rollq_worker.process.ledgers import FailsFirst, claim
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the attempts and of their time limits."""
     clock = Clock()
     for module in ("attempt", "leases", "time_limits"):
-        monkeypatch.setattr(f"rollq_worker.process.{module}.time", clock)
+        monkeypatch.setattr(f"rollq_worker.process.attempts.{module}.time", clock)
     return clock
 
 
@@ -67,8 +67,8 @@ class TestRenewing:
     def test_a_run_whose_server_is_away_costs_no_other_run_its_leases(
         self, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.process.attempt.HELD_BACK_S", -1.0)
-        monkeypatch.setattr("rollq_worker.process.per_run.WAIT_S", 0.05)
+        monkeypatch.setattr("rollq_worker.process.attempts.attempt.HELD_BACK_S", -1.0)
+        monkeypatch.setattr("rollq_worker.process.attempts.per_run.WAIT_S", 0.05)
         back, leases, other = threading.Event(), Leases(threading.Event()), Ledger(ledger.redis, "away")
         job = Job(run="away", group="g", env="shop", task=0)
         other.submit([job])
@@ -125,7 +125,7 @@ class TestLateWrites:
     def test_one_job_that_cannot_be_written_holds_up_no_other(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollq_worker.process.attempt.HELD_BACK_S", -1.0)
+        monkeypatch.setattr("rollq_worker.process.attempts.attempt.HELD_BACK_S", -1.0)
         monkeypatch.setattr(leases_module, "AWAY_PAUSE_S", 0.01)
         append, refused = ledger.append, ["r/g0/0"]
         errors = iter([Unwritable("full"), redis.TimeoutError("slow")])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import flags, job_flags
+from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import shared as flags
 from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq_worker.episode.strategies import AGENTS

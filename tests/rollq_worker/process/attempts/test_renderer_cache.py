@@ -10,9 +10,10 @@ from rollq.commands.stats import table
 from rollq.errors import JobFailure
 from rollq.job import History, Job
 from rollq_worker.environments import domain
-from rollq_worker.process import job_task, renderer_cache
+from rollq_worker.process import job_task
+from rollq_worker.process.attempts import renderer_cache
+from rollq_worker.process.attempts.renderer_cache import MAX_RENDERERS, RendererCache, needed_edges
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.process.renderer_cache import MAX_RENDERERS, RendererCache, needed_edges
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.samples import reader

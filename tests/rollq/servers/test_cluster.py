@@ -11,15 +11,15 @@ from redis.crc import key_slot
 from rollq import Client, Job
 from rollq.commands.connect import ping_redis
 from rollq.errors import FailureClass, LedgerError, RollqError, SettingsError, Unwritable
-from rollq.ledger import cluster as cluster_module
-from rollq.ledger.connection import check_redis, connect
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.durability import Durability
 from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.lock import RedisLock
 from rollq.ledger.reader import LedgerReader, runs
+from rollq.servers import cluster as cluster_module
+from rollq.servers.connection import check_redis, connect
+from rollq.servers.durability import Durability
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import claim, group, play

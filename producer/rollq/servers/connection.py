@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 from redis.retry import Retry
 
 from rollq.errors import LedgerError, SettingsError, Unwritable
-from rollq.ledger.cluster import ClusterClient
+from rollq.servers.cluster import ClusterClient
 from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")

@@ -16,9 +16,9 @@ from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Finish, Header, Trajectory
 from rollq.wire.codec import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained
-from rollq_worker.process import attempt as attempt_module
-from rollq_worker.process.attempt import HELD_BACK_S, Attempt
-from rollq_worker.process.leases import Leases
+from rollq_worker.process.attempts import attempt as attempt_module
+from rollq_worker.process.attempts.attempt import HELD_BACK_S, Attempt
+from rollq_worker.process.attempts.leases import Leases
 from tests.clock import Clock
 from tests.rollq import samples
 from tests.rollq.samples import ids, observed, prompt, reader, sampled
@@ -247,7 +247,7 @@ def test_a_lost_lease_stops_it(ledger: Ledger) -> None:
 
 def test_redis_may_be_away_or_full_for_long(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("FIRST_PAUSE_S", "RECONNECT_PAUSE_S"):
-        monkeypatch.setattr(f"rollq.ledger.connection.{pause}", 0.01)
+        monkeypatch.setattr(f"rollq.servers.connection.{pause}", 0.01)
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.0)
     with Leases(threading.Event()).hold(ledger, claim(ledger)) as attempt:
         errors = [redis.ConnectionError("refused"), Unwritable("full"), redis.TimeoutError("slow"), Unwritable("x")]
@@ -261,7 +261,7 @@ def test_a_wait_for_redis_past_the_deadline_costs_no_lease(
     ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_module, "SHORT_WAIT_S", 0.01)
-    monkeypatch.setattr("rollq.ledger.connection.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("rollq.servers.connection.LONGEST_PAUSE_S", 0.01)
     leases, has_room, asked, append = Leases(threading.Event()), threading.Event(), threading.Event(), ledger.append
 
     def append_if_room(*args: object) -> None:

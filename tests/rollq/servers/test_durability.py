@@ -12,13 +12,13 @@ import pytest
 import redis
 
 from rollq.errors import SettingsError, Unconfirmed
-from rollq.ledger import durability as durability_module
 from rollq.ledger import scripts
-from rollq.ledger.connection import connect
 from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.durability import Durability
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
+from rollq.servers import durability as durability_module
+from rollq.servers.connection import connect
+from rollq.servers.durability import Durability
 from tests.conftest import free_port
 from tests.rollq.samples import group, play
 from tests.servers import HOST, PowerCut, Replicated, Server

@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {
             "padded": (batch.arrays, 1),
             "packed": (batch.packed, 1),
+            "tree": (batch.prefix_tree, 1),
             "lists": (partial(by_lists, batch), 1),
             "decode": (partial(batch_of, blobs), 1),
         }

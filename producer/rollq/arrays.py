@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Array = TypeVar("Array")
 
 TOKEN_DTYPES = ("int64", "int32")
+PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
+"""The arrays of `SegmentArrays` that have an entry per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Arrays(Generic[Array]):
-    """What padded and packed arrays share."""
+class SegmentArrays(Generic[Array]):
+    """What padded and packed arrays and the prefix tree share."""
 
     tokens: Array
     """`dtype`, int64 unless asked otherwise: token ids."""
@@ -72,7 +74,7 @@ class _Arrays(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PaddedArrays(_Arrays[Array]):
+class PaddedArrays(SegmentArrays[Array]):
     """One row per segment, padded on the right: `tokens`, `attention_mask`, `mask`, `logprobs` and `versions` have the
     shape (rows, length).
 
@@ -86,11 +88,11 @@ class PaddedArrays(_Arrays[Array]):
     def torch(self) -> PaddedArrays[Tensor]:
         """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
         torch is not installed."""
-        return PaddedArrays(**_tensors(self))
+        return PaddedArrays(**tensors(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedArrays(_Arrays[Array]):
+class PackedArrays(SegmentArrays[Array]):
     """All rows end to end without padding: `tokens`, `positions`, `mask`, `logprobs` and `versions` have the shape
     (total,). Row r is at `offsets[r]:offsets[r + 1]`."""
 
@@ -103,7 +105,7 @@ class PackedArrays(_Arrays[Array]):
     def torch(self) -> PackedArrays[Tensor]:
         """The same as torch tensors on the CPU, which share the memory of the numpy arrays. Raises SettingsError when
         torch is not installed."""
-        return PackedArrays(**_tensors(self))
+        return PackedArrays(**tensors(self))
 
 
 def pad(rows: Sequence[Row], *, pad_to: int | None = None, dtype: str = "int64") -> PaddedArrays[Numpy]:
@@ -189,7 +191,7 @@ def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:
     }
 
 
-def _tensors(arrays: _Arrays[Any]) -> dict[str, Any]:
+def tensors(arrays: SegmentArrays[Any]) -> dict[str, Any]:
     """Its fields, arrays as tensors."""
     with needs("torch"):
         import torch

@@ -11,10 +11,12 @@ from rollq.advantages import estimate, grpo
 from rollq.arrays import Row, pack, pad
 from rollq.errors import ContractError
 from rollq.job import Json
+from rollq.prefix_tree import share_prefixes
 from rollq.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollq.arrays import Numpy, PackedArrays, PaddedArrays
+    from rollq.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,10 @@ class Batch:
     def packed(self, *, dtype: str = "int64", advantages: str = "grpo") -> PackedArrays[Numpy]:
         """The rows of `arrays` end to end, without padding: `rollq.arrays.PackedArrays`."""
         return pack(self._rows(advantages), dtype=dtype)
+
+    def prefix_tree(self, *, dtype: str = "int64", advantages: str = "grpo") -> PrefixTree[Numpy]:
+        """The rows of `arrays` with their shared prefixes stored once: `rollq.prefix_tree.PrefixTree`."""
+        return share_prefixes(self._rows(advantages), dtype=dtype)
 
     def _rows(self, estimator: str) -> list[Row]:
         advantages = [a for group in self.groups for a in estimate(group.rewards, estimator)]

@@ -37,7 +37,7 @@ from rollq.wire.codec import encode_event, encode_header
 SIZE, THREADS = 8, 16
 START_S = 30.0
 MOST_FOR_REPLICA = 10.0
-"""A submission that a replica on this machine confirms may take this many times one that nobody confirms."""
+"""A submission that a replica on this machine confirms may take this many times an unconfirmed one."""
 SAMPLED, REPLIED = 120, 600
 """Tokens of a turn."""
 
@@ -67,7 +67,7 @@ def main() -> int:
             "append, ms",
         ]
         print(table(head, [_cells(found, first) for found in rows]))
-        print(f"\na submission that a replica confirms takes {ratio:.1f} times one that nobody confirms")
+        print(f"\na submission that a replica confirms takes {ratio:.1f} times an unconfirmed one")
     return int(ratio > MOST_FOR_REPLICA)
 
 

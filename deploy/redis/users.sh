@@ -40,7 +40,7 @@ user() {
   echo "user $1 reset resetchannels on #$2 -@all" $3
 }
 set -f # the patterns name no files
-# Nobody can log in as `default`. It keeps its rights because Redis reads its append-only file as this user: without them,
+# No client can log in as `default`. It keeps its rights because Redis reads its append-only file as this user: without them,
 # a restart would refuse, and so lose, every transaction in the file.
 echo 'user default reset off ~* &* +@all'
 user worker "$worker" "~rollq* ~_kombu.* $events $commands +publish"

@@ -61,8 +61,8 @@ class ContractError(RollqError, ValueError):
 
 
 class UnknownSchema(ContractError):
-    """A blob was written in a version of the schema that this rollq does not read. The blob itself is sound: nobody may
-    condemn a job for it."""
+    """A blob was written in a version of the schema that this rollq does not read. The blob itself is sound, so no job
+    is condemned for it."""
 
 
 class JobConflict(RollqError, ValueError):

@@ -31,7 +31,7 @@ SOME_JOBS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a run while somebody waits. Groups are those of one purpose."""
+    """What is known of a run while a producer or a consumer waits. Groups are those of one purpose."""
 
     run: str
     known: bool = True

@@ -108,7 +108,7 @@ def source(name: str) -> tuple[str, str]:
 def _source(name: str, constants: tuple[tuple[str, Any], ...]) -> tuple[str, str]:
     """The text with the constants in front, and the shared files that it uses.
 
-    Redis makes every function of the text anew at each call, so what a script does not use would cost it time.
+    Redis creates every function of the text again at each call, so unused ones would cost time.
     """
     text = _text(name)
     for shared in reversed(SHARED):

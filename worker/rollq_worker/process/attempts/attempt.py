@@ -124,7 +124,7 @@ class Attempt:
 
     @property
     def holds_back(self) -> bool:
-        """Whether something has been held back for too long, and nobody writes it."""
+        """Whether something has been held back for too long, and no thread is writing it."""
         late = time.monotonic() - self._held_since > HELD_BACK_S
         return late and self._written < len(self._blobs) and not self.lost.is_set() and not self._writing.locked()
 

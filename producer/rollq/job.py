@@ -76,7 +76,8 @@ class Job:
     """One episode to be played. Its id is `run/group/sample`.
 
     Submitting the same job twice makes one job. `run` and `group` may be left out: `Client.submit` fills in its own run
-    and `env.split.task`. Submitted alone, sample 0 of a group of n stands for all n samples.
+    and `env.split.task`. Submitted alone, sample 0 stands for all members of its
+    group.
     """
 
     run: str = ""
@@ -111,7 +112,10 @@ class Job:
     seed: int = 0
     """Seed of everything random in the environment and the user."""
     size: int = 1
-    """Number of samples in the group."""
+    """Number of samples that a trainer gets of the group."""
+    spare: int = 0
+    """Over-provisioning: the group has this many members more than `size`. It closes as soon as `size` of them are
+    graded, and those that are still queued or being played end as surplus."""
     min_viable: int = 0
     """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for `size`."""
     queue: str = QUEUE
@@ -128,16 +132,16 @@ class Job:
             value = getattr(self, name)
             if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
                 raise ContractError(f"{where}: {name} {value!r} must match {NAME.pattern}")
-        for name in ("sample", "task", "seed", "size", "min_viable", "seq"):
+        for name in ("sample", "task", "seed", "size", "spare", "min_viable", "seq"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
                 raise ContractError(
                     f"{where}: {name} must be a whole number of at least 0 and below 2**53, not {value!r}"
                 )
-        if self.size > LARGEST_GROUP:
-            raise ContractError(f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.size}")
-        if not self.sample < self.size:
-            raise ContractError(f"{where}: sample {self.sample} of a group of {self.size} (samples count from 0)")
+        if self.members > LARGEST_GROUP:
+            raise ContractError(f"{where}: a group has at most {LARGEST_GROUP} samples, not {self.members}")
+        if not self.sample < self.members:
+            raise ContractError(f"{where}: sample {self.sample} of a group of {self.members} (samples count from 0)")
         if self.min_viable > self.size:
             raise ContractError(f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}")
         for name in ("env", "split", "agent"):
@@ -168,6 +172,11 @@ class Job:
         if self.run and self.group:
             return f"job {self.id}"
         return f"job of {self.env!r:.60}, task {self.task!r:.20}" + (f", group {self.group}" if self.group else "")
+
+    @property
+    def members(self) -> int:
+        """Number of jobs in the group, from sample 0 on: `size` and the spare ones."""
+        return self.size + self.spare
 
     @property
     def viable(self) -> int:

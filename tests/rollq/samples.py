@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import redis
 
@@ -21,7 +22,8 @@ def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) ->
 
 
 def group(name: str = "g", size: int = 2, **changes: object) -> list[Job]:
-    return [job(sample, name, size=size, **changes) for sample in range(size)]
+    first = job(0, name, size=size, **changes)
+    return [replace(first, sample=sample) for sample in range(first.members)]
 
 
 def ids(*values: int) -> array[int]:

@@ -40,7 +40,7 @@ def group_name(env: str, split: str, task: int, epoch: int = 0) -> str:
 def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
     """Whole groups of jobs, with run and group filled in. Each group is yielded before the next job is asked for.
 
-    A lone sample 0 stands for its whole group. Raises ContractError for a job of another run.
+    A lone sample 0 stands for its whole group, spare members included. Raises ContractError for a job of another run.
     """
     group: list[Job] = []
     for index, job in enumerate(jobs):
@@ -49,7 +49,7 @@ def whole_groups(jobs: Iterable[Job], run: str) -> Iterator[list[Job]]:
             yield _all_samples(group)
             group = []
         group.append(job)
-        if len(group) == job.size:
+        if len(group) == job.members:
             yield group
             group = []
     if group:
@@ -71,7 +71,7 @@ def _all_samples(group: list[Job]) -> list[Job]:
     first = group[0]
     if len(group) > 1 or first.sample:
         return group
-    return [replace(first, sample=sample) for sample in range(first.size)]
+    return [replace(first, sample=sample) for sample in range(first.members)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,8 @@ class DeadLetters:
             why = "its body is gone. Submit its task in a new group."
         elif status == b"group":
             why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."
+        elif state == "surplus":
+            why = "it is surplus: its group had enough graded members without it."
         else:
             why = f"it is {state} ({'has ended' if what == 'cancelled' else 'only dead jobs are'})"
         raise LedgerError(f"job {job_id} cannot be {what}: {why}")

@@ -133,7 +133,7 @@ class Deliveries:
 
     def _taken(self, name: bytes, seq: bytes, size: int, handed: int, *states: bytes) -> TakenGroup:
         group = name.decode()
-        ids: dict[bytes, list[str]] = {b"done": [], b"dead": []}
+        ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
         for sample, state in enumerate(states):
             ids[state].append(f"{self.run}/{group}/{sample}")
         return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed)

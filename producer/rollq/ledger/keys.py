@@ -31,16 +31,16 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        without the names of its groups)
     rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute
-    rollq:{run}:group:<group>    hash  seq, size, viable, purpose, queue, schema (of its jobs' blobs), body (the first
-                                       job); state (open ready held dropped); done, dead (members so far); token (of
-                                       the last hold), handed (times); submitted, resubmitted (tokens of the first and
-                                       the last submission); discarded (dead members whose remains were deleted);
-                                       tally:<sample> (what a done member adds to the totals)
+    rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs), body (the
+                                       first job); state (open ready held dropped); done, dead, surplus (members so
+                                       far); token (of the last hold), handed (times); submitted, resubmitted (tokens
+                                       of the first and the last submission); discarded (dead members whose remains
+                                       were deleted); tally:<sample> (what a done member adds to the totals)
     rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
     rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
     rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state
-                                       (queued leased done dead); attempt (claims so far); token, worker, claimed,
-                                       deadline, set_aside (of the last claim); not_before; restart; reach (journal
+                                       (queued leased done dead surplus); attempt (claims so far); token, worker,
+                                       claimed, deadline, set_aside (of the last claim); not_before; restart; reach (journal
                                        entries up to the farthest turn); aside (attempts whose journal was set aside);
                                        ended (attempt#token), ended_by, outcome (of the last attempt that ended);
                                        fail:<class> (failures), class, reason (of the last); turned (turns in the

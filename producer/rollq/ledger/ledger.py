@@ -81,7 +81,8 @@ class Ledger:
             self._listed = True
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         args += [token or uuid.uuid4().hex]
-        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA, encode_job(first)]
+        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA]
+        args += [first.spare, encode_job(first)]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -110,7 +111,7 @@ class Ledger:
         if status == b"sealed":
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
         return ContractError(
-            f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].size} samples: submit it whole"
+            f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].members} samples: submit it whole"
         )
 
     def _gap(self, source: str, submitted: int, stored: Cursor) -> Gap:

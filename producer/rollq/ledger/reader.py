@@ -34,6 +34,7 @@ COUNTS = (
     "duplicates",
     "redelivered",
     "dropped",
+    "surplus",
     "requeued",
     "discarded",
     "groups_acked",
@@ -119,7 +120,7 @@ class LedgerReader:
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         if state.job is None:
-            why = "dropped" if state.state is State.DEAD else "acknowledged (or dropped)"
+            why = _GONE.get(state.state, "acknowledged (or dropped)")
             raise LedgerError(f"job {job_id} was {why}, and its trajectory with it")
         if attempt is not None and attempt != state.attempt:
             return self._set_aside(state.job, state, attempt)
@@ -202,10 +203,12 @@ class LedgerReader:
         _, sample = self.scripts.parse(job_id)
         if record is None:
             return None
-        _, size, _, dead, _ = record.split(b" ", 4)  # lua/settle.lua: shrink
-        if sample >= int(size):
+        _, members, _, ended, _ = record.split(b" ", 4)  # lua/settle.lua: shrink
+        if sample >= int(members):
             return None
-        state = State.DEAD if str(sample).encode() in dead.split(b",") else State.DONE
+        dead, _, surplus = (samples.split(b",") for samples in ended.partition(b";"))
+        number = str(sample).encode()
+        state = State.DEAD if number in dead else State.SURPLUS if number in surplus else State.DONE
         return JobState(id=job_id, job=None, state=state, attempt=0, group_state="acked")
 
     def _job_state(
@@ -219,12 +222,13 @@ class LedgerReader:
         group_body: bytes | None,
         acked: bytes | None,
     ) -> JobState:
-        attempt, body = int(got["attempt"]), got.get("body", group_body)
+        attempt, body, state = int(got["attempt"]), got.get("body", group_body), State(_text(got["state"]))
+        gone = "discarded" in got or state is State.SURPLUS
         held = f"{job_id}#{attempt}#{_text(got.get('token'))}"
         return JobState(
             id=job_id,
-            job=replace(sample_of(body, job_id), seq=int(seq or 0)) if body and "discarded" not in got else None,
-            state=State(_text(got["state"])),
+            job=replace(sample_of(body, job_id), seq=int(seq or 0)) if body and not gone else None,
+            state=state,
             attempt=attempt,
             worker=_text(got.get("worker")),
             purpose=Purpose(_text(purpose) or Purpose.TRAIN),
@@ -289,6 +293,10 @@ class LedgerReader:
         completed = sum(stats["stops"].values())
         stats["reward_mean"] = counts.get("reward_sum", 0.0) / completed if completed else None
         return stats
+
+
+_GONE = {State.DEAD: "dropped", State.SURPLUS: "ended as surplus (its group had enough graded members)"}
+"""Why the trajectory of a job in that state is gone."""
 
 
 def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Trajectory | ContractError:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.job import Job, parse_id
+from rollq.job import Job, Purpose, parse_id
 from rollq.wire.codec import decode_job, is_observed
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 
@@ -16,12 +16,16 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
     for job in jobs:
         if (job.run, job.group) != (run, first.group):
             raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
-        if (job.size, job.viable, job.purpose, job.queue) != (first.size, first.viable, first.purpose, first.queue):
-            raise ContractError(f"job {job.id}: size, min_viable, purpose or queue differ within the group")
+        if _of_group(job) != _of_group(first):
+            raise ContractError(f"job {job.id}: size, spare, min_viable, purpose or queue differ within the group")
     ids = [job.id for job in jobs]
     if len(set(ids)) < len(ids):
         raise ContractError(f"group {run}/{first.group}: a sample is there twice")
     return ids
+
+
+def _of_group(job: Job) -> tuple[int, int, int, Purpose, str]:
+    return job.size, job.spare, job.viable, job.purpose, job.queue
 
 
 def sample_of(body: bytes, job_id: str) -> Job:
@@ -31,7 +35,7 @@ def sample_of(body: bytes, job_id: str) -> Job:
     except ContractError as e:
         raise type(e)(f"job {job_id}: {e}") from e
     _, _, sample = parse_id(job_id)
-    if job.sample != sample and sample < job.size:
+    if job.sample != sample and sample < job.members:
         job = replace(job, sample=sample)
     if job.id != job_id:
         raise ContractError(f"job {job_id}: the blob is that of job {job.id}")

@@ -15,6 +15,8 @@ class State(StrEnum):
     LEASED = "leased"
     DONE = "done"
     DEAD = "dead"
+    SURPLUS = "surplus"
+    """Not needed any more: `size` other members of its group are graded (`Job.spare`). Nothing of it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Refusal:
     """The job cannot be claimed; its message is spent."""
 
     reason: str
-    """`unknown`, `leased`, `done`, `dead`, `early` (in its backoff), `unreadable` (failed as class job), or why this
+    """`unknown`, `leased`, `done`, `dead`, `surplus`, `early` (in its backoff), `unreadable` (failed as class job), or why this
     worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob has another
     version). The last two leave the job to other workers."""
     not_before: float | None = None

@@ -98,8 +98,8 @@ def check_version(blob: bytes, where: str) -> None:
     raise UnknownSchema(f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}.")
 
 
-def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
-    """The fields of a blob, checked to be `size` fields after version and kind. With None the blob is an event, whose
+def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: int = 0) -> list[Any]:
+    """The fields of a blob, checked to be `size` fields after version and kind, and up to `optional` more. With None the blob is an event, whose
     fields include version and kind. Raises UnknownSchema for another version's blob, whatever else is in it."""
     check_version(blob, where)
     try:
@@ -112,7 +112,7 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str) -> list[Any]:
         wrong(where, f"schema of a {kind}", fields[0])
     if size is None:
         return fields
-    if len(fields) != size + 2 or fields[1] != kind:
+    if not size + 2 <= len(fields) <= size + 2 + optional or fields[1] != kind:
         raise ContractError(f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}")
     return fields[2:]
 

@@ -55,19 +55,21 @@ MAX_LABELS = 2048
 
 def encode_job(job: Job) -> bytes:
     """The job's blob. Raises ContractError when its mappings hold what JSON cannot say."""
-    return pack([SCHEMA, "job", *_content(job).values(), job.seq], job.id)
+    return pack([SCHEMA, "job", *_content(job).values(), job.seq, *_later(job)], job.id)
 
 
 _JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "agent_args", "user", "sampling")
 """The first fields of a job, in the order of the wire."""
+_LATER = ("spare",)
+"""Fields that the schema got later. A map at the end of the blob has those that are not 0."""
 
 
 def decode_job(blob: bytes, id: str | None = None) -> Job:
     """The job in a blob. Raises UnknownSchema or ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
-    fields = unpack(blob, "job", 20, where)
+    fields = unpack(blob, "job", 20, where, optional=1)
     try:
-        *content, budget, purpose, seed, size, min_viable, history, queue, labels, seq = fields
+        *content, budget, purpose, seed, size, min_viable, history, queue, labels, seq = fields[:20]
         max_turns, max_tokens, max_new_tokens, deadline_s = budget
         job = Job(
             **dict(zip(_JOB, content, strict=True)),
@@ -82,6 +84,7 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
             queue=queue,
             labels=labels,
             seq=seq,
+            **_read_later(fields[20:], where),
         )
     except ContractError as e:
         raise ContractError(f"{where}: {e}") from e
@@ -95,7 +98,7 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
 def job_digest(job: Job) -> bytes:
     """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order its mappings are
     in."""
-    text = json.dumps(list(_content(job).values()), sort_keys=True, separators=(",", ":"))
+    text = json.dumps([*_content(job).values(), *_later(job)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
 
@@ -214,6 +217,19 @@ def _content(job: Job) -> dict[str, Json]:
         "queue": job.queue,
         "labels": labels,
     }
+
+
+def _later(job: Job) -> list[dict[str, Json]]:
+    """The map of the later fields; nothing when all are 0, so that blobs and digests of older jobs stay the same."""
+    later = {name: value for name in _LATER if (value := getattr(job, name))}
+    return [later] if later else []
+
+
+def _read_later(fields: list[Any], where: str) -> dict[str, Any]:
+    for later in fields:
+        if type(later) is not dict or not later or not later.keys() <= set(_LATER):
+            wrong(where, "map of later fields", later)
+    return fields[0] if fields else {}
 
 
 def _prompt(fields: list[Any], where: str) -> Prompt:

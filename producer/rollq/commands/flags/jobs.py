@@ -319,7 +319,7 @@ class ShownJobs:
         for i, job in enumerate(jobs(self._args)):
             self._progress.show(i, self.groups, {"groups": f"submitted, next {job.group}"})
             # All samples: sample 0 alone would be held back until the next job shows that its group ends.
-            yield from (replace(job, sample=sample) for sample in range(job.size))
+            yield from (replace(job, sample=sample) for sample in range(job.members))
         self._progress.show(self.groups, self.groups, {"groups": "submitted"})
 
 

@@ -11,7 +11,7 @@ if redis.call('EXISTS', prefix .. 'group:' .. name) == 0 then return { 'ok', 0 }
 local group = read_group(name)
 if group.state ~= 'open' then return { 'ok', 0 } end
 allow_without_memory()
-for sample = 0, group.size - 1 do
+for sample = 0, group.members - 1 do
   local id = member(name, sample)
   local state = field('job:' .. id, 'state')
   if state == 'queued' or state == 'leased' then

@@ -5,19 +5,21 @@
 --                   journal:<job>#<attempt>
 -- ARGV   id token worker tokenizer_hash template_hash schema (of what the worker can read)
 -- reply  claimed attempt seq set_aside body journal_length | early not_before | tokenizer theirs template theirs |
---        schema theirs | leased | done | dead | unknown
+--        schema theirs | leased | done | dead | surplus | unknown
 --        (a job that cannot be read, or whose group cannot, is dead from now on)
 check_indexes()
 local id, token, worker, schema = ARGV[2], ARGV[3], ARGV[4], ARGV[7]
 local meta, job, journal, time = typed('run', 'hash'), prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
 if redis.call('EXISTS', job) == 0 and not redis.call('ZSCORE', prefix .. 'queued', id) then
-  return { acked_record(parse(id) or '') and 'done' or 'unknown' }
+  local group, sample = parse(id)
+  local acked = acked_record(group or '')
+  return { acked and (acked.surplus[sample] and 'surplus' or 'done') or 'unknown' }
 end
 
 local function read_job()
   local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt', 'token', 'body', 'deadline_s',
     'not_before', 'restart', 'set_aside', 'aside')
-  if got[1] == 'done' or got[1] == 'dead' then return got end
+  if ENDED[got[1]] then return got end
   got[2], got[5] = whole(got[2], 0, MOST), stored_number(got[5])
   if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
     damaged(job, 'has no readable state, attempt or deadline_s')

@@ -17,7 +17,8 @@ local run = ARGV[1]
 
 local INDEXES = { 'queued', 'leased', 'dead', 'open:train', 'ready:train', 'held:train', 'open:eval', 'ready:eval',
   'held:eval' }
-local JOB_STATES = { queued = true, leased = true, done = true, dead = true }
+local JOB_STATES = { queued = true, leased = true, done = true, dead = true, surplus = true }
+local ENDED = { done = true, dead = true, surplus = true }
 local GROUP_STATES = { open = true, ready = true, held = true, acked = true, dropped = true }
 local PURPOSES = { train = true, eval = true }
 -- More attempts, failures or groups than a run can have, and a number that Lua and Redis both write in full.
@@ -129,15 +130,17 @@ end
 local function read_group(name)
   local key = typed('group:' .. name, 'hash')
   local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed',
-    'discarded', 'queue')
-  local size = whole(got[2], 1, constants.largest_group)
+    'discarded', 'queue', 'spare', 'surplus')
+  local size, spare = whole(got[2], 1, constants.largest_group), whole(got[12] or '0', 0, constants.largest_group)
+  local members = size and spare and size + spare or 0
   local group = {
-    size = size, seq = whole(got[1], 0, MOST), handed = whole(got[9], 0, MOST),
-    viable = size and whole(got[3], 1, size), done = size and whole(got[5], 0, size),
-    dead = size and whole(got[6], 0, size), discarded = size and whole(got[10] or '0', 0, size),
+    size = size, spare = spare, members = members, seq = whole(got[1], 0, MOST), handed = whole(got[9], 0, MOST),
+    viable = whole(got[3], 1, size or 0), done = whole(got[5], 0, members), dead = whole(got[6], 0, members),
+    discarded = whole(got[10] or '0', 0, members), surplus = whole(got[13] or '0', 0, members),
     purpose = PURPOSES[got[4]] and got[4], state = GROUP_STATES[got[7]] and got[7],
   }
-  for _, of in ipairs({ 'size', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'purpose', 'state' }) do
+  for _, of in ipairs({ 'size', 'spare', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'surplus', 'purpose',
+    'state' }) do
     if not group[of] then damaged(key, 'has no readable ' .. of) end
   end
   group.name, group.key, group.token, group.queue = name, key, got[8], got[11] or ''
@@ -159,17 +162,19 @@ local function read_cursor(source)
   return tonumber(groups), tonumber(jobs), mark
 end
 
--- The record of an acknowledged group (settle.lua: shrink): 'seq size token dead,dead,... digests', the last as raw
--- bytes. nil when there is none.
+-- The record of an acknowledged group (settle.lua: shrink): 'seq members token dead,...;surplus,... digests', the last
+-- as raw bytes; without surplus members there is no semicolon. nil when there is no record.
 local function acked_record(name)
   local key = typed('acked:' .. name, 'string')
   local packed = redis.call('GET', key)
   if not packed then return nil end
-  local seq, size, token, samples, digests = string.match(packed, '^(%d+) (%d+) (%S*) ([%d,]*) (.*)$')
+  local seq, members, token, samples, digests = string.match(packed, '^(%d+) (%d+) (%S*) ([%d,;]*) (.*)$')
   if not seq then damaged(key, 'is no record of an acknowledged group') end
-  local dead = {}
-  for sample in string.gmatch(samples, '%d+') do dead[#dead + 1] = tonumber(sample) end
-  return { seq = tonumber(seq), size = tonumber(size), token = token, dead = dead, digests = digests }
+  local dead, surplus = {}, {}
+  for sample in string.gmatch(string.match(samples, '^[^;]*'), '%d+') do dead[#dead + 1] = tonumber(sample) end
+  for sample in string.gmatch(string.match(samples, ';(.*)') or '', '%d+') do surplus[tonumber(sample)] = true end
+  return { seq = tonumber(seq), members = tonumber(members), token = token, dead = dead, surplus = surplus,
+    digests = digests }
 end
 
 -- Note that Redis can be reached now by those who renew holds of that purpose (take.lua).

@@ -11,11 +11,11 @@ local state, discarded = unpack(redis.call('HMGET', job, 'state', 'discarded'))
 if discarded then return { 'ok' } end
 if state and state ~= 'dead' then return { 'state', state } end
 local listed = redis.call('ZREM', dead, id) == 1
-if not state and acked and sample < acked.size then
+if not state and acked and sample < acked.members then
   for _, of in ipairs(acked.dead) do
     if of == sample then return { 'ok' } end
   end
-  return { 'state', 'done' }
+  return { 'state', acked.surplus[sample] and 'surplus' or 'done' }
 end
 if not state then return { 'unknown' } end
 

@@ -69,7 +69,7 @@ end
 -- A dropped group whose dead members were all discarded can never come back, so its graded members are freed too.
 local function free_graded_members(group)
   if group.state ~= 'dropped' or group.discarded < group.dead then return end
-  for sample = 0, group.size - 1 do free(member(group.name, sample)) end
+  for sample = 0, group.members - 1 do free(member(group.name, sample)) end
   redis.call('DEL', prefix .. 'prompts:' .. group.name)
   redis.call('HDEL', group.key, 'body')
 end
@@ -83,13 +83,14 @@ end
 -- An acknowledged group becomes one small record, by which a later submission of it is recognised. Dead members that
 -- were not discarded keep what they hold.
 local function shrink(group, token)
-  local digests, dead, letters = {}, {}, false
-  for sample = 0, group.size - 1 do
+  local digests, dead, surplus, letters = {}, {}, {}, false
+  for sample = 0, group.members - 1 do
     local id = member(group.name, sample)
     local job = prefix .. 'job:' .. id
     local state, digest, discarded = field('job:' .. id, 'state'), field('job:' .. id, 'digest'), field('job:' .. id, 'discarded')
     digests[#digests + 1] = string.sub((digest or '') .. string.rep('\0', 8), 1, 8)
     if state == 'dead' then dead[#dead + 1] = sample end
+    if state == 'surplus' then surplus[#surplus + 1] = sample end
     if state == 'dead' and not discarded then
       letters = true
       if not field('job:' .. id, 'body') then redis.pcall('HSET', job, 'body', field('group:' .. group.name, 'body') or '') end
@@ -101,16 +102,38 @@ local function shrink(group, token)
   redis.call('DEL', group.key)
   if not letters then redis.call('DEL', prefix .. 'prompts:' .. group.name) end
   local record = prefix .. 'acked:' .. group.name
-  redis.call('SET', record, table.concat({ group.seq, group.size, token, table.concat(dead, ','),
-    table.concat(digests) }, ' '))
+  local samples = table.concat(dead, ',') .. (#surplus > 0 and ';' .. table.concat(surplus, ',') or '')
+  redis.call('SET', record, table.concat({ group.seq, group.members, token, samples, table.concat(digests) }, ' '))
   if not letters then let_expire(record) end
 end
 
--- One more member of the group is 'done' or 'dead'. When all have ended, the group is ready or dropped.
+-- The members that are not needed any more: they leave the run at once, and their workers are fenced.
+local function end_surplus(group)
+  for sample = 0, group.members - 1 do
+    local id = member(group.name, sample)
+    if not ENDED[field('job:' .. id, 'state')] then
+      redis.call('ZREM', prefix .. 'queued', id)
+      redis.call('ZREM', prefix .. 'leased', id .. '#' .. lease_of(id))
+      free(id)
+      if redis.call('TYPE', prefix .. 'job:' .. id)['ok'] ~= 'hash' then redis.call('DEL', prefix .. 'job:' .. id) end
+      redis.call('HSET', prefix .. 'job:' .. id, 'state', 'surplus')
+      group.surplus = group.surplus + 1
+    end
+  end
+  redis.call('HSET', group.key, 'surplus', group.surplus)
+end
+
+-- One more member of the group is 'done' or 'dead'. The group is over when `size` members are done, or all have ended;
+-- then it is ready or dropped.
 local function settle(group, outcome)
-  group[outcome] = math.min(group.size, group[outcome] + 1)
+  group[outcome] = math.min(group.members, group[outcome] + 1)
   redis.call('HSET', group.key, outcome, group[outcome])
-  if group.done + group.dead < group.size then return end
+  local left = group.members - group.done - group.dead - group.surplus
+  if left > 0 and group.done < group.size then return end
+  if left > 0 then
+    end_surplus(group)
+    count('surplus', left)
+  end
   group.state = group.done >= group.viable and 'ready' or 'dropped'
   redis.call('HSET', group.key, 'state', group.state)
   redis.call('ZREM', prefix .. 'open:' .. group.purpose, group.name)
@@ -167,29 +190,31 @@ end
 -- A group whose record cannot be read is dropped, and its members that are not done are dead. A name without members is
 -- forgotten.
 local function drop_group(name, why, time)
-  local key, size, ended, discarded = prefix .. 'group:' .. name, 0, { done = 0, dead = 0 }, 0
+  local key, members, ended, discarded = prefix .. 'group:' .. name, 0, { done = 0, dead = 0, surplus = 0 }, 0
   local seq, purpose = whole(field('group:' .. name, 'seq'), 0, MOST) or 0, 'train'
   for of in pairs(PURPOSES) do
     for _, where in ipairs({ 'open:', 'ready:', 'held:' }) do
       if redis.call('ZREM', prefix .. where .. of, name) == 1 then purpose = of end
     end
   end
-  while size < constants.largest_group and redis.call('EXISTS', prefix .. 'job:' .. member(name, size)) == 1 do
-    local id = member(name, size)
+  while members < constants.largest_group and redis.call('EXISTS', prefix .. 'job:' .. member(name, members)) == 1 do
+    local id = member(name, members)
     local state = field('job:' .. id, 'state')
-    if state ~= 'done' and state ~= 'dead' then end_as_dead(id, why, time) end
-    if state == 'done' then ended.done = ended.done + 1 else ended.dead = ended.dead + 1 end
+    if not ENDED[state] then end_as_dead(id, why, time) end
+    state = ENDED[state] and state or 'dead'
+    ended[state] = ended[state] + 1
     if field('job:' .. id, 'discarded') then discarded = discarded + 1 end
-    size = size + 1
+    members = members + 1
   end
   local kept = {}
   for _, of in ipairs({ 'body', 'schema', 'queue' }) do kept[of] = field('group:' .. name, of) end
   redis.call('DEL', key)
   wake_consumers(purpose)
-  if size == 0 then return end
+  if members == 0 then return end
+  local size = math.max(1, members - ended.surplus)
   for of, value in pairs(kept) do redis.call('HSET', key, of, value) end
-  redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', size, 'purpose', purpose, 'done', ended.done,
-    'dead', ended.dead, 'discarded', discarded, 'state', 'dropped', 'handed', 0)
+  redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', members - size, 'viable', size, 'purpose', purpose,
+    'done', ended.done, 'dead', ended.dead, 'surplus', ended.surplus, 'discarded', discarded, 'state', 'dropped', 'handed', 0)
   count('groups_dropped')
   count('dropped', ended.done)
 end
@@ -209,7 +234,7 @@ local function end_unreadable(id, why, time)
   if not sample or redis.call('EXISTS', prefix .. 'job:' .. id, prefix .. 'group:' .. name) == 0 then return end
   local state = field('job:' .. id, 'state')
   local well, group = pcall(read_group, name)
-  if state == 'done' or state == 'dead' or well and sample >= group.size then return end
+  if ENDED[state] or well and sample >= group.members then return end
   end_as_dead(id, why, time)
   if not well then
     drop_group(name, reason(group), time)

@@ -4,12 +4,12 @@
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
 --                   job:<job>
 -- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema
---        body (of the first job), then for each job: id digest deadline_s body ('': the first job's)
+--        spare body (of the first job), then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
-local first, publish_in_s, ahead = 14, tonumber(ARGV[6]), tonumber(ARGV[10])
+local first, spare, publish_in_s, ahead = 15, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
@@ -24,7 +24,7 @@ for i = first, #ARGV, 4 do
   local digest = redis.call('HGET', typed('job:' .. ARGV[i], 'hash'), 'digest')
   local _, sample = parse(ARGV[i])
   if acked then
-    digest = sample < acked.size and string.sub(acked.digests, sample * 8 + 1, sample * 8 + 8)
+    digest = sample < acked.members and string.sub(acked.digests, sample * 8 + 1, sample * 8 + 8)
     if digest ~= string.sub(ARGV[i + 1], 1, 8) then return { 'conflict', ARGV[i] } end
   else
     if digest and digest ~= ARGV[i + 1] then return { 'conflict', ARGV[i] } end
@@ -42,7 +42,7 @@ if known or acked then
   move_cursor()
   return { acked and 'acked' or 'known' }
 end
-if jobs ~= size then return { 'incomplete' } end
+if jobs ~= size + spare then return { 'incomplete' } end
 if redis.call('HGET', meta, 'sealed') then return { 'sealed' } end
 if not whole(redis.call('HGET', meta, 'seq') or '0', 0, MOST) then damaged(meta, 'has no readable seq') end
 local unacknowledged = 0
@@ -56,8 +56,8 @@ end
 
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local publish_at = publish_in_s > 0 and now() + publish_in_s or 0
-redis.call('HSET', key, 'seq', seq, 'size', size, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
-  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[13])
+redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
+  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14])
 redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
 for i = first, #ARGV, 4 do
   local job = prefix .. 'job:' .. ARGV[i]
@@ -66,5 +66,5 @@ for i = first, #ARGV, 4 do
   redis.call('ZADD', prefix .. 'queued', publish_at, ARGV[i])
 end
 move_cursor()
-count('submitted', size)
+count('submitted', jobs)
 return { 'new' }

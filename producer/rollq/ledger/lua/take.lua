@@ -26,10 +26,10 @@ local function hand_out(groups)
   local reply = { 'groups', dropped() }
   for _, group in ipairs(groups) do
     local row = { group.name, tostring(group.seq), group.size, group.handed }
-    for sample = 0, group.size - 1 do
+    for sample = 0, group.members - 1 do
       local state = field('job:' .. member(group.name, sample), 'state')
       -- A member that cannot be read counts as done: the consumer finds out when it reads its journal, and rejects it.
-      row[#row + 1] = state == 'dead' and state or 'done'
+      row[#row + 1] = (state == 'dead' or state == 'surplus') and state or 'done'
     end
     reply[#reply + 1] = row
   end

@@ -14,7 +14,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken, first
-from rollq_worker.toolcalls.schema_types import parameters, typed
+from rollq_worker.toolcalls.schema_types import parameters
 
 _TAGS = ("<tool_call>", "</tool_call>")
 _KEY, _UNKEY, _VALUE, _UNVALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -36,7 +36,7 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str
         return None, f"The tool call is cut off: it has no end tag. {_FORM}", len(text)
     if not name or any(char.isspace() for char in name):
         return None, f"The tool call has no function name. {_FORM}", end
-    schemas, arguments, at = parameters(tools, name), dict[str, Json](), end
+    known, arguments, at = parameters(tools, name), dict[str, Json](), end
     while text.startswith(_KEY, at):
         inside = at + len(_KEY)
         unkey = first(text, inside, _UNKEY, _KEY, _VALUE)
@@ -49,7 +49,9 @@ def _call(text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str
             return None, f"The argument {key!r} of the call of {name!r} was not closed with </arg_value>.", inside
         if key in arguments:
             return None, f"The tool call names the argument {key!r} twice.", unvalue.start()
-        arguments[key] = typed(text[at + len(_VALUE) : unvalue.start()], schemas.get(key))
+        arguments[key], error = known.read(key, text[at + len(_VALUE) : unvalue.start()])
+        if error:
+            return None, f"The argument {key!r} of the call of {name!r} {error}", unvalue.start()
         at = skip(text, unvalue.end())
     if text.startswith(_TAGS[1], at):
         return Action(name, arguments), "", at + len(_TAGS[1])

@@ -22,7 +22,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
-from rollq_worker.toolcalls.schema_types import parameters, typed
+from rollq_worker.toolcalls.schema_types import Parameters, parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Markup:
 
     def _arguments(self, text: str, at: int, name: str, tools: Sequence[Json]) -> tuple[dict[str, Json], str, int]:
         """The arguments of the call of `name`, what is wrong ("": nothing), and where reading ended."""
-        schemas, arguments = parameters(tools, name), dict[str, Json]()
+        known, arguments = parameters(tools, name), dict[str, Json]()
         (tag, close), function_close = self.parameter, self.function[1]
         at = skip(text, at)
         while text.startswith(tag, at):
@@ -97,7 +97,7 @@ class Markup:
                 return {}, f"The tool call names the parameter {key[1]!r} twice.", end
             if self.line:
                 value = value.removeprefix("\n").removesuffix("\n")
-            arguments[key[1]], error = _value(value, key, schemas.get(key[1]), this)
+            arguments[key[1]], error = _value(value, key, known, this)
             if error:
                 return {}, error, end
             at = skip(text, end + len(close))
@@ -108,10 +108,11 @@ class Markup:
         return {}, f"The call of {name!r} holds more than parameters. {self.form}", at
 
 
-def _value(text: str, tag: re.Match[str], schema: Json, this: str) -> tuple[Json, str]:
+def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple[Json, str]:
     is_text = tag[2] if tag.re.groups > 1 else None
     if is_text is None:
-        return typed(text, schema), ""
+        value, error = known.read(tag[1], text)
+        return value, error and f"{this} {error}"
     if is_text == "true":
         return text, ""
     try:

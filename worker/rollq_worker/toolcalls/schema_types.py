@@ -1,75 +1,132 @@
 """Types for values that a format writes as bare text: the tool's schema says which.
 
-A value that does not fit its schema stays text. Whether text will do is the environment's decision.
+A value that fits no type of its schema is a malformed call: an environment that gets text in place of a number or an
+object would do something else in silence.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from rollq.job import Json
 from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+_SCHEMA = "tool:"
+"""The address of a tool's schema while its references are followed."""
+_DEEPEST = 32
+"""Schemas inside one another, references followed, after which the rest is not read."""
+_KINDS = {"boolean": bool, "integer": int, "number": float, "string": str, "array": list, "object": dict}
+_ALL = frozenset({*_KINDS, "null"})
+"""The JSON types. A schema that allows `number` allows `integer`, too."""
 
 
-def parameters(tools: Sequence[Json], name: str) -> Mapping[str, Json]:
-    """The schemas of the parameters of the tool `name`; empty when it is unknown or has none."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if function.get("name") == name:
-            schema = function.get("parameters")
-            properties = schema.get("properties") if isinstance(schema, dict) else None
-            return properties if isinstance(properties, dict) else {}
-    return {}
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What one tool's schema says of its parameters."""
+
+    schemas: Mapping[str, Json]
+    resolver: Any
+    """Follows references (`$ref`, as pydantic writes them) from the tool's schema."""
+
+    def read(self, key: str, text: str) -> tuple[Json, str]:
+        """`text` as the type that the schema of parameter `key` asks for, and what is wrong with it ("": nothing).
+
+        Text that may be a string is one. Where every type is allowed, only objects and arrays are read, because a
+        number and its text look the same. The text of an unknown parameter stays as it is.
+        """
+        if key not in self.schemas:
+            return text, ""
+        kinds = _kinds(self.schemas[key], self.resolver)
+        value = typed(text, frozenset({"array", "object"}) if kinds == _ALL else kinds)
+        if (value is None and "null" not in kinds) or (isinstance(value, str) and "string" not in kinds):
+            return None, f"must be of type {' or '.join(sorted(kinds))}, not {text.strip()[:40]!r}."
+        return value, ""
 
 
-def typed(text: str, schema: Json) -> Json:
-    """`text` as the type that its parameter's schema asks for, or unchanged. Text that may be a string is one."""
-    kinds = _kinds(schema)
+def parameters(tools: Sequence[Json], name: str) -> Parameters:
+    """The parameters of the tool `name`. There are none when the tool is unknown."""
+    functions = (tool.get("function", tool) for tool in tools)
+    schema = next((f.get("parameters") for f in functions if f.get("name") == name), None) or {}
+    resource = DRAFT202012.create_resource(schema)
+    resolver: Any = Registry[Json]().with_resource(_SCHEMA, resource).resolver(_SCHEMA)
+    for _ in range(_DEEPEST):
+        if "properties" in schema or "$ref" not in schema:
+            break
+        schema, resolver = _look_up(schema["$ref"], resolver)
+    properties = schema.get("properties")
+    return Parameters(properties if isinstance(properties, dict) else {}, resolver)
+
+
+def typed(text: str, kinds: frozenset[str]) -> Json:
+    """`text` as one of these types, or unchanged. Text that may be a string is one, unless it says null."""
     word = text.strip()
     if "null" in kinds and word in ("null", "None"):
         return None
-    if not kinds or "string" in kinds:
+    if "string" in kinds:
         return text
-    if word in CONSTANTS:
-        value = CONSTANTS[word]
-        return value if value is None or "boolean" in kinds else text
+    if "boolean" in kinds and isinstance(CONSTANTS.get(word), bool):
+        return CONSTANTS[word]
     if kinds & {"integer", "number"} and _NUMBER.fullmatch(word):
         number, problem = read_number(word)
-        return text if problem or (isinstance(number, float) and "number" not in kinds) else number
+        if isinstance(number, float) and "number" not in kinds:
+            return int(number) if number.is_integer() else text  # JSON Schema takes 5.0 for an integer
+        return text if problem else number
     if kinds & {"object", "array"}:
         return _nested(word, kinds, text)
     return text
 
 
-def _kinds(schema: Json) -> frozenset[str]:
-    """The JSON types that a schema allows; empty when it does not say."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    said = schema.get("type", [])
-    kinds = {said} if isinstance(said, str) else {kind for kind in said if isinstance(kind, str)}
-    for choice in ("anyOf", "oneOf", "allOf"):
-        for option in schema.get(choice) or ():
-            kinds |= _kinds(option)
-    if not kinds and isinstance(schema.get("enum"), list):
-        kinds = {_kind(value) for value in schema["enum"]}
-    if not kinds:
-        kinds = {kind for key, kind in (("properties", "object"), ("items", "array")) if key in schema}
-    return frozenset(kinds)
+def _kinds(schema: Json, resolver: Any, depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema allows; all when it does not say."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return _ALL
+    kinds = _said(schema)
+    if "$ref" in schema:
+        target, there = _look_up(schema["$ref"], resolver)
+        kinds &= _kinds(target, there, depth + 1)
+    for choice in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(choice), list) and options:
+            kinds &= frozenset().union(*(_kinds(option, resolver, depth + 1) for option in options))
+    for part in schema.get("allOf") or ():
+        kinds &= _kinds(part, resolver, depth + 1)
+    return kinds
 
 
-def _kind(value: Json) -> str:
-    names: tuple[tuple[Any, str], ...] = (
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "number"),
-        (str, "string"),
-        (list, "array"),
-        (dict, "object"),
-    )
-    return next((name for kind, name in names if isinstance(value, kind)), "null")
+def _said(schema: Mapping[str, Json]) -> frozenset[str]:
+    """What the schema's own words allow."""
+    if "type" in schema:
+        said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        kinds = frozenset(kind for kind in said if isinstance(kind, str))
+        return kinds | {"integer"} if "number" in kinds else kinds
+    if "const" in schema:
+        return _kinds_of([schema["const"]])
+    if isinstance(values := schema.get("enum"), list):
+        return _kinds_of(values)
+    for key, kind in (("properties", "object"), ("items", "array")):
+        if key in schema:
+            return frozenset({kind})
+    return _ALL
+
+
+def _kinds_of(values: Iterable[Json]) -> frozenset[str]:
+    names = {kind: name for name, kind in _KINDS.items()}
+    return frozenset(names.get(type(value), "null") for value in values)
+
+
+def _look_up(reference: Json, resolver: Any) -> tuple[Mapping[str, Json], Any]:
+    """What a reference names, and the resolver for it; an empty schema when it leads nowhere."""
+    try:
+        found = resolver.lookup(reference)
+    except (Unresolvable, TypeError, AttributeError, ValueError):
+        return {}, resolver
+    return found.contents if isinstance(found.contents, dict) else {}, found.resolver
 
 
 def _nested(word: str, kinds: frozenset[str], text: str) -> Json:

@@ -54,8 +54,8 @@ CODER_TURNS = [
     coder("a string that is a number", xml("tool_call", ("s", "007")), calls=[f(s="007")]),
     coder("a string that says null", xml("tool_call", ("s", "null")), calls=[f(s="null")], sglang=TYPES),
     coder("null where it may be", xml("tool_call", ("e", "null")), calls=[f(e=None)]),
-    coder("words for a number", xml("tool_call", ("n", "two")), calls=[f(n="two")]),
-    coder("words for a boolean", xml("tool_call", ("b", "yes")), calls=[f(b="yes")], sglang=TYPES),
+    coder("words for a number", xml("tool_call", ("n", "two")), error="must be of type integer", sglang=TYPES),
+    coder("words for a boolean", xml("tool_call", ("b", "yes")), error="must be of type boolean", sglang=TYPES),
     coder("an unknown parameter", xml("tool_call", ("zz", "1")), calls=[f(zz="1")]),
     coder("an unknown tool", xml("tool_call", ("n", "1"), name="h"), calls=[Action("h", {"n": "1"})]),
     coder(

@@ -12,7 +12,9 @@
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
     │   └── NotHeld            ack or extension of a batch that this consumer does not hold
+    ├── SyncError              an engine of a fleet does not serve the new weights
     ├── PullTimeout            not enough groups became ready in time
+    ├── FunctionError          a filter or a reward function of the trainer raised, or returned what it may not
     ├── MissingGroups          a batch of exactly so many groups cannot be made up without new submissions
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
@@ -27,7 +29,9 @@ A bad rollout is data, not a crash: a worker turns every RolloutFailure into a f
 All errors survive pickling, because they cross threads and processes.
 """
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 
@@ -106,8 +110,23 @@ class NotHeld(LedgerError):
     """This batch is not held under this token, or no longer."""
 
 
+class SyncError(RollqError, RuntimeError):
+    """Some engines do not serve the new weights. They stay paused; the others continue. The same update again repairs
+    them."""
+
+    failed: Mapping[str, str] = MappingProxyType({})
+    """The step and the reason, by the engine's URL."""
+    updated: Sequence[Any] = ()
+    """A `rollq.trainers.fleet.EngineUpdate` for each engine that serves them."""
+
+
 class PullTimeout(RollqError, TimeoutError):
     """Not enough groups became ready in time."""
+
+
+class FunctionError(RollqError, RuntimeError):
+    """A filter or a reward function of the trainer raised, or returned what it may not. The batch stays held, so the
+    next call gets the same groups."""
 
 
 class MissingGroups(RollqError, RuntimeError):

@@ -145,7 +145,7 @@ class ReplayEngine:
             "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
             "dp_rank": None,
         }
-        if generation.started:  # a request that was aborted in the queue lacks these
+        if generation.started and not generation.retracted:  # a request that was aborted in the queue lacks these
             if request.return_logprob and request.logprob_start >= 0:
                 cached = min(cached, request.logprob_start)
             details = {"device": cached, "host": 0} if cached else None
@@ -187,6 +187,7 @@ class ReplayEngine:
 def _released(whole: Completion, generation: Generation) -> Completion:
     if not generation.aborted:
         return whole
-    message = "Aborted" if generation.started else "Abort in waiting queue"
+    runs = generation.started and not generation.retracted
+    message = "Aborted" if runs else "Abort in waiting queue"
     finish = {"type": "abort", "message": message, "status_code": None, "err_type": None}
     return Completion(whole.ids[: generation.released()], finish)

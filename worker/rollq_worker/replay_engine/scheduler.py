@@ -24,6 +24,8 @@ class Generation:
     started: bool = False
     aborted: bool = False
     retractions: int = 0
+    retracted: bool = False
+    """Whether a pause has put it back into the queue."""
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     """Weight version, first token and end of each stretch of the released tokens."""
     ran: float = 0.0
@@ -84,6 +86,12 @@ class Scheduler:
     def queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the cache can be flushed: nothing runs, and nothing queues but for the end of a pause."""
+        runs = any(one.started and not one.retracted for one in self._accepted.values())
+        return not runs and (self.paused or not self._queue)
+
     async def run(self, generation: Generation) -> None:
         """Run the generation to its end or its abort. Raises HttpError for a duplicate request id and a full queue."""
         if generation.rid in self._rids:
@@ -129,8 +137,10 @@ class Scheduler:
         generation.wake.set()
 
     async def _release_all(self, generation: Generation) -> None:
-        # If it is aborted during a pause, it leaves when the pause ends.
-        while self.paused or not (generation.aborted or generation.seconds_left() <= 0):
+        # If it is aborted during a pause, it leaves when the pause ends, or at once if the pause has retracted it.
+        while not (generation.aborted and generation.retracted) and (
+            self.paused or not (generation.aborted or generation.seconds_left() <= 0)
+        ):
             await generation.wait(None if self.paused else generation.seconds_left())
         if not generation.aborted:
             generation.ran, generation.since = generation.seconds, None
@@ -145,7 +155,8 @@ class Scheduler:
                 generation.wake.set()
 
     async def pause(self, mode: str) -> None:
-        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all requests (abort)."""
+        """Pause: accept nothing, and stop all clocks (in_place, retract) or first abort all requests (abort). May be
+        repeated in another mode."""
         self._accepting.clear()
         if mode == "abort":
             self.abort(None)
@@ -153,7 +164,9 @@ class Scheduler:
         self.paused = True
         for generation in self._accepted.values():
             generation.stop_clock()
-            generation.retractions += mode == "retract" and generation.started
+            if mode == "retract" and generation.started and not generation.retracted:
+                generation.retracted = True
+                generation.retractions += 1
             generation.wake.set()
 
     def resume(self) -> None:
@@ -161,6 +174,7 @@ class Scheduler:
         for generation in self._accepted.values():
             if generation.started and not generation.aborted:
                 generation.since = time.monotonic()
+                generation.retracted = False
             generation.wake.set()
         self._accepting.set()
 

@@ -4,6 +4,7 @@ Every error has the shape that the real server gives it. It does not know what i
 """
 
 import asyncio
+import hashlib
 import json
 import signal
 import time
@@ -30,6 +31,11 @@ HEALTH_TIMEOUT_S = 20.0
 SHUTDOWN_S = 0.1
 MODEL = "replay"
 UNLIMITED_TOKENS = 1 << 30
+PARALLELISM = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "ep_size": 1, "dtype": "auto", "quantization": None}
+UNFLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
+    " finish them, then call /flush_cache."
+)
 PAUSE_MODES = ("abort", "retract", "in_place")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,6 +52,8 @@ class ReplayServer:
         self.first_model_path = options.tokenizer or MODEL
         self.model_path = self.first_model_path
         """Changes with the weights."""
+        self.weight_version = options.weight_version
+        """As /model_info names it."""
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
@@ -60,6 +68,7 @@ class ReplayServer:
             ("/tokenize", self.tokenize),
             ("/v1/tokenize", self.tokenize),
             ("/flush_cache", self.flush_cache),
+            ("/weights_checker", self.weights_checker),
         ):
             app.router.add_post(path, handler)
         app.router.add_put("/generate", self.generate)
@@ -76,6 +85,7 @@ class ReplayServer:
             ("/v1/loads", self.loads),
             ("/v1/models", self.models),
             ("/flush_cache", self.flush_cache),
+            ("/weights_checker", self.weights_checker),
         ):
             app.router.add_get(path, handler)
         return app
@@ -121,6 +131,7 @@ class ReplayServer:
         if not isinstance(version, str):
             raise bad_body("new_version", "Field required")
         self.scheduler.set_version(version)
+        self.weight_version = version
         if body.get("abort_all_requests", True):
             self.scheduler.abort(None)
         message = f"Weight version updated to {version}"
@@ -134,16 +145,30 @@ class ReplayServer:
             self.scheduler.abort(None)
         version = body.get("weight_version")
         await self.scheduler.load_weights(version)
-        self.model_path = body["model_path"]
         if body.get("flush_cache", True):
+            if not self.scheduler.idle:  # the weights are in use, and /model_info does not show it
+                return web.json_response({"success": False, "message": UNFLUSHED, "num_paused_requests": 0}, status=400)
             self.ground_truth.flush_cache()
+        self.model_path = body["model_path"]
         message = "Succeeded to update model weights."
         if version is not None:
+            self.weight_version = version
             message += f" Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
+    async def weights_checker(self, request: web.Request) -> web.Response:
+        """The checksum of the weights, which are their path."""
+        body = await json_body(request) if request.can_read_body else {}
+        if (action := body.get("action", "checksum")) != "checksum":
+            message = f"The replay engine knows no action {action!r}."
+            return web.json_response({"success": False, "message": message}, status=400)
+        weight = _checksum(self.model_path)
+        rank = {"checksums": {"weight": weight}, "per_gpu_checksum": _checksum(weight), "parallelism_info": []}
+        reply = {"success": True, "message": "Success.", "ranks": [rank]}
+        return web.json_response(reply | {"per_engine_checksum": _checksum(_checksum(weight))})
+
     async def flush_cache(self, request: web.Request) -> web.Response:
-        if self.scheduler.running or self.scheduler.queued:
+        if not self.scheduler.idle:
             return web.Response(status=400, text="Flush cache failed.\n")
         self.ground_truth.flush_cache()
         return web.Response(text="Cache flushed.\n")
@@ -172,7 +197,7 @@ class ReplayServer:
                 "served_model_name": self.model_path,
                 "tokenizer_path": self.first_model_path,
                 "is_generation": True,
-                "weight_version": self.scheduler.version,
+                "weight_version": self.weight_version,
                 "reasoning_parser": None,
                 "tool_call_parser": None,
                 "model_type": MODEL,
@@ -192,6 +217,7 @@ class ReplayServer:
                 "max_total_num_tokens": UNLIMITED_TOKENS,
                 "max_running_requests": self.options.max_running or None,
                 "max_queued_requests": self.options.max_queued or None,
+                **PARALLELISM,
                 "version": f"rollq-{rollq.__version__}",
                 "internal_states": [],
             }
@@ -227,6 +253,10 @@ class ReplayServer:
             raise bad_value("The replay engine does not stream.")
         await self.scheduler.wait_while_paused()
         return web.json_response(complete(body, self.tasks, self.tokenizer, self.scheduler.version))
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @web.middleware

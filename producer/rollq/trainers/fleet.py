@@ -1,0 +1,274 @@
+"""New weights for a fleet of SGLang engines: pause, update with the version in the same call, verify, continue.
+
+Each engine goes its own way, and no engine waits for the others to pause: every token carries the version of the
+engine that sampled it, so engines may differ for a while, and an engine stands still only for its own load. It
+continues as soon as another one has reported the same checksum. What always holds: an engine generates only with
+weights that were verified under their name. One that fails stays paused, and the others go on.
+
+Nothing here knows runs or Redis: publish the version (`Client.publish`) when the update has returned.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from rollq.errors import SettingsError, SyncError
+from rollq.trainers.engine_control import CONTROL_TIMEOUT_S, ControlFailure, Engine, PauseMode, Serving, engines_at
+from rollq.urls import mask_url
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+VERSIONS_TIMEOUT_S = 5.0
+Report = Callable[[str, str], None]
+"""Called with an engine's URL and the step that it begins, from the thread of that engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUpdate:
+    """What an update did on one engine."""
+
+    url: str
+    server: str
+    """SGLang's version; empty when the engine does not say."""
+    loaded: bool
+    """False: it had these weights already, and went on generating."""
+    paused_s: float
+    """Seconds from the pause to the end of it."""
+    checksum: str | None
+    """Of the weights in use; None where the engine computes none."""
+
+
+class Fleet:
+    """The engines at these addresses: SGLang servers, or smg routers that were started with `--enable-rl`.
+
+    `api_key_file` holds the key that the engines ask for (the admin key, where they have one). `pause` is the mode for
+    servers with versions per token (SGLang 0.5.20 and newer); older ones abort, and rollq's workers continue the
+    turns. `update_timeout_s` limits one load and one checksum. Engines that hold the same weights as other tensors
+    (other kernels, other GPUs) need `checksums=False`. Raises SettingsError.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        api_key_file: str | Path | None = None,
+        *,
+        pause: PauseMode | str = PauseMode.RETRACT,
+        update_timeout_s: float = 1800.0,
+        checksums: bool = True,
+    ) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        if not self._urls or len({*self._urls}) < len(self._urls):
+            raise SettingsError("a fleet needs the addresses of its engines, each once")
+        for url in self._urls:
+            _check_url(url)
+        self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None
+        if pause not in [*PauseMode]:
+            raise SettingsError(f"a pause is {', '.join(PauseMode)}, not {pause!r}")
+        self._pause = PauseMode(pause)
+        self._update_timeout_s = update_timeout_s
+        self._checksums = checksums
+
+    def update(self, path: str, version: str, report: Report | None = None) -> list[EngineUpdate]:
+        """Load the weights in the folder `path`, as the engines see it, under the name `version`.
+
+        An engine that generates with this path and version is left alone. One that is paused is loaded again, because
+        its weights may be half written, and so is one that cannot say whether it is paused. So the same call repairs
+        what a failed one has left. Raises SyncError with the engines that failed; the others continue.
+        """
+        wanted = Serving(_checked(version), path, paused=False)
+
+        def one(engine: Engine) -> EngineUpdate:
+            serving = engine.look()
+            if serving != wanted:
+                engine.pause(self._pause, serving)
+                engine.load(path, version, self._update_timeout_s)
+            return self._verified(engine, wanted, agreement)
+
+        engines, away = self._engines(report)
+        agreement = _Agreement(engines)
+        return _outcome(version, *_parallel(engines, one, agreement.leave), away)
+
+    @contextmanager
+    def paused(self, version: str, report: Report | None = None) -> Iterator[None]:
+        """Pause all engines for weights that the trainer sends itself (NCCL, tensors, IPC). Afterwards the engines
+        are named `version`, verified and continued. SGLang 0.5.20 and newer take such weights between
+        `/begin_weight_update` and `/end_weight_update`, which are the trainer's to call.
+
+        When an engine cannot be paused, those that were generating continue with their old weights, and SyncError is
+        raised. When the block raises, all engines stay paused, because their weights may be half written: repeat the
+        transfer, or call `update` with a checkpoint.
+        """
+        _checked(version)
+        engines = self._pause_all(version, report)
+        try:
+            yield
+        except BaseException as e:
+            names = ", ".join(engine.url for engine in engines)
+            e.add_note(f"rollq: these engines stay paused, because their weights may be half written: {names}")
+            raise
+        agreement = _Agreement(engines)
+
+        def one(engine: Engine) -> EngineUpdate:
+            engine.name_version(version)
+            return self._verified(engine, Serving(version, engine.serving().path, paused=True), agreement)
+
+        _outcome(version, *_parallel(engines, one, agreement.leave), {})
+
+    def versions(self) -> dict[str, str | None]:
+        """The weight version of each engine, by its URL; None for one that does not answer within 5 s or is no engine.
+        An engine that was started in the middle of an update shows itself here by its old version."""
+        engines, away = self._engines(None, VERSIONS_TIMEOUT_S)
+        served, _ = _parallel(engines, lambda engine: engine.serving(VERSIONS_TIMEOUT_S).version)
+        return {**dict.fromkeys(away), **{engine.url: served.get(engine) for engine in engines}}
+
+    def _engines(
+        self, report: Report | None, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> tuple[list[Engine], dict[str, str]]:
+        """The engines, and the reason for each address where none was found."""
+        found, away = _parallel(self._urls, lambda url: engines_at(url, self._key, report, timeout_s))
+        return [engine for url in self._urls for engine in found.get(url, ())], {
+            mask_url(url): reason for url, reason in away.items()
+        }
+
+    def _pause_all(self, version: str, report: Report | None) -> list[Engine]:
+        """All engines, paused. Raises SyncError."""
+        engines, away = self._engines(report)
+        generated: list[Engine] = []
+
+        def pause(engine: Engine) -> None:
+            serving = engine.look()
+            engine.pause(self._pause, serving)
+            if serving.paused is False:
+                generated.append(engine)
+
+        _, failed = _parallel(engines, pause)
+        if away or failed:
+            _parallel(generated, Engine.resume)
+            raise _sync_error(version, failed, away)
+        return engines
+
+    def _verified(self, engine: Engine, wanted: Serving, agreement: "_Agreement") -> EngineUpdate:
+        """The end of an update on one engine: see that it serves what it should, and let it generate."""
+        engine.begin("verify")
+        found = engine.serving()
+        if (found.version, found.path) != (wanted.version, wanted.path):
+            raise ControlFailure(f"it serves version {found.version!r} from {found.path}")
+        checksum = engine.checksum(self._update_timeout_s) if self._checksums else None
+        if not agreement.reached(engine, checksum):
+            if engine.paused_at is None:
+                engine.pause(self._pause, found)
+            raise ControlFailure(f"its weights have checksum {checksum}, and those of other engines another one")
+        loaded, paused_s = engine.paused_at is not None, 0.0
+        if loaded:
+            engine.flush()
+            paused_s = engine.resume()
+        engine.begin("done")
+        return EngineUpdate(url=engine.url, server=engine.server, loaded=loaded, paused_s=paused_s, checksum=checksum)
+
+
+class _Agreement:
+    """Checksums of the engines of one update. The first that two engines of a shape report is that of the shape."""
+
+    def __init__(self, engines: Iterable[Engine]) -> None:
+        self._awaited = {*engines}
+        self._reported: dict[tuple[str, ...], list[str]] = {}
+        self._agreed: dict[tuple[str, ...], str] = {}
+        self._changed = threading.Condition()
+
+    def reached(self, engine: Engine, checksum: str | None) -> bool:
+        """Whether this engine agrees with another one, or is the only one of its shape. Waits until that is known. An
+        engine without a checksum agrees."""
+        shape = engine.shape
+        with self._changed:
+            reported = self._reported.setdefault(shape, [])
+            if checksum is not None:
+                if checksum in reported:
+                    self._agreed.setdefault(shape, checksum)
+                reported.append(checksum)
+            self.leave(engine)
+            self._changed.wait_for(lambda: checksum is None or shape in self._agreed or not self._awaited)
+            return checksum is None or self._agreed.get(shape) == checksum or len(reported) == 1
+
+    def leave(self, engine: Engine) -> None:
+        """Nothing more is to be expected of this engine."""
+        with self._changed:
+            self._awaited.discard(engine)
+            self._changed.notify_all()
+
+
+def _parallel(
+    items: Sequence[T], act: Callable[[T], R], done: Callable[[T], None] = lambda item: None
+) -> tuple[dict[T, R], dict[T, str]]:
+    """`act` on every item, each in a thread: the results, and the reasons of those that failed."""
+    results: dict[T, R] = {}
+    reasons: dict[T, str] = {}
+
+    def run(item: T) -> None:
+        try:
+            results[item] = act(item)
+        except ControlFailure as e:
+            reasons[item] = str(e)
+        except Exception as e:  # else the update would wait for this engine, or pass without it
+            reasons[item] = f"{type(e).__name__}: {e}"
+        finally:
+            done(item)
+
+    threads = [threading.Thread(target=run, args=(item,), daemon=True) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {item: results[item] for item in items if item in results}, reasons
+
+
+def _outcome(
+    version: str, updated: Mapping[Engine, EngineUpdate], failed: Mapping[Engine, str], away: Mapping[str, str]
+) -> list[EngineUpdate]:
+    """The updates, if all engines were updated. Raises SyncError."""
+    if not failed and not away:
+        return list(updated.values())
+    raise _sync_error(version, failed, away, tuple(updated.values()))
+
+
+def _sync_error(
+    version: str, failed: Mapping[Engine, str], away: Mapping[str, str], updated: Sequence[EngineUpdate] = ()
+) -> SyncError:
+    reasons = {**away, **{engine.url: f"{engine.step}: {reason}" for engine, reason in failed.items()}}
+    error = SyncError(
+        f"{len(reasons)} engines do not serve version {version!r}: "
+        + "; ".join(f"{url} ({reason})" for url, reason in reasons.items())
+        + ". They generate nothing under this version until the same update is made again; see docs/weights.md"
+    )
+    error.failed, error.updated = reasons, updated
+    return error
+
+
+def _checked(version: str) -> str:
+    if not isinstance(version, str) or not version:
+        raise SettingsError(f"a weight version is a name such as '41', not {version!r}")
+    return version
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingsError(f"not the address of an engine, like http://HOST:PORT: {mask_url(url)}")
+
+
+def _read_key(file: Path) -> str:
+    try:
+        key = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise SettingsError(f"{file}: cannot read the API key: {type(e).__name__}") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise SettingsError(f"{file} holds no API key: expected one line of printable ASCII")
+    return key

@@ -11,6 +11,7 @@ from rollq.advantages import estimate, grpo
 from rollq.arrays import Row, pack, pad
 from rollq.errors import ContractError
 from rollq.job import Json
+from rollq.staleness import Staleness, staleness
 from rollq.prefix_tree import share_prefixes
 from rollq.trajectory import Trajectory
 
@@ -33,10 +34,17 @@ class Group:
     """Job ids of the members without a reward."""
     redelivered: bool = False
     """Whether an earlier batch held it. A consumer that died or lost it may have trained on it."""
+    started_step: int | None = None
+    """The published step when its first member was first claimed; None: nothing was published (`Client.publish`)."""
+    scores: Sequence[float] | None = None
+    """One per trajectory, by the consumer's reward function; None without one."""
 
     @property
     def rewards(self) -> list[float]:
-        """One per trajectory. Raises ContractError for a trajectory without one: it would shift those after it."""
+        """One per trajectory: the scores, or else what the environments gave. Raises ContractError for a trajectory
+        without one: it would shift those after it."""
+        if self.scores is not None:
+            return list(self.scores)
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
         if len(rewards) != len(self.trajectories):
             ungraded = next(t.job.id for t in self.trajectories if t.reward is None)
@@ -61,6 +69,11 @@ class Batch:
     on_ack: Callable[[], None] = field(repr=False)
     on_skip: Callable[[str, str], None] = field(repr=False)
     on_reject: Callable[[str, str], None] = field(repr=False)
+    policy_step: int | None = None
+    """The published step when the batch was taken; None: nothing was published."""
+    version_steps: Mapping[str, int] = field(default_factory=dict)
+    """The training step of each weight version that sampled the batch, where it is known: by `Client.publish`, or
+    because its name is a whole number."""
 
     def ack(self) -> None:
         """Tell the ledger that the groups are trained on, so that no consumer gets them again.
@@ -127,6 +140,11 @@ class Batch:
         return [index for index, group in enumerate(self.groups) for _ in group.trajectories]
 
     @property
+    def staleness(self) -> Staleness:
+        """How many training steps the policy that sampled the tokens is behind `policy_step`."""
+        return staleness(self.trajectories, self.policy_step, self.version_steps)
+
+    @property
     def labels(self) -> list[Mapping[str, Json]]:
         """One per trajectory: the labels of its job."""
         return [trajectory.job.labels for trajectory in self.trajectories]
@@ -142,11 +160,11 @@ class Batch:
 
         Raises SettingsError when numpy is not installed, and ContractError when a row is longer than `pad_to`.
         """
-        return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype)
+        return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps)
 
     def packed(self, *, dtype: str = "int64", advantages: str = "grpo") -> PackedArrays[Numpy]:
         """The rows of `arrays` end to end, without padding: `rollq.arrays.PackedArrays`."""
-        return pack(self._rows(advantages), dtype=dtype)
+        return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def prefix_tree(self, *, dtype: str = "int64", advantages: str = "grpo") -> PrefixTree[Numpy]:
         """The rows of `arrays` with their shared prefixes stored once: `rollq.prefix_tree.PrefixTree`."""

@@ -11,21 +11,29 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
-from rollq.batch import Batch, Group
+from rollq.batch import Batch
 from rollq.client.hold_renewal import HoldRenewal
+from rollq.client.selection import Selection, UnreadableJob
 from rollq.client.waits import WaitLog, explain
-from rollq.errors import ContractError, LedgerError, MissingGroups, NotHeld, PullTimeout, Unwritable
+from rollq.errors import (
+    ContractError,
+    FunctionError,
+    LedgerError,
+    MissingGroups,
+    NotHeld,
+    PullTimeout,
+    Unwritable,
+)
+from rollq.functions import Filter, Keep, Reward, RewardFunction
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.servers.connection import RetryLoop, retry
-from rollq.trajectory import Trajectory
 
 log = logging.getLogger("rollq")
 
@@ -67,9 +75,11 @@ class Consumer:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
+        keep: Keep | None = None,
+        reward: Reward | None = None,
     ) -> None:
-        """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, and
-        LedgerError when a step after `step` is acknowledged already."""
+        """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
+        for a function that is not there, and LedgerError when a step after `step` is acknowledged already."""
         _check(order, name, step)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
@@ -77,6 +87,13 @@ class Consumer:
         self._hold_s = hold_s
         self._ordered = order == "submitted"
         self._retry = RetryLoop()
+        self._selection = Selection(
+            lambda ids: self._retry(lambda: self._reader.read(ids)),
+            None if keep is None else Filter.of(keep),
+            None if reward is None else RewardFunction.of(reward),
+        )
+        self._filling: int | None = None
+        """The step of the batch that a filter left incomplete."""
         self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
@@ -105,6 +122,8 @@ class Consumer:
                 retry(partial(self._deliveries.ack, self._token(held), owner=self._owner))
             else:
                 self._takeover.append(held)
+        if opened.filling is not None and opened.filling == opened.next - 1 and opened.filling != step:
+            self._filling = self._step = opened.filling
         if 0 < opened.known < opened.next:
             log.warning(
                 "run %s: the checkpoint of consumer %s holds step %d, and the ledger knows only %d batches. Redis has"
@@ -139,24 +158,26 @@ class Consumer:
         check_wanted(groups, timeout)
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
-        wait_log = WaitLog(lambda: explain(self._reader, self._purpose, wanted=groups, own=self.held))
+        wait_log = WaitLog(lambda: self._explain(groups))
         if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
             self._since = 0.0
         while True:
             taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
                 self._dropped, self._since = taken.dropped, 0.0
-                if batch := self._batch(step, taken.groups, taken_over=step in self._takeover):
+                if batch := self._batch(step, taken.groups):
                     return batch
                 continue
-            if step in self._takeover:  # the hold ran out, and another consumer has its groups
+            if (
+                step in self._takeover and step != self._filling
+            ):  # the hold ran out, and another consumer has its groups
                 self._takeover.popleft()
                 continue
             if taken.unread:
                 continue
             if taken.over:
                 return None
-            if exact and self._exhausted(taken, groups, began):
+            if exact and self._exhausted(taken, groups - len(self._selection), began):
                 raise self._missing(taken, groups)
             self._since = self._since or taken.at
             if time.monotonic() >= deadline:
@@ -167,7 +188,9 @@ class Consumer:
 
     def _take(self, groups: int, since: float, exact: bool, deadline: float) -> tuple[Taken, int]:
         """The reply and the batch's step."""
-        step, again = (self._takeover[0], True) if self._takeover else (self._step, False)
+        step = self._takeover[0] if self._takeover else self._step
+        fill = step == self._filling
+        again = step in self._takeover and not fill
         take = partial(
             self._deliveries.take,
             groups,
@@ -180,6 +203,7 @@ class Consumer:
             exact=exact,
             again=again,
             wake=not again,
+            fill=fill,
         )
         try:
             return self._retry(take, max(0.0, deadline - time.monotonic())), step
@@ -197,9 +221,13 @@ class Consumer:
             if self._deliveries.wait(self._session, min(left, BLOCK_S)):
                 return
 
-    def _exhausted(self, taken: Taken, groups: int, began: float) -> bool:
+    def _explain(self, groups: int) -> str:
+        wanted = groups - len(self._selection)
+        return explain(self._reader, self._purpose, wanted=wanted, own=self.held)
+
+    def _exhausted(self, taken: Taken, lacking: int, began: float) -> bool:
         """Whether the batch stays short unless more groups are submitted."""
-        if taken.open or taken.ready >= groups:
+        if taken.open or taken.ready >= lacking:
             return False
         if taken.sealed:
             return taken.last
@@ -207,16 +235,17 @@ class Consumer:
         return lost and not taken.others
 
     def _missing(self, taken: Taken, groups: int) -> MissingGroups:
-        missing = groups - taken.ready
+        ready = taken.ready + len(self._selection)
+        missing = groups - ready
         remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
         if taken.sealed:
-            remedy = f"The run is sealed and takes no more groups: ask for at most {taken.ready}"
+            remedy = f"The run is sealed and takes no more groups: ask for at most {ready}"
         dropped = f"{taken.dropped} dropped" + (" (`rollq dead` says why)" if taken.dropped else "")
         error = MissingGroups(
-            f"run {self._deliveries.run}: {missing} of {groups} groups missing: {taken.ready} ready, none being played,"
+            f"run {self._deliveries.run}: {missing} of {groups} groups missing: {ready} ready, none being played,"
             f" {dropped}. {remedy}."
         )
-        error.missing, error.ready, error.dropped = missing, taken.ready, taken.dropped
+        error.missing, error.ready, error.dropped = missing, ready, taken.dropped
         return error
 
     def _late(self, taken: Taken, groups: int, timeout: float) -> str:
@@ -224,36 +253,37 @@ class Consumer:
             f"run {self._deliveries.run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} ready,"
             f" {taken.open} open, {taken.others + self.held} held"
         )
-        why = explain(self._reader, self._purpose, wanted=groups, own=self.held)
+        why = self._explain(groups)
         return f"{text}; {why.removeprefix(f'run {self._deliveries.run}: ')}" if why else text
 
-    def _batch(self, step: int, taken: Sequence[TakenGroup], *, taken_over: bool) -> Batch | None:
-        """The groups with their trajectories.
+    def _batch(self, step: int, taken: Sequence[TakenGroup]) -> Batch | None:
+        """The batch of these groups; None when another take has to come first.
 
-        When a trajectory cannot be read, its job is rejected, no group of the batch is held any more, and None is
-        returned.
+        That is so when the filter does not keep all of them, and when a trajectory cannot be read: then its job is
+        rejected, and no group of the batch is held any more.
         """
-        token = self._token(step)
+        token, taken_over = self._token(step), step in self._takeover and step != self._filling
         self._holds.set(token, len(taken))
-        groups = []
         try:
-            for group in taken:
-                read = self._retry(partial(self._reader.read, group.members))
-                for job_id, found in zip(group.members, read, strict=True):
-                    if isinstance(found, ContractError):
-                        with suppress(NotHeld):  # another consumer holds it by now
-                            self._reject(step, job_id, str(found))
-                        return None
-                groups.append(_group(group, cast(list[Trajectory], read), redelivered=taken_over or group.handed > 0))
+            unwanted = self._selection.look(taken, redelivered=taken_over)
+        except UnreadableJob as e:
+            with suppress(NotHeld):  # another consumer holds it by now
+                self._reject(step, e.job_id, str(e))
+            return None
+        except FunctionError:  # the hold stays, so that the next call gets the same groups
+            raise
         except BaseException:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
             raise
-        if taken_over:
-            self._takeover.popleft()
-        else:
-            self._step += 1
-        self._batches[step] = [group.id for group in groups]
+        if unwanted:
+            self._leave_out(step, unwanted, left=len(taken) - len(unwanted))
+            return None
+        with suppress(ValueError):
+            self._takeover.remove(step)
+        self._step, self._filling = max(self._step, step + 1), None
         self._rejected.discard(step)
+        groups = self._selection.finish(taken)
+        self._batches[step] = [group.id for group in groups]
         return Batch(
             step=step,
             groups=groups,
@@ -261,6 +291,18 @@ class Consumer:
             on_skip=partial(self._skip, step),
             on_reject=partial(self._reject, step),
         )
+
+    def _leave_out(self, step: int, groups: Sequence[str], *, left: int) -> None:
+        """The filter does not keep these groups: the batch is filled up with others."""
+        token, self._filling = self._token(step), step
+        for group in groups:
+            skip = partial(self._deliveries.skip, token, group, self._selection.reason, owner=self._owner, filling=True)
+            with suppress(NotHeld):  # the next take finds out what is still held
+                self._retry(skip)
+        if left:
+            self._holds.set(token, left)
+        else:
+            self._holds.drop(token)
 
     def ack(self, up_to: int) -> None:
         """Acknowledge all batches of this consumer up to and with that step, for example once a checkpoint holds them.
@@ -298,6 +340,7 @@ class Consumer:
     def _reject(self, step: int, job_id: str, reason: str) -> None:
         log.error("a finished job cannot be used and is dead-lettered: %s", reason)
         self._forget(step)
+        self._selection.clear()
         self._rejected.add(step)
         self._retry(lambda: self._deliveries.reject(self._token(step), job_id, reason, owner=self._owner))
 
@@ -325,14 +368,3 @@ def _check(order: Order, name: str | None, step: int | None) -> None:
         raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")
-
-
-def _group(taken: TakenGroup, trajectories: Sequence[Trajectory], *, redelivered: bool) -> Group:
-    return Group(
-        id=taken.id,
-        seq=taken.seq,
-        size=taken.size,
-        trajectories=[replace(found, job=replace(found.job, seq=taken.seq)) for found in trajectories],
-        dead=taken.dead,
-        redelivered=redelivered,
-    )

@@ -99,8 +99,9 @@ def check_version(blob: bytes, where: str) -> None:
 
 
 def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: int = 0) -> list[Any]:
-    """The fields of a blob, checked to be `size` fields after version and kind, and up to `optional` more. With None the blob is an event, whose
-    fields include version and kind. Raises UnknownSchema for another version's blob, whatever else is in it."""
+    """The fields of a blob, checked to be `size` fields after version and kind, and up to `optional` more. With None
+    the blob is an event, whose fields include version and kind. Raises UnknownSchema for another version's blob,
+    whatever else is in it."""
     check_version(blob, where)
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")

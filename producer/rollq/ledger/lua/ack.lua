@@ -1,14 +1,16 @@
 -- Groups of one hold are over: the trainer has trained on them, or skips them for a reason. All or none. What they
 -- stored is deleted, but for a small record. A group whose hold ran out counts, too, while no other consumer has it.
+-- A filter's skip leaves the batch incomplete until it is filled (take.lua).
 -- reads and writes  run ready:<purpose> held:<purpose> open:<purpose> holds:<purpose> waiting:<purpose> count
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> acked:<group> prompts:<group>
 --                   job:<job> journal:<job> journal:<job>#<attempt>
--- ARGV   token owner reason ('': trained on) groups (none: all of the hold)
+-- ARGV   token owner reason ('': trained on) filling (1: a filter skips) groups (none: all of the hold)
 -- reply  ok | lost group | fenced
 check_indexes()
-local token, owner, why, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], {}, {}, {}
+local token, owner, why, filling, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', {}, {}, {}
+local meta, trained = typed('run', 'hash'), 0
 local hold = typed('hold:' .. token, 'set')
-for i = 5, #ARGV do names[#names + 1] = ARGV[i] end
+for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
 if taken_over(token, owner) then return { 'fenced' } end
 local consumer, step, whole = consumer_of(token), step_of(token), #names == 0
 if whole then names = redis.call('SMEMBERS', hold) end
@@ -35,6 +37,7 @@ for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
   redis.call('SREM', hold, group.name)
   shrink(group, token)
+  if why == '' and group.purpose == 'train' then trained = trained + 1 end
   count(why == '' and 'groups_acked' or 'groups_skipped')
   count(why == '' and 'delivered' or 'skipped', group.done)
   if why ~= '' then count('skipped:' .. why) end
@@ -42,9 +45,12 @@ end
 if consumer and why == '' and step >= stored_number(redis.call('HGET', consumer, 'acked')) then
   redis.call('HSET', consumer, 'acked', step)
 end
+if consumer and filling then redis.call('HSET', consumer, 'filling', step) end
 if consumer and whole then redis.call('HSET', consumer, 'whole', step) end
 if #groups > 0 then
   if redis.call('EXISTS', hold) == 0 then end_hold(groups[1].purpose, token) end
   wake_consumers(groups[1].purpose)
+  wake_producers()
 end
+if trained > 0 and redis.call('HEXISTS', meta, 'batch') == 1 then redis.pcall('HINCRBY', meta, 'trained', trained) end
 return { 'ok' }

@@ -3,14 +3,16 @@
 -- reads and writes  run count held:<purpose> holds:<purpose> waiting:<purpose> hold:<token> wake:<session>
 --                   consumer:<purpose>:<name>
 -- ARGV   purpose name text hold_s step (the last one that the trainer's checkpoint holds; -1: not told)
--- reply  ok owner next (step) known (the next step as far as the ledger knew), then the steps that are held
+-- reply  ok owner next (step) known (the next step as far as the ledger knew) filling (step of a batch that a filter
+--        left incomplete; -1: none), then the steps that are held
 --        | acked step (one after the checkpoint's is acknowledged; nothing has changed)
 check_indexes()
 local purpose, name, text, hold_s, step = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local key, holds = typed('consumer:' .. purpose .. ':' .. name, 'hash'), typed('holds:' .. purpose, 'zset')
 typed('waiting:' .. purpose, 'hash')
 local session, time, tokens = '@' .. purpose .. ':' .. name, now(), {}
-local owner, opened, next_step, acked = unpack(redis.call('HMGET', key, 'owner', 'opened', 'next', 'acked'))
+local owner, opened, next_step, acked, filling =
+  unpack(redis.call('HMGET', key, 'owner', 'opened', 'next', 'acked', 'filling'))
 acked, next_step = tonumber(acked or '-1'), stored_number(next_step)
 if step >= 0 and step < acked then return { 'acked', acked } end
 for _, token in ipairs(redis.call('ZRANGE', holds, 0, -1)) do
@@ -32,7 +34,7 @@ if string.match(owner or '', '#(.*)$') ~= text then
     if step_of(token) > step then count('redelivered', redis.call('SCARD', prefix .. 'hold:' .. token)) end
   end
 end
-local reply = { 'ok', owner, math.max(next_step, step + 1), next_step }
+local reply = { 'ok', owner, math.max(next_step, step + 1), next_step, tonumber(filling or '-1') }
 for _, token in ipairs(tokens) do
   renew_hold(purpose, token, redis.call('SMEMBERS', prefix .. 'hold:' .. token), time, hold_s)
   reply[#reply + 1] = step_of(token)

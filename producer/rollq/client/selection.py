@@ -1,0 +1,87 @@
+"""Makes up a batch: reads the groups that are held for it, rewards them, and says which of them the filter keeps.
+
+Every group is read and judged once, however often the batch is filled up. It changes nothing in Redis.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from rollq.batch import Group
+from rollq.errors import ContractError
+from rollq.functions import Filter, RewardFunction
+from rollq.ledger.replies import TakenGroup
+from rollq.trajectory import Trajectory
+
+Read = Callable[[Sequence[str]], Sequence[Trajectory | ContractError]]
+"""Reads the trajectories of these jobs: `LedgerReader.read`."""
+
+
+class UnreadableJob(ContractError):
+    """A trajectory cannot be read, so its job is rejected."""
+
+    job_id: str = ""
+
+
+class Selection:
+    """The groups of the batch that a consumer makes up."""
+
+    def __init__(self, read: Read, keep: Filter | None, reward: RewardFunction | None) -> None:
+        self._read = read
+        self._keep = keep
+        self._reward = reward
+        self._groups: dict[str, Group] = {}
+        """The groups that the batch keeps, by id."""
+
+    @property
+    def reason(self) -> str:
+        """Why groups are not kept."""
+        return self._keep.name if self._keep else ""
+
+    def __len__(self) -> int:
+        """Number of groups so far."""
+        return len(self._groups)
+
+    def look(self, taken: Sequence[TakenGroup], *, redelivered: bool) -> list[str]:
+        """Ids of the groups that the batch does not keep. Those that it knows are not read again,
+        and those that are no longer held are forgotten.
+
+        Raises UnreadableJob, FunctionError, and what reading raises. A later call then goes on with the same groups.
+        """
+        unwanted = []
+        self._groups = {found.id: self._groups[found.id] for found in taken if found.id in self._groups}
+        for found in taken:
+            if found.id in self._groups:
+                continue
+            group = self._group(found, redelivered=redelivered or found.handed > 0)
+            if self._keep and not self._keep.keeps(group):
+                unwanted.append(found.id)
+            else:
+                self._groups[found.id] = group
+        return unwanted
+
+    def finish(self, taken: Sequence[TakenGroup]) -> list[Group]:
+        """The groups of the batch, in their order. The next batch begins."""
+        groups = [self._groups[found.id] for found in taken]
+        self.clear()
+        return groups
+
+    def clear(self) -> None:
+        self._groups = {}
+
+    def _group(self, taken: TakenGroup, *, redelivered: bool) -> Group:
+        read = self._read(taken.members)
+        for job_id, found in zip(taken.members, read, strict=True):
+            if isinstance(found, ContractError):
+                error = UnreadableJob(str(found))
+                error.job_id = job_id
+                raise error
+        group = Group(
+            id=taken.id,
+            seq=taken.seq,
+            size=taken.size,
+            trajectories=[replace(t, job=replace(t.job, seq=taken.seq)) for t in cast(Sequence[Trajectory], read)],
+            dead=taken.dead,
+            redelivered=redelivered,
+        )
+        return self._reward.apply(group) if self._reward else group

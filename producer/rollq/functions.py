@@ -1,0 +1,122 @@
+"""Functions of the trainer's process: a filter says which groups a batch keeps, a reward replaces the environment's.
+
+Each is given as a callable or as an import path, `module:function`. What one of them raises or returns wrongly becomes
+a FunctionError that names the function, and the group or the job. Standard library only.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rollq.batch import Group
+from rollq.errors import FunctionError, SettingsError
+from rollq.trajectory import Trajectory
+
+Keep = str | Callable[[Group], bool]
+"""A filter: the name of a built-in one, an import path, or a callable."""
+Reward = str | Callable[[Trajectory], float]
+"""A reward function: an import path or a callable."""
+LONGEST_NAME = 64
+"""Number of characters of a filter's name, from its end, under which groups are counted."""
+
+
+def load(path: str) -> Callable[..., Any]:
+    """The function at an import path, `module:function`. Raises SettingsError for a path that names none."""
+    module, colon, name = path.partition(":")
+    if not (colon and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
+        raise SettingsError(f"{path!r} is no import path of a function: write module:function")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as e:  # a module may raise anything while it is imported
+        if isinstance(e, ModuleNotFoundError) and e.name and f"{module}.".startswith(f"{e.name}."):
+            hint = f"there is no module {e.name}: is its folder on PYTHONPATH?"
+        else:
+            hint = f"importing {module} failed: {type(e).__name__}: {e}"
+        raise SettingsError(f"{path}: {hint}") from e
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SettingsError(f"{path}: {module} has no {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SettingsError(f"{path}: {name} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def unequal_rewards(group: Group) -> bool:
+    """Whether the rewards differ, by more than rounding: dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+    return any(group.advantages)
+
+
+FILTERS: Mapping[str, Callable[[Group], bool]] = {"unequal_rewards": unequal_rewards}
+"""The built-in filters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of groups, and the name under which `stats()["skips"]` counts what it does not keep."""
+
+    name: str
+    function: Callable[[Group], bool]
+
+    @classmethod
+    def of(cls, keep: Keep) -> "Filter":
+        """Raises SettingsError when it names no function."""
+        if isinstance(keep, str) and ":" not in keep:
+            if keep not in FILTERS:
+                raise SettingsError(f"keep {keep!r} is no filter: write {', '.join(FILTERS)}, or module:function")
+            return cls(keep, FILTERS[keep])
+        return cls(_name(keep)[-LONGEST_NAME:], _callable(keep, "keep"))
+
+    def keeps(self, group: Group) -> bool:
+        """Raises FunctionError when the filter raises, or returns neither True nor False."""
+        where = f"group {group.trajectories[0].job.run}/{group.id}: the filter {self.name}"
+        try:
+            verdict = self.function(group)
+            if verdict is None or verdict not in (True, False):
+                raise TypeError(f"it returned {verdict!r:.80}, not True or False")
+        except Exception as e:
+            raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
+        return bool(verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A reward function of trajectories."""
+
+    name: str
+    function: Callable[[Trajectory], float]
+
+    @classmethod
+    def of(cls, reward: Reward) -> "RewardFunction":
+        """Raises SettingsError when it names no function."""
+        return cls(_name(reward), _callable(reward, "reward"))
+
+    def reward(self, trajectory: Trajectory) -> float:
+        """Raises FunctionError when the function raises, or returns no finite number."""
+        where = f"job {trajectory.job.id}: the reward function {self.name}"
+        try:
+            found: Any = self.function(trajectory)
+            value = math.nan if isinstance(found, str | bytes) else float(found)
+            if not math.isfinite(value):
+                raise ValueError(f"it returned {found!r:.80}, not a finite number")
+        except Exception as e:
+            raise FunctionError(f"{where}: {type(e).__name__}: {e}. The batch stays held: ask for it again") from e
+        return value
+
+    def apply(self, group: Group) -> Group:
+        """The group with these rewards."""
+        return replace(group, scores=[self.reward(trajectory) for trajectory in group.trajectories])
+
+
+def _callable(function: object, what: str) -> Callable[..., Any]:
+    if isinstance(function, str):
+        return load(function)
+    if not callable(function):
+        raise SettingsError(f"{what} is a function or an import path, module:function, not {function!r:.80}")
+    return function
+
+
+def _name(function: object) -> str:
+    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)

@@ -115,7 +115,8 @@ class Job:
     """Number of samples that a trainer gets of the group."""
     spare: int = 0
     """Over-provisioning: the group has this many members more than `size`. It closes as soon as `size` of them are
-    graded, and those that are still queued or being played end as surplus."""
+    graded, and those that are still queued or being played end as surplus. Only for training: it favours short
+    episodes."""
     min_viable: int = 0
     """A group with dead members is dropped if it has fewer graded samples than this; 0 stands for `size`."""
     queue: str = QUEUE
@@ -144,6 +145,10 @@ class Job:
             raise ContractError(f"{where}: sample {self.sample} of a group of {self.members} (samples count from 0)")
         if self.min_viable > self.size:
             raise ContractError(f"{where}: min_viable {self.min_viable} is more than the group's size {self.size}")
+        if self.spare and self.purpose == Purpose.EVAL:
+            raise ContractError(
+                f"{where}: spare is {self.spare}, and an evaluation has none: it would leave out the slowest tries"
+            )
         for name in ("env", "split", "agent"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")

@@ -85,7 +85,7 @@ def test_a_filter_has_the_name_under_which_it_counts(module: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["equal", "", 3])
 def test_what_names_no_filter_is_refused(keep: str) -> None:
-    with pytest.raises(SettingsError, match="unequal_rewards, or module:function|keep is a function"):
+    with pytest.raises(SettingsError, match=r"unequal_rewards, or module:function|keep is a function"):
         Filter.of(keep)
 
 

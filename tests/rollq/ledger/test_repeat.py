@@ -80,6 +80,24 @@ def held_by_name(ledger: Ledger) -> None:
     take(ledger, 1, "@train:n/0", owner=owner)
 
 
+def left_incomplete(ledger: Ledger) -> None:
+    """A batch of two lost one group to the filter, and a third group is ready."""
+    ready(ledger)
+    ledger.submit(group("i", size=1))
+    play(ledger, "r/i/0")
+    owner = deliveries(ledger).open("n", Purpose.TRAIN, "first").owner
+    take(ledger, 2, "@train:n/0", owner=owner)
+    deliveries(ledger).skip("@train:n/0", "g", "equal", owner=owner, filling=True)
+
+
+def over_provisioned(ledger: Ledger) -> None:
+    """One member is nearly done, one is being played, one is queued; one graded member is enough."""
+    ledger.submit(group(size=1, spare=2))
+    claim(ledger, "r/g/1", "other")
+    claim(ledger, "r/g/0")
+    journal(ledger, "r/g/0", "1#token", events()[:4])
+
+
 def dead(ledger: Ledger) -> None:
     half_played(ledger)
     ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")
@@ -103,6 +121,10 @@ def ran_out(ledger: Ledger) -> None:
     ledger.redis.zadd(f"{ledger.keys.prefix}held:train", {"g": 1, "h": 1})
 
 
+def filter_out(ledger: Ledger, token: str, name: str) -> None:
+    deliveries(ledger).skip(token, name, "equal", owner="1#first", filling=True)
+
+
 END = encode_event(closed(), "r/g/0")
 ALL = ["r/g/0", "r/g/1", "r/h/0", "r/h/1"]
 
@@ -117,6 +139,7 @@ CASES = [
     ),
     Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")])),
     Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
+    Case("complete", over_provisioned, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.CANCELLED, "no")),
     Case("release", half_played, lambda ledger: ledger.release("r/g/0", "1#token")),
@@ -132,6 +155,9 @@ CASES = [
     Case("open_consumer", ready, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
     Case("open_consumer", held_by_name, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine", step=0)),
     Case("take", held_by_name, lambda ledger: take(ledger, 1, "@train:n/1", owner="1#first")),
+    Case("take", left_incomplete, lambda ledger: take(ledger, 2, "@train:n/0", owner="1#first", fill=True)),
+    Case("ack", held_by_name, lambda ledger: filter_out(ledger, "@train:n/0", "g")),
+    Case("open_consumer", left_incomplete, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
     Case("ack", held_by_name, lambda ledger: deliveries(ledger).ack("@train:n/0", owner="1#first")),
     Case("cancel_group", half_played, lambda ledger: dead_letters(ledger).cancel_group("g")),
     Case("reject", held, lambda ledger: deliveries(ledger).reject("t", "r/g/0", "torn")),

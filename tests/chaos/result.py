@@ -91,7 +91,7 @@ def _sums(
     delivered = len({line["job"] for line in lines})
     sums = {
         "submitted": (stats["submitted"], len(run.expected)),
-        "done + dead = submitted": (stats["done"] + stats["dead"], len(run.expected)),
+        "done + dead + surplus = submitted": (stats["done"] + stats["dead"] + stats["surplus"], len(run.expected)),
         "delivered = jobs in the file": (stats["delivered"], delivered),
         "done = jobs in the file + members of dropped groups": (stats["done"], delivered + dropped),
         "dead = dead letters": (stats["dead"], dead),

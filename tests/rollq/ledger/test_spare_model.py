@@ -1,5 +1,5 @@
-"""Over-provisioned groups in random order, against a model: members end, die, are cancelled and come back, trainers take
-and reject. What is handed out has `size` graded members, and every job ends once."""
+"""Over-provisioned groups in random order, against a model: members end, die, are cancelled and come back, trainers
+take and reject. What is handed out has `size` graded members, and every job ends once."""
 
 from __future__ import annotations
 

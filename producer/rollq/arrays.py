@@ -6,9 +6,10 @@ way in.
 
 from __future__ import annotations  # numpy's names are not there at run time
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollq.errors import ContractError
@@ -60,6 +61,8 @@ class SegmentArrays(Generic[Array]):
     False."""
     version_names: tuple[str, ...]
     """The engine's names of the versions, in the order in which they first occur."""
+    version_steps: Array
+    """int64, (versions,): the training step of each of these versions; -1 where it is not known (`Client.publish`)."""
     prompt_lengths: Array
     """int64, (rows,): number of tokens before the response."""
     rewards: Array
@@ -108,7 +111,13 @@ class PackedArrays(SegmentArrays[Array]):
         return PackedArrays(**tensors(self))
 
 
-def pad(rows: Sequence[Row], *, pad_to: int | None = None, dtype: str = "int64") -> PaddedArrays[Numpy]:
+def pad(
+    rows: Sequence[Row],
+    *,
+    pad_to: int | None = None,
+    dtype: str = "int64",
+    version_steps: Mapping[str, int] = MappingProxyType({}),
+) -> PaddedArrays[Numpy]:
     """Rows of `pad_to` tokens each, or as long as the longest row.
 
     Raises ContractError when a row is longer than `pad_to`: nothing is ever cut.
@@ -127,11 +136,17 @@ def pad(rows: Sequence[Row], *, pad_to: int | None = None, dtype: str = "int64")
     names = _write(rows, [{name: array[r] for name, array in arrays.items()} for r in range(len(rows))])
     lengths = np.array([row.length for row in rows], "int64")
     return PaddedArrays(
-        **arrays, **_per_row(rows), version_names=names, attention_mask=np.arange(length) < lengths[:, np.newaxis]
+        **arrays,
+        **_per_row(rows),
+        version_names=names,
+        version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
+        attention_mask=np.arange(length) < lengths[:, np.newaxis],
     )
 
 
-def pack(rows: Sequence[Row], *, dtype: str = "int64") -> PackedArrays[Numpy]:
+def pack(
+    rows: Sequence[Row], *, dtype: str = "int64", version_steps: Mapping[str, int] = MappingProxyType({})
+) -> PackedArrays[Numpy]:
     """The rows end to end."""
     with needs("numpy"):
         import numpy as np
@@ -142,7 +157,12 @@ def pack(rows: Sequence[Row], *, dtype: str = "int64") -> PackedArrays[Numpy]:
     names = _write(rows, [{name: array[place] for name, array in arrays.items()} for place in places])
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
-        **arrays, **_per_row(rows), version_names=names, positions=positions, offsets=offsets.astype("int32")
+        **arrays,
+        **_per_row(rows),
+        version_names=names,
+        version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
+        positions=positions,
+        offsets=offsets.astype("int32"),
     )
 
 

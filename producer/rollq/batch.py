@@ -11,8 +11,8 @@ from rollq.advantages import estimate, grpo
 from rollq.arrays import Row, pack, pad
 from rollq.errors import ContractError
 from rollq.job import Json
-from rollq.staleness import Staleness, staleness
 from rollq.prefix_tree import share_prefixes
+from rollq.staleness import Staleness, staleness
 from rollq.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -93,6 +93,7 @@ def test_shapes_and_dtypes_are_those_of_the_docstrings() -> None:
     token = {"mask": "bool", "attention_mask": "bool", "logprobs": "float32", "versions": "int32", "tokens": "int64"}
     row = dict.fromkeys(["prompt_lengths", "trajectory_index", "group_index"], "int64")
     row |= dict.fromkeys(["rewards", "advantages"], "float32")
+    assert found.pop("version_steps") == ((4,), "int64")
     assert found == {**{k: ((4, 16), v) for k, v in token.items()}, **{k: ((4,), v) for k, v in row.items()}}
     packed = arrays_of(a_batch().packed(dtype="int32"))
     assert (packed["tokens"].dtype, packed["positions"].dtype, packed["offsets"].dtype) == ("int32", "int64", "int32")

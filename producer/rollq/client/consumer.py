@@ -9,8 +9,9 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -33,7 +34,9 @@ from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
+from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
+from rollq.staleness import version_names
 
 log = logging.getLogger("rollq")
 
@@ -77,12 +80,18 @@ class Consumer:
         step: int | None = None,
         keep: Keep | None = None,
         reward: Reward | None = None,
+        look: Callable[[int], int | None] = lambda published: None,
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
-        for a function that is not there, and LedgerError when a step after `step` is acknowledged already."""
+        for a function that is not there, and LedgerError when a step after `step` is acknowledged already.
+
+        `look` gets the number of publications that the ledger knows with each reply. It returns the published step when
+        Redis had lost it."""
         _check(order, name, step)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
+        self._versions = Versions(deliveries.redis, deliveries.run)
+        self._look = look
         self._purpose = purpose
         self._hold_s = hold_s
         self._ordered = order == "submitted"
@@ -165,7 +174,7 @@ class Consumer:
             taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
                 self._dropped, self._since = taken.dropped, 0.0
-                if batch := self._batch(step, taken.groups):
+                if batch := self._batch(step, taken.groups, taken.policy_step):
                     return batch
                 continue
             if (
@@ -206,9 +215,11 @@ class Consumer:
             fill=fill,
         )
         try:
-            return self._retry(take, max(0.0, deadline - time.monotonic())), step
+            taken = self._retry(take, max(0.0, deadline - time.monotonic()))
         except Unwritable as e:
             raise PullTimeout(str(e)) from e
+        said_again = None if taken.published is None else self._look(taken.published)
+        return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
     def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog) -> None:
         """Blocks until there may be groups."""
@@ -256,7 +267,7 @@ class Consumer:
         why = self._explain(groups)
         return f"{text}; {why.removeprefix(f'run {self._deliveries.run}: ')}" if why else text
 
-    def _batch(self, step: int, taken: Sequence[TakenGroup]) -> Batch | None:
+    def _batch(self, step: int, taken: Sequence[TakenGroup], policy_step: int | None) -> Batch | None:
         """The batch of these groups; None when another take has to come first.
 
         That is so when the filter does not keep all of them, and when a trajectory cannot be read: then its job is
@@ -278,11 +289,13 @@ class Consumer:
         if unwanted:
             self._leave_out(step, unwanted, left=len(taken) - len(unwanted))
             return None
+        groups = self._selection.finish(taken)
+        names = version_names(trajectory for group in groups for trajectory in group.trajectories)
+        version_steps = self._retry(lambda: self._versions.steps(sorted(names)))
         with suppress(ValueError):
             self._takeover.remove(step)
         self._step, self._filling = max(self._step, step + 1), None
         self._rejected.discard(step)
-        groups = self._selection.finish(taken)
         self._batches[step] = [group.id for group in groups]
         return Batch(
             step=step,
@@ -290,6 +303,8 @@ class Consumer:
             on_ack=partial(self._ack, step, list(self._batches[step])),
             on_skip=partial(self._skip, step),
             on_reject=partial(self._reject, step),
+            policy_step=policy_step,
+            version_steps=version_steps,
         )
 
     def _leave_out(self, step: int, groups: Sequence[str], *, left: int) -> None:

@@ -7,7 +7,6 @@ and enters them again: from what it keeps of the source, or by reading the sourc
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from rollq.client.waits import WaitLog, explain
 from rollq.errors import FailureClass, Gap
 from rollq.job import Job, Purpose
 from rollq.ledger.constants import EVAL, NEW, PUBLISHING_S
+from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Cursor, Publication, Submission
@@ -26,9 +26,11 @@ from rollq.servers.connection import retry
 
 log = logging.getLogger("rollq")
 
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 1.0
-"""Longest time in seconds between two tries of a group for which there was no room."""
+ROOM_S = 1.0
+"""Longest time in seconds between two tries of a group for which there was no room, in case that another producer got
+the wake-up."""
+ROOM = "producers"
+"""The session under which producers wait for room."""
 FORGET_S = 2.0
 """Seconds that closing waits for Redis. What is left there without an answer is a field of a hundred bytes."""
 
@@ -39,6 +41,7 @@ class Producer:
     def __init__(self, ledger: Ledger, publisher: Publisher, budgets: Mapping[FailureClass, int]) -> None:
         self._ledger = ledger
         self._reader = LedgerReader(ledger.redis, ledger.run)
+        self._room = Deliveries(ledger.redis, ledger.run)
         self._publisher = publisher
         self._budgets = budgets
         self._process = os.getpid()
@@ -54,11 +57,17 @@ class Producer:
         retry(call)
         self._settings[what] = call
 
+    def fix_again(self) -> None:
+        """Redis has lost its last writes: fixes everything again that was fixed here."""
+        for fix in list(self._settings.values()):
+            retry(fix)
+
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
         self._look_for_fork()
         if self._budgets:
-            self.fix("budgets", lambda: self._ledger.fix_budgets(self._budgets))
+            self._settings["budgets"] = lambda: self._ledger.fix_budgets(self._budgets)
+        self.fix_again()
         if source is None:
             return _total(self._submissions(jobs, ahead, self._own))
         self._sources[source] = Source(source, retry(lambda: self._ledger.cursor(source)))
@@ -148,7 +157,7 @@ class Producer:
         Raises Gap when Redis lost more than the source keeps.
         """
         self._sources.setdefault(source.name, source)
-        pause, wait = FIRST_PAUSE_S, None
+        wait = None
         while True:
             with source.lock:
                 missing = len(source.missing) > 0
@@ -168,8 +177,7 @@ class Producer:
             if submission.full:
                 wait = wait or WaitLog(partial(explain, self._reader, todo[0].purpose, ahead=ahead))
                 wait.look()
-                time.sleep(pause)
-                pause = min(LONGEST_PAUSE_S, pause * 1.5)
+                self._room.wait(ROOM, ROOM_S)
                 continue
             if submission.new:
                 self._publish(todo)
@@ -178,8 +186,7 @@ class Producer:
                 return
 
     def _go_back(self, source: Source, gap: Gap) -> None:
-        for fix in self._settings.values():
-            retry(fix)
+        self.fix_again()
         lost = source.go_back(gap)
         log.warning("run %s: Redis has lost %d submitted groups; they are submitted again", self._ledger.run, lost)
 

@@ -83,5 +83,6 @@ class Selection:
             trajectories=[replace(t, job=replace(t.job, seq=taken.seq)) for t in cast(Sequence[Trajectory], read)],
             dead=taken.dead,
             redelivered=redelivered,
+            started_step=taken.started,
         )
         return self._reward.apply(group) if self._reward else group

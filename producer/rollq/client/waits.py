@@ -16,6 +16,7 @@ from rollq.job import QUEUE, Purpose, parse_id
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.live_workers import AWAY, LiveWorker, live_workers
 from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.replies import Admission
 
 log = logging.getLogger("rollq")
 
@@ -52,7 +53,12 @@ class Facts:
     """Jobs of both purposes, as is `leased`."""
     leased: int = 0
     ahead: int = 0
-    """The limit at which a producer waits; 0: none waits."""
+    """The limit at which a producer waits; 0: none waits there."""
+    admission: Admission | None = None
+    published: bool = False
+    """Whether a policy was ever published."""
+    blocked: bool = False
+    """Whether a producer waits for admission."""
     wanted: int = 0
     """Groups that a consumer waits for; 0: none waits."""
     own: int = 0
@@ -82,7 +88,7 @@ def explain(
 
 def why(facts: Facts) -> str:
     """The explanation; empty when what is waited for is under way."""
-    for case in (_unknown, _each_other, _unread, _exhausted, _another_consumer, _unplayed):
+    for case in (_unknown, _each_other, _unread, _bounded, _exhausted, _another_consumer, _unplayed):
         if text := case(facts):
             return f"run {facts.run}: {text}"
     return ""
@@ -141,6 +147,39 @@ def _unread(f: Facts) -> str:
         f"{waits}, and no consumer takes them: start a trainer or `rollq pull --run {f.run} --groups"
         f" {f.ready}{purpose}`, or submit with a larger `ahead`"
     )
+
+
+def _bounded(f: Facts) -> str:
+    """Admission lets nothing in, and nothing is being played that could change it."""
+    bound = f.admission
+    if bound is None or bound.capacity > 0 or f.sealed or f.open or not (f.blocked or f.wanted > f.ready):
+        return ""
+    counts = (
+        f"admission lets no more in ({_places(f)}, {bound.trained} trained; step {bound.step}, batches of"
+        f" {bound.groups_per_batch}, max_staleness {bound.max_staleness})"
+    )
+    if f.wanted > f.ready:
+        back = f"; what a dead consumer held comes back within {HOLD_S:g} s" if f.held > f.own else ""
+        return f"a consumer waits for {_groups(f.wanted)}, and {counts}: {_unpublished(f, bound)}{back}"
+    if f.held:
+        return ""  # they are being trained on
+    if f.ready and not f.wanted:
+        take = f"start a trainer or `rollq pull --run {f.run} --groups {min(f.ready, bound.groups_per_batch)}`"
+        return f"a producer waits, because {counts}, and no consumer takes the groups: {take}"
+    return "" if f.ready else f"a producer waits, because {counts}: {_unpublished(f, bound)}"
+
+
+def _unpublished(f: Facts, bound: Admission) -> str:
+    """What the trainer has to publish."""
+    call, given = f"`client.publish({bound.step + 1})` or `rollq publish`", f.held + bound.trained
+    if not f.published:
+        return f"nothing was ever published. After each batch, once the engines serve its weights, call {call}"
+    if given >= (bound.step + 2) * bound.groups_per_batch:
+        return (
+            f"the trainer was given {given} groups, and each step has {bound.groups_per_batch}. Take one batch a step,"
+            f" and publish after each one, with the number of batches as the step: {call}"
+        )
+    return f"step {bound.step + 1} is not published yet. Once the engines serve its weights, call {call}"
 
 
 def _exhausted(f: Facts) -> str:
@@ -222,6 +261,10 @@ def _facts(reader: LedgerReader, purpose: Purpose, wanted: int, own: int, ahead:
     standing = reader.standing(purpose)
     if not standing.known:
         return Facts(run=reader.run, known=False, runs=runs(reader.redis))
+    bound = standing.admission
+    full = bound is not None and bound.capacity <= 0
+    if full and standing.unacknowledged < ahead:
+        ahead = 0  # it is not what the producer waits for
     facts = Facts(
         run=reader.run,
         purpose=purpose,
@@ -231,7 +274,10 @@ def _facts(reader: LedgerReader, purpose: Purpose, wanted: int, own: int, ahead:
         sealed=standing.sealed,
         queued=standing.queued,
         leased=standing.leased,
-        ahead=ahead or standing.full,
+        ahead=ahead or standing.full or 0,
+        admission=bound,
+        published=standing.published is not None,
+        blocked=full and standing.full == 0,
         wanted=wanted or standing.wanted,
         own=own,
     )

@@ -111,6 +111,11 @@ class DeadLetters:
         state = rest[0].decode("utf-8", "replace") if rest else ""
         if status == b"gone":
             why = "its body is gone. Submit its task in a new group."
+        elif status == b"replaced":
+            why = (
+                "its group was dropped, and the run's admission (`Client.admit`) has let others in for it. Submit its"
+                " task in a new group, or let `Client.refill` or `rollq submit --refill` do it."
+            )
         elif status == b"group":
             why = f"its group is {state} without it, and is handed out once. Submit its task in a new group."
         elif state == "surplus":

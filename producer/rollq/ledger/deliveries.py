@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import redis
 
-from rollq.errors import ContractError, LedgerError, NotHeld, Unwritable
+from rollq.errors import ContractError, LedgerError, NotHeld, SettingsError, Unwritable
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S, LONGEST_SKIP
 from rollq.ledger.replies import TakenGroup
@@ -50,7 +50,11 @@ class Taken:
     ends_s: float | None = None
     """Seconds until the first hold ends; None: no other consumer holds anything."""
     unread: bool = False
-    """A group's record could not be read, so the group was dropped: take again."""
+    """A group was dropped because its record could not be read, or skipped because it was too old: take again."""
+    policy_step: int | None = None
+    """The published step; None: nothing was published, and the run has no admission."""
+    published: int | None = None
+    """How many times a policy was published; None: the reply does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Opened:
     known: int
     """The next step as far as the ledger knew. It is smaller than `next` when the ledger knows less than the trainer's
     checkpoint."""
+    filling: int | None
+    """The step of a batch that a filter left incomplete, so that no trainer has seen it. None: there is none."""
     steps: Sequence[int] = field(default_factory=list)
     """Steps of the batches that the consumer before it held, in order."""
 
@@ -96,28 +102,39 @@ class Deliveries:
         exact: bool = False,
         again: bool = False,
         wake: bool = False,
+        fill: bool = False,
     ) -> Taken:
         """Hold that many groups, the lowest sequence first, or none. Fewer are held only at the end of a sealed run.
 
         `since`: when this consumer began to wait (Redis's clock; 0.0: now). A short batch is given once every other
         consumer that holds groups has renewed them since then. `ordered`: no group leaves before an open one of lower
         sequence. `exact`: no short batch. `again`: only what is held under the token already. `wake`: without groups,
-        `wait` of this session ends when there may be some. Raises NotHeld when another process opened the name.
+        `wait` of this session ends when there may be some. `fill`: what is held under the token already counts, and as
+        many groups as it lacks are added, or none.
+
+        In a run with admission (`Client.admit`) train groups go in the order of submission. Raises SettingsError for
+        more groups than a training step has there, and NotHeld when another process opened the name.
 
         Holds end unless they are renewed. After a silence of all takers and reapers, no hold ends before its consumer
         had time to renew it.
         """
         args = [groups, token, hold_s, purpose.value, owner, f"{since:.6f}"]
-        status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake)])
+        status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake, fill)])
         match status:
             case b"groups":
-                dropped, *rows = rest
-                return Taken([self._taken(*row) for row in rows], dropped=dropped)
+                dropped, step, published, *rows = rest
+                found = [self._taken(*row) for row in rows]
+                return Taken(found, dropped=dropped, policy_step=_step(step), published=published)
             case b"again":
                 return Taken(unread=True)
             case b"fenced":
                 self._taken_over(token)
-        at, known, sealed, is_open, ready, others, last, over, dropped, ends = rest
+            case b"large":
+                raise SettingsError(
+                    f"run {self.run}: a batch of {groups} groups is more than the {rest[0]} of a training step that the"
+                    " run was given with its bound on staleness: ask for at most that many"
+                )
+        at, known, sealed, is_open, ready, others, last, over, dropped, ends, step, published = rest
         return Taken(
             at=float(at),
             known=bool(known),
@@ -129,14 +146,16 @@ class Deliveries:
             over=bool(over),
             dropped=dropped,
             ends_s=float(ends) if float(ends) >= 0 else None,
+            policy_step=_step(step),
+            published=published,
         )
 
-    def _taken(self, name: bytes, seq: bytes, size: int, handed: int, *states: bytes) -> TakenGroup:
+    def _taken(self, name: bytes, seq: bytes, size: int, handed: int, started: bytes, *states: bytes) -> TakenGroup:
         group = name.decode()
         ids: dict[bytes, list[str]] = {b"done": [], b"dead": [], b"surplus": []}
         for sample, state in enumerate(states):
             ids[state].append(f"{self.run}/{group}/{sample}")
-        return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed)
+        return TakenGroup(group, int(seq), size, ids[b"done"], ids[b"dead"], handed, _step(started))
 
     def wait(self, session: str, seconds: float) -> bool:
         """Blocks until the session is woken, at most that long. Returns whether to look for groups now: it was woken,
@@ -165,17 +184,20 @@ class Deliveries:
         acknowledges none."""
         self._end(token, owner, "", groups)
 
-    def skip(self, token: str, group: str, reason: str, *, owner: str = "") -> None:
-        """The group is not trained on and not handed out again; it counts under the reason. Raises NotHeld."""
+    def skip(self, token: str, group: str, reason: str, *, owner: str = "", filling: bool = False) -> None:
+        """The group is not trained on and not handed out again; it counts under the reason. Raises NotHeld.
+
+        `filling`: the batch is made up again with `take(fill=True)`, also by the consumer's successor.
+        """
         if not reason or len(reason) > LONGEST_SKIP:
             raise ContractError(
                 f"group {self.run}/{group}: the reason of a skip has 1 to {LONGEST_SKIP} characters, not {len(reason)}:"
                 " groups are counted by reason, so use few of them"
             )
-        self._end(token, owner, reason, [group])
+        self._end(token, owner, reason, [group], filling)
 
-    def _end(self, token: str, owner: str, reason: str, groups: Sequence[str]) -> None:
-        status, *rest = self.scripts.call("ack", [token, owner, reason, *groups], durable=True)
+    def _end(self, token: str, owner: str, reason: str, groups: Sequence[str], filling: bool = False) -> None:
+        status, *rest = self.scripts.call("ack", [token, owner, reason, int(filling), *groups], durable=True)
         if status == b"fenced":
             self._taken_over(token)
         if status == b"lost":
@@ -209,8 +231,8 @@ class Deliveries:
                 f" {step} cannot come again. Acknowledge a batch once a checkpoint holds it (`consumer.ack(up_to=)`)."
                 f" To go on without those batches, open the consumer without a step, or with step={rest[0]}."
             )
-        owner, next_step, known, *steps = rest
-        return Opened(owner.decode(), next_step, known, steps)
+        owner, next_step, known, filling, *steps = rest
+        return Opened(owner.decode(), next_step, known, None if filling < 0 else filling, steps)
 
     def _taken_over(self, token: str) -> NoReturn:
         name = token.partition(":")[2].rpartition("/")[0]
@@ -218,3 +240,7 @@ class Deliveries:
             f"run {self.run}: another process has opened consumer {name!r} and holds its batches now. Only one process"
             " at a time may use a name: end this one, or give it another name."
         )
+
+
+def _step(text: bytes) -> int | None:
+    return int(text) if text else None

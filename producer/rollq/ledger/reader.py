@@ -4,7 +4,7 @@ It only reads, so an answer may be stale; every decision is a script of `Ledger`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf, isfinite
 from typing import Any
 
@@ -16,6 +16,7 @@ from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.scripts import Scripts
+from rollq.ledger.versions import read_policy
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Header, Stop, Trajectory
 from rollq.wire.codec import read_trajectory
@@ -78,6 +79,7 @@ class LedgerReader:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
         known, sealed, queued, leased, _, *rest = self.scripts.call("snapshot", [0])
         groups, waits = (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
+        published, admission = read_policy(*rest[10])
         return Standing(
             open=groups[0],
             ready=groups[1],
@@ -86,8 +88,10 @@ class LedgerReader:
             queued=queued,
             leased=leased,
             known=bool(known),
-            full=waits[0],
+            full=None if waits[0] < 0 else waits[0],
             wanted=waits[1],
+            published=published,
+            admission=admission if purpose is Purpose.TRAIN else None,
         )
 
     def group_states(self, names: Sequence[str]) -> list[str]:
@@ -273,7 +277,7 @@ class LedgerReader:
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
-        _, sealed, queued, leased, dead, *groups, raw = self.scripts.call("snapshot", [1])
+        _, sealed, queued, leased, dead, *groups, policy, raw = self.scripts.call("snapshot", [1])
         try:
             counts = {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
             if odd := [name for name, value in counts.items() if not isfinite(value)]:
@@ -287,6 +291,9 @@ class LedgerReader:
         for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:6], strict=True):
             stats[f"groups_{place}"] = train + evaluation
         stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
+        published, admission = read_policy(*policy)
+        stats["policy"] = asdict(published) if published else None
+        stats["admission"] = asdict(admission) if admission else None
         stats["failures"] = _by_name(counts, "failures:")
         stats["stops"] = _by_name(counts, "stop:")
         stats["skips"] = _by_name(counts, "skipped:")

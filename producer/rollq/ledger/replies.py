@@ -30,7 +30,7 @@ class Submission:
     acked: Sequence[str] = ()
     """Ids that were submitted before and whose group is acknowledged."""
     full: bool = False
-    """Nothing was entered, because as many groups as `ahead` allows are unacknowledged. Try again later."""
+    """Nothing was entered, because as many groups as `ahead` or admission allows are there. Try again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Refusal:
     """The job cannot be claimed; its message is spent."""
 
     reason: str
-    """`unknown`, `leased`, `done`, `dead`, `surplus`, `early` (in its backoff), `unreadable` (failed as class job), or why this
-    worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob has another
-    version). The last two leave the job to other workers."""
+    """`unknown`, `leased`, `done`, `dead`, `surplus`, `early` (in its backoff), `unreadable` (failed as class job),
+    or why this worker cannot play it: `tokenizer` (the run has another tokenizer or chat template), `schema` (its blob
+    has another version). The last two leave the job to other workers."""
     not_before: float | None = None
     """For `early`: Unix time on Redis's clock from which it may be claimed. The job is published again by then."""
     detail: str = ""
@@ -95,6 +95,32 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """The policy that the engines serve, as the trainer said last."""
+
+    step: int
+    """The training step that made it, counted from 0."""
+    weight_version: str
+    """The engines' name of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How many groups for training may run ahead of the trainer (docs/ledger.md)."""
+
+    groups_per_batch: int
+    max_staleness: int
+    max_running: int | None
+    """Most groups that are being played at a time."""
+    step: int
+    """The published step; 0 before the first publication."""
+    trained: int
+    """Groups that were acknowledged since the run has admission, or since the trainer went back to a checkpoint."""
+    capacity: int
+    """How many groups may enter now; 0 or less: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """Where a run's groups of one purpose are, and its jobs of both purposes."""
 
@@ -108,10 +134,13 @@ class Standing:
     """Jobs, of either purpose."""
     known: bool = True
     """Whether the run exists: a producer has submitted to it or fixed something for it."""
-    full: int = 0
-    """The number of groups at which a producer waits right now (its `ahead`); 0: none waits."""
+    full: int | None = None
+    """The number of groups at which a producer waits right now (its `ahead`); 0: it waits for admission. None: no
+    producer waits."""
     wanted: int = 0
     """The fewest groups that a waiting consumer wants; 0: none waits."""
+    published: Published | None = None
+    admission: Admission | None = None
 
     @property
     def unacknowledged(self) -> int:
@@ -131,6 +160,8 @@ class TakenGroup:
     dead: Sequence[str]
     handed: int = 0
     """Number of times that it was handed out before."""
+    started: int | None = None
+    """The published step when its first member was first claimed; None: none was published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

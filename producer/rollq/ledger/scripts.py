@@ -21,7 +21,7 @@ from rollq.servers.durability import Durability, confirmed
 
 T = TypeVar("T")
 
-SHARED = ("common", "settle", "holds", "journal")
+SHARED = ("common", "admission", "settle", "holds", "journal")
 """Lua files whose functions scripts use, in this order: each uses what is before it."""
 FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 

@@ -20,6 +20,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
 from rollq.ledger.scripts import SHARED, Scripts
+from rollq.ledger.versions import Versions
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
@@ -125,6 +126,25 @@ def filter_out(ledger: Ledger, token: str, name: str) -> None:
     deliveries(ledger).skip(token, name, "equal", owner="1#first", filling=True)
 
 
+def versions(ledger: Ledger) -> Versions:
+    return Versions(ledger.redis, ledger.run)
+
+
+def admitted(ledger: Ledger) -> None:
+    versions(ledger).admit(2, 1, None)
+    two_groups(ledger)
+
+
+def trained(ledger: Ledger) -> None:
+    """Two batches of a run with admission, and the policies after them."""
+    versions(ledger).admit(1, 1, None)
+    ready(ledger)
+    for step, name in enumerate("gh", 1):
+        take(ledger, 1, f"t{step}")
+        ack(ledger, f"t{step}", name)
+        versions(ledger).publish(step, str(step), f"before{step}")
+
+
 END = encode_event(closed(), "r/g/0")
 ALL = ["r/g/0", "r/g/1", "r/h/0", "r/h/1"]
 
@@ -174,6 +194,10 @@ CASES = [
     Case("snapshot", held, lambda ledger: reader(ledger).standing()),
     Case("pin_tokenizer", two_groups, lambda ledger: ledger.pin_tokenizer("a", "b")),
     Case("seal", two_groups, Ledger.seal),
+    Case("admit", lambda ledger: None, lambda ledger: versions(ledger).admit(2, 1, 8)),
+    Case("publish", admitted, lambda ledger: versions(ledger).publish(3, "three", "t")),
+    Case("publish", trained, lambda ledger: versions(ledger).publish(1, "1", "restored")),
+    Case("claim", admitted, lambda ledger: ledger.claim("r/g/0", worker="w", token="t")),
 ]
 
 

@@ -42,7 +42,7 @@ if state == 'leased' then
 end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
-local hashes = redis.call('HMGET', meta, 'tokenizer_hash', 'template_hash')
+local hashes = redis.call('HMGET', meta, 'tokenizer_hash', 'template_hash', 'step', 'batch')
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
 if other or written ~= schema then
   redis.call('ZADD', prefix .. 'queued', 'XX', math.max(not_before, time + constants.refused_s), id)
@@ -70,5 +70,7 @@ redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, '
   'deadline', deadline, 'restart', 0, 'set_aside', set_aside, 'aside', aside, 'kept', length)
 redis.call('ZREM', prefix .. 'queued', id)
 redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
+local step = hashes[3] or (hashes[4] and '0')
+if step then redis.call('HSETNX', group.key, 'started', step) end
 count('claims')
 return { 'claimed', attempt, tostring(group.seq), set_aside, body, length }

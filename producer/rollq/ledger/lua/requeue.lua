@@ -1,8 +1,9 @@
 -- Start a dead job again, with no failures and an empty journal at its next claim. Its group comes back if it was
 -- dropped.
--- reads and writes  dead queued count open:<purpose> job:<job> group:<group> acked:<group>
+-- reads and writes  run dead queued count open:<purpose> job:<job> group:<group> acked:<group>
 -- ARGV   id token
 -- reply  ok | unknown | state (of a job that is not dead) | gone (its body) | group state (of one that goes without it)
+--        | replaced (its dropped group, by others that admission let in)
 check_indexes()
 local id, token = ARGV[2], ARGV[3]
 local job = typed('job:' .. id, 'hash')
@@ -15,6 +16,8 @@ if redis.call('HEXISTS', job, 'discarded') == 1 then return { 'gone' } end
 local group = read_group(parse(id))
 if not body and redis.call('HEXISTS', group.key, 'body') == 0 then return { 'gone' } end
 if group.state ~= 'open' and group.state ~= 'dropped' then return { 'group', group.state } end
+-- Others have entered in its place, and its graded members are of an old policy.
+if group.state == 'dropped' and group.purpose == 'train' and read_admission() then return { 'replaced' } end
 
 -- First, because Redis refuses it to users that may not submit.
 redis.call('ZADD', prefix .. 'queued', at_once(group.seq), id)

@@ -66,6 +66,15 @@ local function wake_consumers(purpose)
   end
 end
 
+-- A producer that waits for room tries again (submit.lua). It looks every second anyway, so one wake-up is enough.
+local function wake_producers()
+  if not (field('run', 'full:train') or field('run', 'full:eval')) then return end
+  local wake = prefix .. 'wake:producers'
+  redis.call('DEL', wake)
+  redis.call('LPUSH', wake, 1)
+  redis.call('EXPIRE', wake, constants.wake_s)
+end
+
 -- A dropped group whose dead members were all discarded can never come back, so its graded members are freed too.
 local function free_graded_members(group)
   if group.state ~= 'dropped' or group.discarded < group.dead then return end
@@ -143,6 +152,7 @@ local function settle(group, outcome)
     free_graded_members(group)
     count('groups_dropped')
     count('dropped', group.done)
+    wake_producers()
   end
   wake_consumers(group.purpose)
 end
@@ -210,6 +220,7 @@ local function drop_group(name, why, time)
   for _, of in ipairs({ 'body', 'schema', 'queue' }) do kept[of] = field('group:' .. name, of) end
   redis.call('DEL', key)
   wake_consumers(purpose)
+  wake_producers()
   if members == 0 then return end
   local size = math.max(1, members - ended.surplus)
   for of, value in pairs(kept) do redis.call('HSET', key, of, value) end

@@ -53,6 +53,11 @@ if ahead > 0 and unacknowledged >= ahead then
   redis.call('HSET', meta, 'full:' .. purpose, seconds(now()) .. ' ' .. ahead)
   return { 'full' }
 end
+local bound = purpose == 'train' and read_admission()
+if bound and capacity(bound) <= 0 then
+  redis.call('HSET', meta, 'full:train', seconds(now()) .. ' 0')
+  return { 'full' }
+end
 
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local publish_at = publish_in_s > 0 and now() + publish_in_s or 0

@@ -1,31 +1,43 @@
 -- Hand out groups, the lowest sequence first, all or none. Fewer only as the last batch of a sealed run: when no group
 -- is open and every hold of another consumer was renewed since this one began to wait, so that none of them comes back.
--- A repeat under the same token gets the same groups. A hold that is not renewed ends; after a silence of all reapers
--- and takers (run: heard:<purpose>) Redis may have been away, and live consumers get the time to renew first.
+-- A repeat under the same token gets the same groups. With `fill`, a hold that has fewer groups than are wanted gets as
+-- many more as it lacks, all or none: it lost some to a filter (ack.lua).
+-- A hold that is not renewed ends; after a silence of all reapers and takers (run: heard:<purpose>) Redis may have been
+-- away, and live consumers get the time to renew first.
+-- In a run with admission (run: staleness, batch) train groups go in the order of submission, and at most `batch` of
+-- them, because both hold the bound on staleness. A group that is older than the bound is skipped instead.
 -- A consumer that gets nothing may have itself woken (settle.lua: wake_consumers). An idle one asks for little.
 -- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> holds:<purpose> waiting:<purpose> count
---                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job>
+--                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job> acked:<group>
+--                   prompts:<group> journal:<job> journal:<job>#<attempt>
 -- ARGV   groups token hold_s purpose owner ('': no name) since (when it began to wait; 0: now), then flags (1 or 0):
 --        ordered (no group before an open one of lower sequence) exact (no short batch) again (only what is held
---        already) wake (when there may be more)
--- reply  groups dropped (of the run), then for each group: name seq size handed, then the state of each member
+--        already) wake (when there may be more) fill (up to that number what is held already)
+-- reply  groups dropped (of the run) step (the published one; '': none) published (times), then for each group: name seq
+--          size handed started (the step at its first claim; '': not known), then the state of each member
 --        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
 --          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
---        | again (a record could not be read: ask again) | fenced
+--          step published
+--        | again (a record could not be read, or groups were too old: ask again) | fenced | large most (groups of a batch)
 local wanted, token, hold_s, purpose, owner = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local since, ordered, exact, again, wake = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9] == '1', ARGV[10] == '1', ARGV[11] == '1'
+local fill = ARGV[12] == '1'
 local ready, open, held = prefix .. 'ready:' .. purpose, prefix .. 'open:' .. purpose, prefix .. 'held:' .. purpose
 local holds, waiting, hold = prefix .. 'holds:' .. purpose, prefix .. 'waiting:' .. purpose, prefix .. 'hold:' .. token
 local session, time = session_of(token), now()
 if since == 0 then since = time end
+local sealed, known, most, staleness, step, published =
+  unpack(checked('run', 'hash', 'HMGET', 'sealed', 'seq', 'batch', 'staleness', 'step', 'published'))
+step, published = step or (most and '0') or '', stored_number(published)
+most = purpose == 'train' and most and stored_number(most) -- in a run with admission
 local LIMIT = 1000
 
 local function dropped() return stored_number(field('count', 'groups_dropped')) end
 
 local function hand_out(groups)
-  local reply = { 'groups', dropped() }
+  local reply = { 'groups', dropped(), step, published }
   for _, group in ipairs(groups) do
-    local row = { group.name, tostring(group.seq), group.size, group.handed }
+    local row = { group.name, tostring(group.seq), group.size, group.handed, field('group:' .. group.name, 'started') or '' }
     for sample = 0, group.members - 1 do
       local state = field('job:' .. member(group.name, sample), 'state')
       -- A member that cannot be read counts as done: the consumer finds out when it reads its journal, and rejects it.
@@ -35,6 +47,29 @@ local function hand_out(groups)
   end
   redis.call('HDEL', waiting, session)
   return reply
+end
+
+-- Whether the group began under a policy that is too old by now. Admission sees to it that no group gets there, unless
+-- it was held while a trainer went on: by a consumer that died, for example.
+local function too_old(group)
+  local started = most and whole(field('group:' .. group.name, 'started'), 0, MOST)
+  return started and stored_number(step) - started > stored_number(staleness)
+end
+
+local function skip_old(groups)
+  local found = false
+  for _, group in ipairs(groups) do
+    if too_old(group) then
+      found = true
+      redis.call('ZREM', ready, group.name)
+      shrink(group, token)
+      count('groups_skipped')
+      count('skipped', group.done)
+      count('skipped:stale')
+    end
+  end
+  if found then wake_producers() end
+  return found
 end
 
 local function give_back_what_ran_out()
@@ -89,24 +124,38 @@ local function look_at_others()
   return groups, renewed, idle, mine
 end
 
+-- A named consumer's successor need not fill the batch.
+local function is_whole()
+  local consumer = fill and consumer_of(token)
+  if consumer then redis.call('HDEL', consumer, 'filling') end
+end
+
 if taken_over(token, owner) then return { 'fenced' } end
+if most and wanted > most then return { 'large', most } end
+ordered = ordered or most
+local mine = {}
 if #checked('hold:' .. token, 'set', 'SMEMBERS') > 0 then
   check_indexes()
   allow_without_memory()
-  local groups, names = held_groups(token, time), {}
-  for i, group in ipairs(groups) do
+  local names = {}
+  mine = held_groups(token, time)
+  for i, group in ipairs(mine) do
     names[i], group.handed = group.name, math.max(0, group.handed - 1)
   end
-  if #groups > 0 then
+  if #mine == 0 then
+    end_hold(purpose, token)
+  else
     renew_hold(purpose, token, names, time, hold_s)
-    return hand_out(groups)
+    if not fill or #mine >= wanted then
+      is_whole()
+      return hand_out(mine)
+    end
   end
-  end_hold(purpose, token)
 end
+wanted = wanted - #mine
 local some_held = checked('held:' .. purpose, 'zset', 'ZCARD') > 0
 if some_held then give_back_what_ran_out() end
 
-local sealed, known = unpack(checked('run', 'hash', 'HMGET', 'sealed', 'seq'))
 local count_open, count_ready = checked('open:' .. purpose, 'zset', 'ZCARD'), checked('ready:' .. purpose, 'zset', 'ZCARD')
 local others, renewed, idle, own = 0, true, true, {}
 if some_held then others, renewed, idle, own = look_at_others() end
@@ -116,19 +165,22 @@ if ordered and there > 0 and count_open > 0 then
   there = redis.call('ZCOUNT', ready, '-inf', '(' .. redis.call('ZRANGE', open, 0, 0, 'WITHSCORES')[2])
 end
 
-if there >= wanted or (last and not exact and there > 0) then
+if there >= wanted or (last and not exact and there + #mine > 0) then
   check_indexes()
   allow_without_memory()
-  local groups = {}
-  for _, name in ipairs(redis.call('ZRANGE', ready, 0, math.min(wanted, there) - 1)) do
+  local groups, all = {}, mine
+  local number = math.min(wanted, there)
+  for _, name in ipairs(number > 0 and redis.call('ZRANGE', ready, 0, number - 1) or {}) do
     local group = group_or_drop(name, time)
     if not group or group.state ~= 'ready' then
       redis.call('ZREM', ready, name)
       return { 'again' }
     end
-    groups[#groups + 1] = group
+    groups[#groups + 1], all[#all + 1] = group, group
   end
-  local reply = hand_out(groups)
+  if skip_old(groups) then return { 'again' } end
+  table.sort(all, function(a, b) return a.seq < b.seq end)
+  local reply = hand_out(all)
   for _, group in ipairs(groups) do
     redis.call('ZREM', ready, group.name)
     redis.call('ZADD', held, time + hold_s, group.name)
@@ -141,11 +193,12 @@ if there >= wanted or (last and not exact and there > 0) then
   if consumer and step_of(token) >= stored_number(redis.call('HGET', consumer, 'next')) then
     redis.call('HSET', consumer, 'next', step_of(token) + 1)
   end
+  is_whole()
   stamp(purpose, time)
   return reply
 end
 
-local over = sealed and count_open == 0 and count_ready == 0 and (others == 0 or (renewed and idle))
+local over = sealed and count_open == 0 and count_ready == 0 and #mine == 0 and (others == 0 or (renewed and idle))
 local ends = others > 0 and redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 if wake and not over then
   redis.call('DEL', prefix .. 'wake:' .. session)
@@ -154,4 +207,5 @@ if wake and not over then
   for _, of in ipairs(own) do redis.call('ZADD', holds, 'XX', time, of) end -- alive
 end
 return { 'wait', seconds(time), known and 1 or 0, sealed and 1 or 0, count_open, count_ready, others, last and 1 or 0,
-  over and 1 or 0, dropped(), ends and seconds(math.max(0, ends - time)) or '-1' }
+  over and 1 or 0, dropped(), ends and seconds(math.max(0, ends - time)) or '-1',
+  step, published }

@@ -1,0 +1,39 @@
+"""What a client has published, to be said again when Redis comes back without it."""
+
+import threading
+import uuid
+
+from rollq.errors import ContractError
+from rollq.ledger.versions import Versions
+
+LAST_STEP = 1_000_000_000
+"""Scripts count up to it."""
+LONGEST_NAME = 256
+"""Number of characters of a weight version's name."""
+
+
+class Publication:
+    """One publication. Each call says it; the ledger counts it once. Threads may call it."""
+
+    def __init__(self, versions: Versions, step: int, weight_version: str) -> None:
+        """Raises ContractError for a wrong step or version."""
+        if type(step) is not int or not 0 <= step < LAST_STEP:
+            raise ContractError(f"run {versions.run}: the step of a policy is a whole number from 0, not {step!r}")
+        if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_NAME:
+            raise ContractError(
+                f"run {versions.run}: a weight version is a text of 1 to {LONGEST_NAME} characters, not"
+                f" {weight_version!r:.300}"
+            )
+        self.step, self.number = step, 0
+        """`number`: how many publications the run had with this one; 0: it was not said yet."""
+        self._versions, self._version, self._token = versions, weight_version, uuid.uuid4().hex
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Raises what `Versions.publish` raises."""
+        with self._lock:
+            self.number = self._versions.publish(self.step, self._version, self._token, self.number)
+
+    def is_lost(self, published: int) -> bool:
+        """Whether a ledger with that many publications has lost this one."""
+        return published < self.number

@@ -1,0 +1,23 @@
+-- The engines serve the policy of a training step now. Waiting producers look again: there may be room. A step that is
+-- not above the published one is that of a restored checkpoint: the groups that were trained after it do not count.
+-- `number` is that of an earlier publication which is said again, because Redis may have lost it; it changes nothing
+-- when the ledger knows it, or a later one.
+-- reads and writes  run versions open:<purpose> ready:<purpose> waiting:<purpose> wake:<session>
+-- ARGV   step version token number (0: a new publication)
+-- reply  ok number (of publications) | name step (which has that version's name)
+local meta, versions = typed('run', 'hash'), typed('versions', 'hash')
+local step, version, token, number = tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
+local was, name, published, last, batch, trained =
+  unpack(redis.call('HMGET', meta, 'step', 'version', 'published', 'publication', 'batch', 'trained'))
+was, published = whole(was, 0, MOST), stored_number(published)
+if last == token or (number > 0 and published >= number) then return { 'ok', published } end
+if was and name == version and was ~= step then return { 'name', was } end
+
+allow_without_memory() -- the trainer acknowledges, which makes room, only after this
+redis.call('HSET', meta, 'step', step, 'version', version, 'published', published + 1, 'publication', token)
+redis.call('HSET', versions, version, step)
+if was and step <= was and batch then
+  redis.call('HSET', meta, 'trained', math.min(stored_number(trained), step * stored_number(batch)))
+end
+wake_producers()
+return { 'ok', published + 1 }

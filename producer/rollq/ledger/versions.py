@@ -1,0 +1,77 @@
+"""Which policy a run's engines serve, the order of its versions, and how many groups may run ahead of the trainer.
+
+Every change is one Lua script, atomic and safe to repeat with the same arguments. docs/ledger.md says what holds.
+"""
+
+from collections.abc import Collection, Sequence
+
+import redis
+
+from rollq.errors import SettingsError
+from rollq.ledger.replies import Admission, Published
+from rollq.ledger.scripts import Scripts
+
+
+class Versions:
+    """The policies of one run.
+
+    Every method raises LedgerError, naming run and key, when Redis refuses a write or a key cannot be read, and
+    redis.ConnectionError when Redis cannot be reached.
+    """
+
+    def __init__(self, client: "redis.Redis", run: str) -> None:
+        self.scripts = Scripts(client, run)
+        self.redis, self.run, self.keys = self.scripts.redis, run, self.scripts.keys
+
+    def publish(self, step: int, weight_version: str, token: str, number: int = 0) -> int:
+        """The engines serve the policy of this training step now. Returns how many publications there are.
+
+        A repeat with the same `token` changes nothing. With the `number` that an earlier publication got, that one is
+        said again, which changes nothing unless Redis has lost it. Raises SettingsError when another step is served
+        under this version's name.
+        """
+        status, found = self.scripts.call("publish", [step, weight_version, token, number])
+        if status == b"name":
+            raise SettingsError(
+                f"run {self.run}: weight version {weight_version!r} is step {found}, not {step}: tokens tell their step"
+                " by the version's name, so give the weights of each step another name"
+            )
+        return int(found)
+
+    def published(self) -> Published | None:
+        """What was published last; None when nothing was."""
+        step, version = self.scripts.guard(self.keys.meta, lambda: self.redis.hmget(self.keys.meta, "step", "version"))
+        return Published(int(step), version.decode()) if step else None
+
+    def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
+        """Fix how many groups for training may run ahead of the trainer. Raises SettingsError when the run has other
+        numbers."""
+        ours = [groups_per_batch, max_staleness, max_running or 0]
+        status, *theirs = self.scripts.call("admit", ours)
+        if status == b"other":
+            batch, staleness, running = (int(number) for number in theirs)
+            raise SettingsError(
+                f"run {self.run} admits groups for batches of {batch} with max_staleness {staleness} and max_running"
+                f" {running or None}, not {groups_per_batch}, {max_staleness} and {max_running}: admission is fixed for"
+                " the run. Leave it as it is, or use another run."
+            )
+
+    def steps(self, names: Collection[str]) -> dict[str, int]:
+        """The step of each of these versions, if it was published. A whole number that was not is itself the step."""
+        if not names:
+            return {}
+        key = f"{self.keys.prefix}versions"
+        found: Sequence[bytes | None] = self.scripts.guard(key, lambda: self.redis.hmget(key, list(names)))
+        steps = {name: int(step) for name, step in zip(names, found, strict=True) if step is not None}
+        return {name: int(name) for name in names if name.isascii() and name.isdigit()} | steps
+
+
+def read_policy(
+    step: bytes, version: bytes, batch: int, staleness: int, running: int, trained: int, capacity: int
+) -> tuple[Published | None, Admission | None]:
+    """What lua/snapshot.lua says of the run's policy."""
+    published = Published(int(step), version.decode("utf-8", "replace")) if step else None
+    if not batch:
+        return published, None
+    now = published.step if published else 0
+    return published, Admission(batch, staleness, running or None, now, trained, capacity)

@@ -1,0 +1,50 @@
+"""How old a batch's tokens are: the steps from the policy that sampled a token to the one that trains on it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rollq.trajectory import Sampled, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """Over the sampled tokens whose version has a known step, in training steps.
+
+    It is below 0 where a trainer went back to a checkpoint and the tokens are of a later policy.
+    """
+
+    max: int
+    """0 when no token's step is known, as is the mean."""
+    mean: float
+    unknown_tokens: int
+    """Number of sampled tokens whose version was never published."""
+
+
+def version_names(trajectories: Iterable[Trajectory]) -> set[str]:
+    """The versions that sampled them."""
+    return {
+        span.version
+        for trajectory in trajectories
+        for event in trajectory.events
+        if isinstance(event, Sampled)
+        for span in event.versions
+    }
+
+
+def staleness(
+    trajectories: Iterable[Trajectory], policy_step: int | None, version_steps: Mapping[str, int]
+) -> Staleness:
+    """The staleness of tokens that the policy of `policy_step` trains on. None: no step is known."""
+    tokens: dict[str, int] = {}
+    for trajectory in trajectories:
+        for event in trajectory.events:
+            for span in event.versions if isinstance(event, Sampled) else ():
+                tokens[span.version] = tokens.get(span.version, 0) + span.end - span.start
+    known = {name: number for name, number in tokens.items() if policy_step is not None and name in version_steps}
+    ages = {name: (policy_step or 0) - version_steps[name] for name in known}
+    total = sum(known.values())
+    return Staleness(
+        max=max(ages.values(), default=0),
+        mean=sum(ages[name] * number for name, number in known.items()) / total if total else 0.0,
+        unknown_tokens=sum(tokens.values()) - total,
+    )

@@ -23,6 +23,7 @@ CONTROL_TIMEOUT_S = 60.0
 FLUSH_TRIES, FLUSH_PAUSE_S = 20, 0.5
 """An engine whose requests were just aborted is idle a moment later."""
 NOT_FOUND = 404
+REFUSED = 400
 SHAPE = ("version", "tp_size", "dp_size", "pp_size", "ep_size", "dtype", "quantization")
 """What engines must have in common to hold the same tensors; fields of /server_info."""
 
@@ -209,6 +210,8 @@ class Engine:
             answer = self._connection.call("POST", "/flush_cache")
             if answer.ok:
                 return
+            if answer.status != REFUSED:
+                break
             time.sleep(FLUSH_PAUSE_S)
         raise ControlFailure(answer.refusal())
 
@@ -230,7 +233,7 @@ def engines_at(
     ControlFailure."""
     direct = Connection(url, key)
     if direct.call("GET", "/model_info", timeout_s=timeout_s).status != NOT_FOUND:
-        return [Engine(url, direct, on_step)]
+        return [Engine(mask_url(url), direct, on_step)]
     found = direct.call("GET", "/v1/rl/workers", timeout_s=timeout_s)
     if not found.ok or not isinstance(found.body, dict):
         raise ControlFailure(

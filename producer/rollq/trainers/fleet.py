@@ -257,11 +257,15 @@ def _checked(version: str) -> str:
 def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
     except ValueError:
         good = False
     if not good:
-        raise SettingsError(f"not the address of an engine, like http://HOST:PORT: {mask_url(url)}")
+        raise SettingsError(
+            f"not the address of an engine, like http://HOST:PORT: {mask_url(url)} (a key goes into a file)"
+        )
 
 
 def _read_key(file: Path) -> str:

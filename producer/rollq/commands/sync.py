@@ -1,0 +1,136 @@
+"""`rollq sync`: loads new weights into a fleet of engines, and publishes their version when all engines have it."""
+
+import argparse
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rollq.commands.connect import open_client, open_redis, settings
+from rollq.commands.flags.shared import (
+    Commands,
+    add_engines,
+    add_json,
+    add_redis,
+    add_run,
+    number,
+    one_of,
+    whole,
+    words,
+)
+from rollq.commands.progress import ProgressDisplay, open_progress
+from rollq.errors import SettingsError, SyncError
+from rollq.ledger.engine_addresses import read_list
+from rollq.settings import FILE, REDIS
+from rollq.trainers.engine_control import PauseMode
+from rollq.trainers.fleet import EngineUpdate, Fleet
+from rollq.urls import mask_url
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "sync",
+        help="load new weights into the engines",
+        description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
+        " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
+        " and --step, the version is published once all engines have it.",
+    )
+    add_engines(parser)
+    parser.add_argument(
+        "--path",
+        required=True,
+        metavar="DIR",
+        help="folder with the weights, as the engines see it",
+    )
+    parser.add_argument("--version", required=True, metavar="V", help="name of these weights, used for no others")
+    add_run(parser, required=False, help="run to publish the version to (none)")
+    parser.add_argument("--step", type=whole(0), metavar="K", help="training step that made these weights, with --run")
+    parser.add_argument(
+        "--pause",
+        type=one_of(PauseMode),
+        default=PauseMode.RETRACT,
+        metavar=words(PauseMode),
+        help="what happens to running requests: docs/weights.md (%(default)s; SGLang before 0.5.20: abort)",
+    )
+    parser.add_argument(
+        "--update-timeout",
+        type=number(0, above=True),
+        default=1800,
+        metavar="S",
+        help="seconds that one engine may take to load (%(default)s)",
+    )
+    parser.add_argument("--no-checksums", action="store_true", help="do not compare the engines' weights")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key that the engines ask for")
+    add_redis(parser)
+    add_json(parser, "end stdout with one JSON object: path, version, engines, failed, published")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.run_name is None) != (args.step is None):
+        raise SettingsError("--run and --step go together: the version is published as the policy of that step")
+    fleet = Fleet(
+        _addresses(args),
+        args.api_key_file,
+        pause=args.pause,
+        update_timeout_s=args.update_timeout,
+        checksums=not args.no_checksums,
+    )
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(open_client(args, args.run_name)) if args.run_name else None
+        try:
+            with open_progress(sys.stderr) as display:
+                updates = fleet.update(args.path, args.version, _reporter(display))
+        except SyncError as e:
+            _print(args, e.updated, e)
+            raise
+        if client:
+            client.publish(args.step, args.version)
+    _print(args, updates)
+    return 0
+
+
+def _addresses(args: argparse.Namespace) -> list[str]:
+    """The engines' addresses, those in files and in Redis included."""
+    sources = settings(args).engine_urls
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(open_redis(args)) if any(source.startswith(REDIS) for source in sources) else None
+        lists = [read_list(source, redis) if source.startswith((FILE, REDIS)) else (source,) for source in sources]
+    return list(dict.fromkeys(url for urls in lists for url in urls))
+
+
+def _reporter(display: ProgressDisplay) -> Callable[[str, str], None]:
+    """Shows what each engine does. It is called by the engines' threads."""
+    steps: dict[str, str] = {}
+    lock = threading.Lock()
+
+    def report(url: str, step: str) -> None:
+        with lock:
+            steps[url] = step
+            display.show(list(steps.values()).count("done"), len(steps), {mask_url(url): steps[url] for url in steps})
+
+    return report
+
+
+def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: SyncError | None = None) -> None:
+    failed = dict(error.failed) if error else {}
+    published = args.step if not error else None
+    if args.json:
+        engines = [asdict(update) for update in updates]
+        found = {"path": args.path, "version": args.version, "engines": engines}
+        print(json.dumps({**found, "failed": failed, "published": published}))
+        return
+    width = max(map(len, [*(update.url for update in updates), *failed]))
+    for update in updates:
+        done = f"loaded     paused {update.paused_s:.2f} s" if update.loaded else "unchanged"
+        print(f"{update.url:<{width}}  {done}  checksum {(update.checksum or 'none')[:8]}")
+    for url in failed:
+        print(f"{url:<{width}}  failed")
+    print(f"version {args.version} on {len(updates)} of {len(updates) + len(failed)} engines")
+    if published is not None:
+        print(f"published: run {args.run_name} is at step {published}")
+    elif not error:
+        print(f"next: rollq publish --run RUN --step K --version {args.version}")

@@ -1,0 +1,102 @@
+"""`rollq sync`: new weights on engines, and their version in a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollq import Client, cli
+from rollq.ledger.engine_addresses import add_address
+from tests.conftest import free_port
+from tests.rollq.commands.conftest import Fails
+from tests.rollq.trainers.fake_engines import FakeEngine, serving
+
+LINE = ("sync", "--path", "/weights/7", "--version", "v7")
+
+
+def engine_flags(*urls: str) -> list[str]:
+    return [word for url in urls for word in ("--engine", url)]
+
+
+def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--run", "r", "--step", "7", "--redis", redis_url]
+    with serving(FakeEngine(), FakeEngine()) as urls:
+        assert cli.main([*LINE, *engine_flags(*urls), *run]) == 0
+        said = capsys.readouterr()
+        assert cli.main([*LINE, *engine_flags(*urls), *run]) == 0  # again
+        again = capsys.readouterr().out
+    assert all(f"{url}  loaded     paused 0." in said.out and f"{url}  unchanged" in again for url in urls)
+    assert "version v7 on 2 of 2 engines\npublished: run r is at step 7\n" in said.out
+    assert "2/2  " in said.err and f"{urls[0]} done" in said.err
+    with Client(redis_url, run="r") as client:
+        published = client.published()
+    assert published and (published.step, published.weight_version) == (7, "v7")
+
+
+def test_without_a_run_the_next_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(FakeEngine()) as urls:
+        assert cli.main([*LINE, *engine_flags(*urls)]) == 0
+    assert capsys.readouterr().out.endswith("next: rollq publish --run RUN --step K --version v7\n")
+
+
+def test_a_failed_engine_is_named_and_nothing_is_published(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    run = ["--run", "r", "--step", "7", "--redis", redis_url]
+    with serving(engine := FakeEngine()) as urls:
+        for more in ([], ["--json"]):
+            assert cli.main([*LINE, *engine_flags(*urls, away), *run, *more]) == 1
+            said = capsys.readouterr()
+            assert f"rollq: 1 engines do not serve version 'v7': {away} (" in said.err
+            if more:
+                found = json.loads(said.out.splitlines()[-1])
+                assert [one["url"] for one in found["engines"]] == urls and list(found["failed"]) == [away]
+                assert found["published"] is None
+            else:
+                assert f"{away}  failed\nversion v7 on 1 of 2 engines\n" in said.out
+    assert engine.version == "v7"
+    with Client(redis_url, run="r") as client:
+        assert client.published() is None
+
+
+def test_engines_in_a_file_and_in_redis(redis_url: str, tmp_path: Path) -> None:
+    engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+    with serving(*engines) as urls, Client(redis_url, run="r") as client:
+        (file := tmp_path / "engines").write_text(f"# two\n{urls[0]}\n{urls[1]}/\n")
+        add_address(client.ledger.redis, "big", urls[2])
+        sources = engine_flags(f"file:{file}", "redis:big", urls[0])
+        assert cli.main([*LINE, *sources, "--redis", redis_url]) == 0
+    assert [engine.version for engine in engines] == ["v7"] * 3
+    assert engines[0].posts.count("/update_weights_from_disk") == 1
+
+
+def test_the_flags_reach_the_fleet(tmp_path: Path) -> None:
+    (key := tmp_path / "key").write_text("s3cret")
+    with serving(engine := FakeEngine()) as urls:
+        flags = ["--pause", "in_place", "--no-checksums", "--api-key-file", str(key)]
+        assert cli.main([*LINE, *engine_flags(*urls), *flags]) == 0
+    assert engine.body("/pause_generation") == {"mode": "in_place"}
+    assert "/weights_checker" not in engine.posts and engine.keys == {"Bearer s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--engine", "http://a:1", "--run", "r"], "--run and --step go together"),
+        (["--engine", "http://a:1", "--step", "1"], "--run and --step go together"),
+        (["--engine", "a"], "--engine"),
+        (["--engine", "file:/no/such/file"], "/no/such/file"),
+        (["--engine", "http://a:1", "--pause", "x"], "expected retract or in_place or abort"),
+        (["--engine", "http://a:1", "--api-key-file", "/no/key"], "/no/key"),
+        (["--engine", "http://a:1", "--update-timeout", "0"], "expected a number above 0"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_line_changes_nothing(flags: list[str], reason: str, fails: Fails) -> None:
+    assert reason in fails(*LINE, *flags)
+
+
+def test_redis_is_asked_before_the_engines(fails: Fails) -> None:
+    with serving(engine := FakeEngine()) as urls:
+        run = ["--run", "r", "--step", "7", "--redis", f"redis://127.0.0.1:{free_port()}/0"]
+        assert "no Redis at" in fails(*LINE, *engine_flags(*urls), *run, code=1)
+    assert engine.calls == []

@@ -1,0 +1,291 @@
+"""The weight update of a fleet, on servers that show every call."""
+
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollq.errors import SettingsError, SyncError
+from rollq.trainers.fleet import Fleet
+from tests.conftest import free_port
+from tests.rollq.trainers.fake_engines import HANG, OLD, FakeEngine, FakeSmg, serving
+from tests.waiting import until
+
+STEPS = ["/pause_generation", "/update_weights_from_disk", "/weights_checker", "/flush_cache", "/continue_generation"]
+WEIGHTS = "/weights/7"
+
+
+def failing(fleet: Fleet, path: str = WEIGHTS, version: str = "7") -> SyncError:
+    with pytest.raises(SyncError) as caught:
+        fleet.update(path, version)
+    return caught.value
+
+
+class TestUpdate:
+    def test_a_server_with_versions_per_token_retracts_and_flushes(self) -> None:
+        engine = FakeEngine()
+        engine.waiting = 3
+        with serving(engine) as urls:
+            [done] = Fleet(urls).update(WEIGHTS, "7")
+        assert engine.posts == STEPS
+        assert engine.body("/pause_generation") == {"mode": "retract"}
+        loaded = engine.body("/update_weights_from_disk")
+        assert (loaded["model_path"], loaded["weight_version"], loaded["flush_cache"]) == (WEIGHTS, "7", False)
+        assert (engine.version, engine.paused, engine.waiting) == ("7", None, 3)
+        assert (done.url, done.server, done.loaded) == (engine.url, "0.5.23", True)
+        assert done.paused_s > 0 and done.checksum
+
+    def test_an_older_server_aborts(self) -> None:
+        engine = FakeEngine(OLD)
+        with serving(engine) as urls:
+            Fleet(urls).update(WEIGHTS, "7")
+        assert engine.calls.count(("/pause_generation", {"mode": "abort"})) >= 1
+        assert all(body == {"mode": "abort"} for path, body in engine.calls if path == "/pause_generation")
+        assert (engine.version, engine.paused) == ("7", None)
+
+    def test_requests_are_aborted_where_a_queue_hinders_the_flush(self) -> None:
+        engine = FakeEngine()
+        engine.waiting, engine.flush_needs_empty_queue = 3, True
+        with serving(engine) as urls:
+            Fleet(urls).update(WEIGHTS, "7")
+        modes = [body["mode"] for path, body in engine.calls if path == "/pause_generation"]
+        assert modes == ["retract", "abort"]
+        assert (engine.version, engine.paused) == ("7", None)
+
+    def test_in_place_keeps_the_cache(self) -> None:
+        engine = FakeEngine()
+        with serving(engine) as urls:
+            Fleet(urls, pause="in_place").update(WEIGHTS, "7")
+        assert engine.posts == [step for step in STEPS if step != "/flush_cache"]
+
+    def test_an_engine_that_has_the_weights_is_left_alone(self) -> None:
+        engines = [FakeEngine(), FakeEngine()]
+        with serving(*engines) as urls:
+            fleet = Fleet(urls)
+            fleet.update(WEIGHTS, "7")
+            engines[0].calls.clear()
+            again = fleet.update(WEIGHTS, "7")
+        assert engines[0].posts == ["/weights_checker"]
+        assert [(done.loaded, done.paused_s) for done in again] == [(False, 0.0)] * 2
+
+    @pytest.mark.parametrize("change", [{"paused": "retract"}, {"path": "/weights/6"}, {"version": "6"}])
+    def test_an_engine_in_any_other_state_is_loaded(self, change: dict[str, str]) -> None:
+        engine = FakeEngine()
+        engine.version, engine.path = "7", WEIGHTS
+        for name, value in change.items():
+            setattr(engine, name, value)
+        with serving(engine) as urls:
+            [done] = Fleet(urls).update(WEIGHTS, "7")
+        assert done.loaded and engine.posts == STEPS and engine.paused is None
+
+    def test_no_engine_waits_for_one_that_hangs(self) -> None:
+        engines = [FakeEngine() for _ in range(3)]
+        engines[1].answers["/update_weights_from_disk"] = HANG
+        with serving(*engines) as urls:
+            found: list[SyncError] = []
+            thread = threading.Thread(target=lambda: found.append(failing(Fleet(urls))))
+            thread.start()
+            until(lambda: [engine.version for engine in engines if not engine.paused] == ["7", "7"])
+            assert thread.is_alive()
+            engines[1].over.set()
+            thread.join()
+        assert list(found[0].failed) == [engines[1].url]
+
+    def test_smg_leads_to_the_engines_behind_it(self) -> None:
+        engines = [FakeEngine(), FakeEngine()]
+        with serving(*engines), serving(FakeSmg(*engines)) as smg:
+            done = Fleet(smg).update(WEIGHTS, "7")
+            assert Fleet(smg).versions() == {engine.url: "7" for engine in engines}
+        assert [one.url for one in done] == [engine.url for engine in engines]
+        assert all(engine.posts == STEPS for engine in engines)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("step", STEPS)
+    def test_a_failed_engine_stays_paused_the_others_go_on_and_a_repeat_repairs(self, step: str) -> None:
+        engines = [FakeEngine() for _ in range(3)]
+        bad = engines[1]
+        with serving(*engines) as urls:
+            fleet = Fleet(urls)
+            fleet.update("/weights/6", "6")
+            bad.answers[step] = (500, {"success": False, "message": "out of\nmemory"})
+            if step == "/weights_checker":  # an engine that computes no checksum is not compared
+                assert [done.checksum is None for done in fleet.update(WEIGHTS, "7")] == [False, True, False]
+                return
+            error = failing(fleet)
+            assert list(error.failed) == [bad.url] and "HTTP 500 out of memory" in error.failed[bad.url]
+            assert bad.url in str(error) and "docs/weights.md" in str(error)
+            assert [done.url for done in error.updated] == [engines[0].url, engines[2].url]
+            assert [engine.paused for engine in engines if engine is not bad] == [None, None]
+            assert bad.paused or step == "/pause_generation"
+            bad.answers.clear()
+            assert [done.loaded for done in fleet.update(WEIGHTS, "7")] == [False, True, False]
+        assert [(engine.version, engine.paused) for engine in engines] == [("7", None)] * 3
+
+    def test_the_weights_must_be_in_use(self) -> None:
+        engine = FakeEngine()
+        engine.answers["/update_weights_from_disk"] = (200, {"success": True})
+        with serving(engine) as urls:
+            error = failing(Fleet(urls))
+        assert error.failed == {engine.url: "verify: it serves version '0' from /weights/0"}
+        assert engine.paused
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [
+            (HANG, "no answer to /update_weights_from_disk within 0.2 s"),
+            ((400, {"success": False, "message": "Failed to get weights iterator"}), "Failed to get weights iterator"),
+            ((401, {"error": "Unauthorized"}), "--api-key-file"),
+            ((302, ""), "HTTP 302"),
+            ((503, "<html>"), "HTTP 503 <html>"),
+        ],
+    )
+    def test_every_answer_ends_in_a_reason(self, answer: tuple[int, object], reason: str) -> None:
+        engine = FakeEngine()
+        engine.answers["/update_weights_from_disk"] = answer
+        with serving(engine) as urls:
+            error = failing(Fleet(urls, update_timeout_s=0.2))
+        assert error.failed[engine.url].startswith("update: ") and reason in error.failed[engine.url]
+
+    def test_an_engine_that_is_away_is_named(self) -> None:
+        engine, away = FakeEngine(), f"http://127.0.0.1:{free_port()}"
+        with serving(engine) as urls:
+            error = failing(Fleet([*urls, away]))
+        assert list(error.failed) == [away] and "ConnectionRefusedError" in error.failed[away]
+        assert engine.version == "7" and not engine.paused
+
+    @pytest.mark.parametrize("body", ["<html>", [], {"model_path": "x"}])
+    def test_another_server_is_named(self, body: object) -> None:
+        engine = FakeEngine()
+        engine.answers["/model_info"] = (200, body)
+        with serving(engine) as urls:
+            assert "is this an SGLang server?" in failing(Fleet(urls)).failed[engine.url]
+
+    def test_a_router_that_passes_nothing_on(self) -> None:
+        router = FakeEngine()
+        router.answers["/model_info"] = (404, "")
+        with serving(router) as urls:
+            assert "give the engines' own addresses" in failing(Fleet(urls)).failed[router.url]
+
+    def test_an_smg_without_workers(self) -> None:
+        with serving(FakeSmg()) as urls:
+            assert list(failing(Fleet(urls)).failed.values()) == ["this smg has no workers"]
+
+    def test_the_error_survives_pickling(self) -> None:
+        error = failing(Fleet([f"http://127.0.0.1:{free_port()}"]))
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.failed) == (str(error), error.failed)
+
+
+class TestChecksums:
+    def corrupt(self, *contents: str) -> list[FakeEngine]:
+        engines = [FakeEngine() for _ in contents]
+        for engine, content in zip(engines, contents, strict=True):
+            engine.contents[WEIGHTS] = content
+        return engines
+
+    def test_the_odd_one_stays_paused(self) -> None:
+        engines = self.corrupt("good", "bad", "good")
+        with serving(*engines) as urls:
+            error = failing(Fleet(urls))
+            assert list(error.failed) == [engines[1].url]
+            assert "checksum" in error.failed[engines[1].url]
+            assert [bool(engine.paused) for engine in engines] == [False, True, False]
+            engines[1].contents.clear()
+            engines[1].contents[WEIGHTS] = "good"
+            Fleet(urls).update(WEIGHTS, "7")
+        assert not any(engine.paused for engine in engines)
+
+    def test_of_two_neither_is_believed(self) -> None:
+        engines = self.corrupt("good", "bad")
+        with serving(*engines) as urls:
+            assert len(failing(Fleet(urls)).failed) == 2
+        assert all(engine.paused for engine in engines)
+
+    def test_an_engine_that_had_the_weights_is_paused_when_it_is_the_odd_one(self) -> None:
+        engines = self.corrupt("good", "bad", "good")
+        engines[1].version, engines[1].path = "7", WEIGHTS
+        with serving(*engines) as urls:
+            assert list(failing(Fleet(urls)).failed) == [engines[1].url]
+        assert engines[1].paused == "retract"
+
+    def test_engines_of_another_shape_are_not_compared(self) -> None:
+        engines = self.corrupt("in two parts", "whole", "in two parts")
+        for engine in engines[::2]:
+            engine.tp_size = 2
+        with serving(*engines) as urls:
+            assert len(Fleet(urls).update(WEIGHTS, "7")) == 3
+
+    def test_the_check_can_be_left_out(self) -> None:
+        engines = self.corrupt("one kernel's", "another's")
+        with serving(*engines) as urls:
+            assert {done.checksum for done in Fleet(urls, checksums=False).update(WEIGHTS, "7")} == {None}
+
+
+class TestPaused:
+    def test_all_engines_are_paused_for_the_transfer_and_named_after_it(self) -> None:
+        engines = [FakeEngine(), FakeEngine(OLD)]
+        with serving(*engines) as urls, Fleet(urls).paused("7"):
+            assert [engine.paused for engine in engines] == ["retract", "abort"]
+            assert [engine.version for engine in engines] == ["0", "0"]
+        assert [(engine.version, engine.paused) for engine in engines] == [("7", None)] * 2
+        assert engines[0].body("/update_weight_version")["abort_all_requests"] is False
+        assert "/flush_cache" in engines[0].posts
+
+    def test_a_transfer_that_fails_leaves_them_paused_and_says_so(self) -> None:
+        engines = [FakeEngine(), FakeEngine()]
+        with serving(*engines) as urls:
+            with pytest.raises(ZeroDivisionError) as caught, Fleet(urls).paused("7"):
+                raise ZeroDivisionError
+            assert all(url in caught.value.__notes__[0] for url in urls)
+            assert [(engine.version, engine.paused) for engine in engines] == [("0", "retract")] * 2
+            assert all(done.loaded for done in Fleet(urls).update("/weights/0", "0"))  # back to the last checkpoint
+        assert not any(engine.paused for engine in engines)
+
+    def test_without_all_engines_there_is_no_transfer(self) -> None:
+        engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+        engines[0].paused = "retract"  # by a transfer that failed
+        engines[1].answers["/pause_generation"] = (500, "")
+        with serving(*engines) as urls, pytest.raises(SyncError), Fleet(urls).paused("7"):
+            pytest.fail("there is nothing to transfer to")
+        assert [engine.paused for engine in engines] == ["retract", None, None]
+        assert [engine.version for engine in engines] == ["0"] * 3
+
+
+class TestVersions:
+    def test_an_engine_that_was_started_meanwhile_is_found(self) -> None:
+        engines, away = [FakeEngine(), FakeEngine()], f"http://127.0.0.1:{free_port()}"
+        with serving(*engines) as urls:
+            Fleet(urls[:1]).update(WEIGHTS, "7")
+            assert Fleet([*urls, away]).versions() == {urls[0]: "7", urls[1]: "0", away: None}
+
+
+class TestSettings:
+    @pytest.mark.parametrize("urls", [[], ["http://a:1", "http://a:1/"], ["a:1"], ["ftp://a"], ["http://a:b"], ["http://u:p@a:1"]])
+    def test_addresses_must_make_a_fleet(self, urls: list[str]) -> None:
+        with pytest.raises(SettingsError):
+            Fleet(urls)
+
+    def test_a_pause_and_a_version_must_be_known(self) -> None:
+        with pytest.raises(SettingsError, match="retract, in_place, abort"):
+            Fleet(["http://a:1"], pause="softly")
+        with pytest.raises(SettingsError, match="a name such as '41'"):
+            Fleet(["http://a:1"]).update(WEIGHTS, "")
+
+    def test_the_key_is_sent_and_never_shown(self, tmp_path: Path) -> None:
+        (file := tmp_path / "key").write_text("s3cret\n")
+        engine = FakeEngine()
+        with serving(engine) as urls:
+            Fleet(urls, file).update(WEIGHTS, "7")
+            assert engine.keys == {"Bearer s3cret"}
+            engine.answers["/pause_generation"] = (403, "no")
+            assert "s3cret" not in repr(failing(Fleet(urls, file), version="8"))
+
+    @pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff\xfe"])
+    def test_a_file_without_a_key(self, tmp_path: Path, content: bytes | None) -> None:
+        file = tmp_path / "key"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(SettingsError, match=str(file)):
+            Fleet(["http://a:1"], file)

@@ -3,9 +3,11 @@
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from functools import partial
+from math import fsum
 from typing import Any
 
 from rollq.batch import Batch
@@ -49,6 +51,14 @@ def add(commands: Commands) -> None:
         "--wait", action="store_true", help="wait for a run that does not exist yet (without it, that is an error)"
     )
     add_out(parser)
+    parser.add_argument(
+        "--keep",
+        metavar="NAME",
+        help="keep only the groups that this filter wants: unequal_rewards, or module:function; the others are skipped",
+    )
+    parser.add_argument(
+        "--reward", metavar="MODULE:FUNCTION", help="rewards of a function of yours in place of the environment's"
+    )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     parser.add_argument(
         "--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again a minute later"
@@ -72,6 +82,7 @@ class Pull:
         self.jobs: Counter[str] = Counter()
         """How often each job was acknowledged, or received with --no-ack."""
         self.summary = Summary()
+        self.rewards: list[float] = []
         self._out = out
 
     @property
@@ -84,6 +95,7 @@ class Pull:
             return
         if not self.args.no_ack:
             batch.ack()
+        self.rewards += batch.rewards
         for trajectory in batch.trajectories:
             self.jobs[trajectory.job.id] += 1
             self.summary.add(trajectory)
@@ -96,13 +108,15 @@ class Pull:
             "missing": self.missing,
             "delivered": len(self.jobs),
             "duplicates": sum(count - 1 for count in self.jobs.values()),
-            "reward_mean": self.summary.reward_mean,
+            "reward_mean": fsum(self.rewards) / len(self.rewards) if self.rewards else None,
             "stops": dict(self.summary.stops),
             **({"repeated": self._out.repeated} if self._out else {}),
         }
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.keep or args.reward:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`, so that a function beside the file is found
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
@@ -141,10 +155,11 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
             "jobs": unfinished_and_dead(stats),
         }
         progress.show(len(pull.groups), args.groups, facts)
+        most = standing.admission.groups_per_batch if standing.admission else LARGEST_BATCH
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
-        return min(LARGEST_BATCH, pull.missing, max(1, standing.ready))
+        return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    with client.consumer(args.purpose) as consumer:
+    with client.consumer(args.purpose, keep=args.keep, reward=args.reward) as consumer:
         why = partial(explain, client.reader, args.purpose)
         for batch in batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)):
             try:

@@ -4,14 +4,16 @@ acknowledged."""
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from rollq.batch import Batch
 from rollq.client.consumer import Consumer
 from rollq.client.waits import WaitLog
-from rollq.errors import PullTimeout
-from rollq.export.record import Unexportable
+from rollq.errors import ContractError, PullTimeout
+from rollq.export.record import Unexportable, unexportable
 from rollq.export.trajectory_output import TrajectoryOutput
+from rollq.trajectory import Closed, Trajectory
 
 LOOK_S = 5.0
 """Seconds between two looks at the run while waiting."""
@@ -55,11 +57,29 @@ def save(batch: Batch, out: TrajectoryOutput | None) -> bool:
     """
     try:
         if out:
-            out.save(batch.trajectories)
+            out.save(_with_rewards(batch))
     except Unexportable as e:
         batch.reject(e.job_id, str(e))
         return False
     return True
+
+
+def _with_rewards(batch: Batch) -> list[Trajectory]:
+    """The batch's trajectories with the rewards of the reward function, if there is one; `info` has the environment's
+    then. Raises Unexportable when `info` cannot be read."""
+    found: list[Trajectory] = []
+    for group in batch.groups:
+        found += group.trajectories if group.scores is None else map(_rewarded, group.trajectories, group.scores)
+    return found
+
+
+def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
+    end = cast(Closed, trajectory.closed)
+    try:
+        info = {**end.info, "environment_reward": end.reward}
+    except ContractError as e:
+        raise unexportable(trajectory, e) from e
+    return replace(trajectory, events=[*trajectory.events[:-1], replace(end, reward=reward, info=info)])
 
 
 def unfinished_and_dead(stats: Mapping[str, Any]) -> str:

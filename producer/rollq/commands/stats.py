@@ -14,7 +14,7 @@ from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
 
 ROWS = {
-    "jobs": ("submitted", "queued", "leased", "done", "dead"),
+    "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
     "groups": ("groups_open", "groups_ready", "groups_held", "groups_acked", "groups_skipped", "groups_dropped"),
     "delivery": ("delivered", "duplicates", "redelivered", "resubmitted", "fenced"),
     "work": ("turns", "sampled_tokens", "total_tokens"),
@@ -74,7 +74,7 @@ def table(counts: Mapping[str, Any]) -> list[str]:
         lines.append(f"{subject:<9} " + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys))
     lines.append(f"fidelity  {_fidelity(counts)}")
     lines.append(f"reward    {mean} mean")
-    for subject in ("stops", "failures"):
+    for subject in ("stops", "failures", "skips"):
         if counts[subject]:
             lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))
     if counts["waits"]:

@@ -51,6 +51,14 @@ def add(commands: Commands) -> None:
 def _add_groups(parser: argparse.ArgumentParser) -> None:
     add_purpose(parser, "train, or eval: groups that are never handed to a trainer (%(default)s)")
     parser.add_argument(
+        "--spare",
+        type=whole(0),
+        default=0,
+        metavar="M",
+        help="play M samples more than --size of each group, and end those that are left when --size are graded"
+        " (%(default)s)",
+    )
+    parser.add_argument(
         "--min-viable",
         type=whole(1),
         metavar="N",

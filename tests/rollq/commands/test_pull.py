@@ -22,7 +22,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
 from tests.rollq.groups import drop_group, end_holds, finish_groups
-from tests.rollq.samples import group, reader
+from tests.rollq.samples import group, play, reader
 
 
 def pull(redis_url: str, groups: int, *more: str) -> int:
@@ -284,3 +284,75 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
     assert last.endswith("start it again and repeat the same line")
+
+
+RULES = """
+def sample(trajectory):
+    return float(trajectory.job.sample)
+
+def none(group):
+    return False
+
+def broken(trajectory):
+    raise ValueError("not today")
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of the user in the folder in which the command runs."""
+    (tmp_path / "pull_rules.py").write_text(RULES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "pull_rules", raising=False)
+
+
+def test_only_groups_that_the_filter_keeps_are_written(
+    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish_groups(ledger, "a", "b")
+    ledger.submit(group("c"))
+    play(ledger, "r/c/0", 0.0)
+    play(ledger, "r/c/1", 1.0)
+    ledger.seal()
+    assert pull(redis_url, 3, "--keep", "unequal_rewards", "--out", str(out)) == 1
+    assert jobs(out) == ["r/c/0", "r/c/1"]
+    assert "2 of 3 groups are missing" in capsys.readouterr().err
+    assert reader(ledger).stats()["skips"] == {"unequal_rewards": 2}
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_the_file_has_the_rewards_of_the_reward_function(
+    redis_url: str, ledger: Ledger, out: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish_groups(ledger, "a", seal=True)
+    flags = ("--keep", "unequal_rewards", "--reward", "pull_rules:sample", "--json")
+    assert pull(redis_url, 1, *flags, "--out", str(out.with_name(name))) == 0
+    assert json.loads(capsys.readouterr().out)["reward_mean"] == 0.5
+    if name == "out.jsonl":
+        written = [json.loads(line) for line in out.read_text().splitlines()]
+        rewards = [(line["reward"], line["info"]["environment_reward"]) for line in written]
+        assert rewards == [(0.0, 1.0), (1.0, 1.0)]
+    else:
+        assert pq.read_table(out.with_name(name), columns=["reward"])["reward"].to_pylist() == [0.0, 1.0]
+    assert cli.main(["validate", str(out.with_name(name))]) == 0
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
+    redis_url: str, ledger: Ledger, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish_groups(ledger, "a", seal=True)
+    assert pull(redis_url, 1, "--out", str(out), "--reward", "pull_rules:broken") == 1
+    assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in capsys.readouterr().err
+    assert pull(redis_url, 1, "--out", str(out), "--reward", "pull_rulez:broken") == 2
+    assert "there is no module pull_rulez" in capsys.readouterr().err
+    assert (reader(ledger).stats()["groups_held"], reader(ledger).stats()["groups_acked"]) == (1, 0)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_filter_that_keeps_nothing_empties_the_run(redis_url: str, ledger: Ledger, out: Path) -> None:
+    finish_groups(ledger, "a", "b", seal=True)
+    assert pull(redis_url, 2, "--keep", "pull_rules:none", "--out", str(out)) == 1
+    assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}

@@ -28,7 +28,7 @@ TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
-    " single_tool history seed user purpose min_viable queue labels"
+    " single_tool history seed user purpose spare min_viable queue labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -189,6 +189,7 @@ def describe(args: argparse.Namespace) -> str:
     labels = ",".join(f"{key}={value}" for key, value in args.labels.items()) or None
     queue = None if args.queue == QUEUE else args.queue
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
+    shown["spare"] = args.spare or None
     shown["agent"] = args.agent[0]
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
@@ -219,6 +220,7 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         purpose=args.purpose,
         seed=args.seed + epoch,
         size=args.size,
+        spare=args.spare,
         min_viable=args.min_viable or 0,
         queue=args.queue,
         labels=args.labels,
@@ -281,7 +283,7 @@ def source_name(args: argparse.Namespace) -> str:
     before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
-    shape += [args.queue, args.labels, args.agent[0]]
+    shape += [args.queue, args.labels, args.agent[0], *([args.spare] if args.spare else [])]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 

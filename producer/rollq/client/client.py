@@ -3,29 +3,39 @@
 It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
+from rollq.client.collector import Collector
 from rollq.client.consumer import Consumer, Order, check_wanted
+from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
 from rollq.client.producer import Producer
+from rollq.client.publication import Publication
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
+from rollq.functions import Keep, Reward
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import DeadLetter, JobState, Submission
+from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
+from rollq.ledger.versions import Versions
 from rollq.servers.connection import connect, retry
 from rollq.servers.durability import Durability
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
+log = logging.getLogger("rollq")
+
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
+MOST_GROUPS = 1_000_000
+"""Largest number that `admit` takes."""
 MOST_DAYS = 36_500
 """Days for which a run may be told to keep its records."""
 
@@ -64,6 +74,7 @@ class Client:
         self.run = run
         self.ledger = Ledger(connect(settings.redis_url), run, Durability(durability))
         self.reader = LedgerReader(self.ledger.redis, run)
+        self.versions = Versions(self.ledger.redis, run)
         self.dead_letters = DeadLetters(self.ledger.redis, run)
         """Requeue, discard and cancel jobs; forget the run."""
         self.delivered = 0
@@ -72,7 +83,9 @@ class Client:
         """Jobs received by `batches` although an earlier batch, of this or another consumer, held them."""
         self._hold_s = hold_s
         self._publisher = Publisher(settings.broker_url)
+        self._evaluations: list[Evaluation] = []
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
+        self._publication: Publication | None = None
 
     @property
     def broker_error(self) -> str | None:
@@ -136,6 +149,51 @@ class Client:
             raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
         self._producer.fix("keep", lambda: self.ledger.keep(days))
 
+    def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
+        """Bound the staleness of training: new groups for training wait in `submit` while they would be trained on
+        more than `max_staleness` steps after they began. 0 is strictly on policy. Call it before the first submission.
+
+        A training step takes one batch of `groups_per_batch` groups, in the order of submission, and ends with
+        `publish`. `max_running`: most groups that are being played at a time. Evaluation is not bounded. The numbers
+        are fixed for the run: other ones raise SettingsError.
+        """
+        for name, number, least in (
+            ("groups_per_batch", groups_per_batch, 1),
+            ("max_staleness", max_staleness, 0),
+            ("max_running", 1 if max_running is None else max_running, 1),
+        ):
+            if type(number) is not int or not least <= number <= MOST_GROUPS:
+                raise SettingsError(
+                    f"run {self.run}: {name} is a whole number from {least} to {MOST_GROUPS}, not {number!r}"
+                )
+        self._producer.fix("admission", lambda: self.versions.admit(groups_per_batch, max_staleness, max_running))
+
+    def publish(self, step: int, weight_version: str | None = None) -> None:
+        """Say that the engines serve the policy of this training step from now on. Call it once they do.
+
+        `weight_version`: their name of it, by which a token's version becomes a step (default: the step as text). The
+        first policy is step 0, and each batch trained on makes the next. A step that is not above the published one
+        says that the trainer went back to a checkpoint. When Redis loses the publication, this client says it again.
+        Raises ContractError for a wrong step or version, SettingsError when the version that is served is another step.
+        """
+        publication = Publication(self.versions, step, str(step) if weight_version is None else weight_version)
+        self._producer.fix("publication", publication)
+        self._publication = publication
+
+    def published(self) -> Published | None:
+        """The policy that was published last; None when none was."""
+        return retry(self.versions.published)
+
+    def _look(self, published: int) -> int | None:
+        """Says again what Redis has lost when the ledger knows fewer publications than this client. Returns the step
+        then."""
+        if self._publication is None or not self._publication.is_lost(published):
+            return None
+        step = self._publication.step
+        log.warning("run %s: Redis has lost the publication of step %d: it is said again", self.run, step)
+        self._producer.fix_again()
+        return step
+
     def batches(
         self,
         groups: int,
@@ -146,6 +204,8 @@ class Client:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
+        keep: Keep | None = None,
+        reward: Reward | None = None,
     ) -> Iterator[Batch]:
         """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
@@ -155,7 +215,8 @@ class Client:
         the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others those of `consumer`.
         """
         check_wanted(groups, timeout)
-        return self._batches(self.consumer(purpose, order=order, name=name, step=step), groups, timeout, exact)
+        consumer = self.consumer(purpose, order=order, name=name, step=step, keep=keep, reward=reward)
+        return self._batches(consumer, groups, timeout, exact)
 
     def consumer(
         self,
@@ -164,6 +225,8 @@ class Client:
         order: Order = "ready",
         name: str | None = None,
         step: int | None = None,
+        keep: Keep | None = None,
+        reward: Reward | None = None,
     ) -> Consumer:
         """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end.
 
@@ -175,11 +238,55 @@ class Client:
         last batch that the trainer's checkpoint holds. The batches up to it are acknowledged first, so that the trainer
         gets exactly what it had trained on after the checkpoint, then new groups. Raises LedgerError when a later batch
         was acknowledged already.
+
+        `keep`: the filter of dynamic sampling: `"unequal_rewards"`, an import path `"module:function"`, or a function
+        of a `Group`. A group for which it is False is skipped under the filter's name, and the batch is filled up, so
+        it is short only at the end of a sealed run. `reward`: an import path or a function of a `Trajectory`. Rewards
+        and advantages of groups and batches are its numbers then; `trajectory.reward` stays the environment's. When one
+        of them fails, `next` raises FunctionError, and the next call gets the same groups. Raises SettingsError for a
+        function that is not there.
         """
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
-        return Consumer(deliveries, Purpose(purpose), self._hold_s, order=order, name=name, step=step)
+        return Consumer(
+            deliveries,
+            Purpose(purpose),
+            self._hold_s,
+            order=order,
+            name=name,
+            step=step,
+            keep=keep,
+            reward=reward,
+            look=self._look,
+        )
+
+    def evaluate(
+        self, tasks: Iterable[Job], k: int, version: str | None = None, *, name: str | None = None
+    ) -> Evaluation:
+        """Play each task k times in the background, and keep the result with the run.
+
+        It is an evaluation of the weight version that is published now, or of `version`. Engines serve one version at a
+        time, so tokens that another one sampled are counted in `Result.other_versions`. `tasks` are jobs; their group,
+        sample, size and purpose are filled in. The groups have purpose eval: no trainer's loop meets them, and they
+        take no room from training. `name` (default: the version) tells evaluations of one version with different tasks
+        apart.
+
+        The same call after a restart goes on where it was, and returns the stored result once it is complete. Raises
+        ContractError for wrong tasks or `k`, SettingsError when no version was published and none is given.
+        """
+        version = version or self._published_version()
+        jobs = evaluation_jobs(self.run, name or version, list(tasks), k)
+        collector = Collector(LedgerReader(self.ledger.redis, self.run), jobs, name=name or version, version=version)
+        # No limit to the groups: the tasks are counted, and workers may not be there yet.
+        evaluation = Evaluation(collector, lambda: self._producer.submit(jobs, 0, source_name(jobs)))
+        self._evaluations = [*(other for other in self._evaluations if not other.done()), evaluation]
+        return evaluation
+
+    def _published_version(self) -> str:
+        if published := self.published():
+            return published.weight_version
+        raise SettingsError(f"run {self.run}: no weight version was published: name it with evaluate(version=)")
 
     def trajectory(self, job_id: str, attempt: int | None = None) -> Trajectory:
         """A job's episode as far as it was played. The episode of a dead job ends with its failure.
@@ -229,6 +336,8 @@ class Client:
         return self.reader.stats()
 
     def close(self) -> None:
+        for evaluation in self._evaluations:
+            evaluation.close()
         self._producer.close()
         self._publisher.close()
         self.ledger.redis.close()

@@ -1,7 +1,8 @@
-"""`rollq eval`: plays each task several times over the workers, and reports how often the policy succeeds.
+"""`rollq eval`: plays each task several times over the workers, reports how often the policy succeeds, and keeps the
+result with the run.
 
-Nothing is acknowledged before the whole result is printed, so the same line can be repeated after a crash and counts
-each try once.
+The result is stored before anything is acknowledged, so the same line can be repeated after a crash, and prints the
+result again at any time.
 """
 
 import argparse
@@ -10,23 +11,31 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from statistics import fmean
 from typing import Any
 
-from rollq.batch import Batch
 from rollq.client.client import Client
-from rollq.client.consumer import Consumer
-from rollq.client.waits import explain
+from rollq.client.collector import Collector
+from rollq.client.waits import WaitLog, explain
 from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import run_file
-from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout
+from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
 from rollq.commands.progress import ProgressDisplay, open_progress
-from rollq.commands.receive import batches, save, unfinished_and_dead
-from rollq.errors import NotHeld, PullTimeout, RollqError, SettingsError
+from rollq.commands.receive import LOOK_S, unfinished_and_dead
+from rollq.errors import PullTimeout, SettingsError
+from rollq.evaluation import report
+from rollq.evaluation.comparison import Comparison, compare
+from rollq.evaluation.result import Result
+from rollq.evaluation.store import Store
+from rollq.export import jsonl
 from rollq.export.formats import open_output
-from rollq.export.summary import Summary
-from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
+from rollq.ledger.reader import LedgerReader
+
+PAUSE_S = 0.25
+"""Seconds between two looks at the groups."""
 
 
 def add(commands: Commands) -> None:
@@ -34,69 +43,77 @@ def add(commands: Commands) -> None:
         "eval",
         help="measure a policy: mean reward and pass^k",
         description="Submits each task --size times to a new run, waits while the workers play, and reports the mean"
-        " reward and pass^k: the chance that k tries at a task all succeed. If it is stopped, repeat the same line.",
+        " reward and pass^k: the chance that k tries at a task all succeed. The result is kept with the run: the same"
+        " line prints it again, and goes on after a crash.",
     )
     run_file.add(parser)
     add_run(parser, help="name of a run that has no other jobs")
     job_flags.add_tasks(parser, split="test", size=4)
     job_flags.add_play(parser)
+    parser.add_argument(
+        "--show",
+        action=_Show,
+        type=place,
+        metavar="RUN[@NAME]",
+        help="print the stored result of that run and play nothing; with a name, one that a trainer stored",
+    )
+    parser.add_argument(
+        "--compare", type=place, metavar="RUN[@NAME]", help="compare with that evaluation, task by task"
+    )
     add_timeout(parser)
     add_out(parser)
     add_redis(parser)
     add_broker(parser)
-    add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md)")
-    parser.set_defaults(run=run, purpose=Purpose.EVAL, epochs=1, min_viable=None)
+    add_json(parser, "end stdout with one JSON object (its fields: docs/evaluate.md)")
+    parser.set_defaults(run=run, purpose=Purpose.EVAL, epochs=1, spare=0, min_viable=None)
 
 
-class Evaluation:
-    """The tries graded so far. A task with a dead try is left out, because it has too few tries for pass^k."""
+class _Show(argparse.Action):
+    """Makes the flags that say what is played optional."""
 
-    def __init__(self, args: argparse.Namespace, out: TrajectoryOutput | None) -> None:
-        self.args = args
-        self.jobs: int = len(args.tasks) * args.size
-        self.summary = Summary()
-        self._out = out
-        self._groups: dict[str, Callable[[], None]] = {}
-        """How to acknowledge each group. The trajectories themselves are not kept: they would fill the memory."""
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, values)
+        for action in parser._actions:
+            action.required = False
 
-    @property
-    def complete(self) -> bool:
-        return self.summary.graded == self.jobs
 
-    def receive(self, batch: Batch) -> None:
-        """Counts the batch's tries, and does not acknowledge it yet. Raises NotHeld."""
-        if not save(batch, self._out):
-            return
-        for group in batch.groups:
-            if group.id not in self._groups:  # else the hold was lost and the group came again
-                for trajectory in group.trajectories:
-                    self.summary.add(trajectory)
-            self._groups[group.id] = batch.ack
-
-    def ack(self) -> None:
-        for acknowledge in self._groups.values():
-            with contextlib.suppress(NotHeld):  # the result is printed by now
-                acknowledge()
-
-    def result(self, dead: int, wall_s: float) -> dict[str, Any]:
-        args, s = self.args, self.summary
-        return {
-            "run": args.run_name,
-            "env": args.env,
-            "split": args.split,
-            "tasks": len(args.tasks),
-            "size": args.size,
-            "submitted": self.jobs,
-            "done": s.trajectories,
-            "dead": dead,
-            **s.numbers(args.size),
-            "reward_stderr": s.reward_stderr,
-            "versions": sorted(s.versions),
-            "wall_s": round(wall_s, 3),
-        }
+def place(text: str) -> tuple[str, str]:
+    """An argument type: a run, and the name of an evaluation in it, which is empty for a run of `rollq eval`."""
+    run_name, _, evaluation = text.partition("@")
+    return name(run_name), evaluation
 
 
 def run(args: argparse.Namespace) -> int:
+    return _show(args) if args.show else _evaluate(args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    with open_client(args, args.show[0], known=True) as client:
+        result = _stored(client.reader, args.show)
+        _report(args, client, result, _comparison(args, client, result))
+    return 0 if result.complete else 1
+
+
+def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
+    """The stored evaluation. Raises SettingsError, with those that are there, when it is not."""
+    run_name, evaluation = where
+    store = Store(reader.scripts)
+    if found := store.load(evaluation):
+        return found
+    names = [f"{run_name}@{other}" if other else run_name for other in store.names()]
+    there = f"it has {', '.join(names)}" if names else "it has none that is finished"
+    raise SettingsError(f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}")
+
+
+def _comparison(args: argparse.Namespace, client: Client, result: Result) -> Comparison | None:
+    """Raises SettingsError when the other evaluation is not there, or has other tasks."""
+    if not args.compare:
+        return None
+    other = _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare)
+    return compare(result, other, report.title(other))
+
+
+def _evaluate(args: argparse.Namespace) -> int:
     began = time.monotonic()
     job_flags.check_jobs(args)
     with contextlib.ExitStack() as stack:
@@ -105,21 +122,26 @@ def run(args: argparse.Namespace) -> int:
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         if out:
             out.run_began = client.reader.began
+        if args.compare:
+            _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare)  # before anything is played
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(job_flags.describe(args))
-        _submit(args, client, progress)
-        evaluation = Evaluation(args, out)
-        with client.consumer(Purpose.EVAL) as consumer:
-            _collect(evaluation, client, consumer, progress)
-            progress.close()
-            result = evaluation.result(client.stats()["dead"], time.monotonic() - began)
-            _report(args, result)
-            if evaluation.complete:
-                evaluation.ack()
-                return 0
+        submit = partial(_submit, args, client, progress)
+        on_group = out.save if out else lambda trajectories: None
+        collector = Collector(client.reader, list(job_flags.jobs(args)), on_group=on_group)
+        submit()
+        _collect(args, collector, submit, client, progress)
+        progress.close()
+        result = collector.save()
+        if out:
+            collector.ack()
+        _report(args, client, result, _comparison(args, client, result), time.monotonic() - began)
+    if result.complete:
+        return 0
+    missing = result.size * len(result.left_out)
     print(
-        f"rollq: incomplete: {evaluation.jobs - result['done']} of {evaluation.jobs} tries are missing, and their tasks"
-        f" are left out; the reasons: rollq dead --run {args.run_name}; to play them again: rollq requeue --run"
+        f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
+        f" out; the reasons: rollq dead --run {args.run_name}; to play them again: rollq requeue --run"
         f" {args.run_name}, then repeat this line",
         file=sys.stderr,
     )
@@ -127,70 +149,82 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
-    """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs, RollqError when it was
-    evaluated before."""
+    """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
     first = next(job_flags.jobs(args))
     if client.stats()["submitted"] and client.reader.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
-    groups = len(args.tasks)
     job_flags.pin_tokenizer(args, client)
-    client.submit(job_flags.ShownJobs(args, progress), ahead=groups, source=job_flags.source_name(args))
+    jobs = job_flags.ShownJobs(args, progress)
+    client.submit(jobs, ahead=len(args.tasks), source=job_flags.source_name(args))
     client.seal()
-    if client.stats()["groups_acked"] == groups:
-        raise RollqError(f"run {args.run_name} was evaluated before: evaluate again under another --run")
 
 
-def _collect(evaluation: Evaluation, client: Client, consumer: Consumer, progress: ProgressDisplay) -> None:
-    """Receives batches until every try is graded or dead. Raises PullTimeout."""
-    args = evaluation.args
+def _collect(
+    args: argparse.Namespace,
+    collector: Collector,
+    submit: Callable[[], None],
+    client: Client,
+    progress: ProgressDisplay,
+) -> None:
+    """Reads groups until every try is graded or dead. Raises PullTimeout."""
+    total, shown = len(collector.jobs) * args.size, float("-inf")
+    deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
+    why = partial(explain, client.reader, Purpose.EVAL)
+    wait = WaitLog(why)
+    while True:
+        if collector.look():  # Redis came back without its last writes
+            submit()
+        if collector.settled or time.monotonic() - shown >= LOOK_S:
+            shown = time.monotonic()
+            progress.show(collector.graded, total, _facts(args, collector, client))
+        if collector.settled:
+            return
+        if (left := deadline - time.monotonic()) <= 0:
+            raise PullTimeout(
+                f"run {args.run_name}: {collector.graded} of {total} tries were graded within {args.timeout:g} s."
+                f" {why() or f'See rollq stats --run {args.run_name}'}. To continue, repeat the same line"
+            )
+        wait.look()
+        time.sleep(min(PAUSE_S, left))
 
-    def look() -> int:
-        progress.show(evaluation.summary.trajectories, evaluation.jobs, _facts(evaluation, client, consumer))
-        return 1
 
-    def why(groups: int) -> str:
-        return explain(client.reader, Purpose.EVAL, wanted=groups, own=consumer.held)
-
-    try:
-        for batch in batches(consumer, look, timeout=args.timeout, explain=why):
-            with contextlib.suppress(NotHeld):  # it is handed out again
-                evaluation.receive(batch)
-    except PullTimeout as e:
-        raise PullTimeout(
-            f"run {args.run_name}: {evaluation.summary.trajectories} of {evaluation.jobs} tries were graded within"
-            f" {args.timeout:g} s. {why(1) or f'See rollq stats --run {args.run_name}'}. To continue, repeat the same"
-            " line"
-        ) from e
-
-
-def _facts(evaluation: Evaluation, client: Client, consumer: Consumer) -> dict[str, str]:
-    mean = evaluation.summary.reward_mean
-    facts = {
-        "tries": f"graded in run {evaluation.args.run_name}",
-        "reward": "-" if mean is None else f"{mean:.3f}",
+def _facts(args: argparse.Namespace, collector: Collector, client: Client) -> dict[str, str]:
+    rewards = collector.rewards
+    return {
+        "tries": f"graded in run {args.run_name}",
+        "reward": f"{fmean(rewards):.3f}" if rewards else "-",
         "jobs": unfinished_and_dead(client.stats()),
     }
-    if (elsewhere := client.reader.standing(Purpose.EVAL).held - consumer.held) > 0:
-        facts["waiting"] = f"for {elsewhere} groups of another consumer; if it died, they come within a minute"
-    return facts
 
 
-def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
+def _report(
+    args: argparse.Namespace, client: Client, result: Result, comparison: Comparison | None, wall_s: float | None = None
+) -> None:
     if args.json:
-        print(json.dumps(result), flush=True)
+        found = report.as_json(result)
+        if comparison:
+            found["comparison"] = report.comparison_json(comparison)
+        print(json.dumps({**found, "wall_s": None if wall_s is None else round(wall_s, 3)}), flush=True)
         return
-    mean = "-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f} mean"
-    error = "" if result["reward_stderr"] is None else f", standard error {result['reward_stderr']:.3f} (over tasks)"
-    turns = "-" if result["turns_mean"] is None else f"{result['turns_mean']:.1f}"
-    rows = {
-        "eval": f"{args.run_name}: {args.env}/{args.split}, {len(args.tasks)} tasks, {args.size} tries each",
-        "reward": mean + error,
-        "pass^k": "  ".join(f"pass^{k} {value:.3f}" for k, value in result["pass_hat_k"].items()) or "-",
-        "jobs": f"{result['submitted']} submitted: {result['done']} graded here, {result['dead']} dead",
-        "stops": ", ".join(f"{stop} {count}" for stop, count in sorted(result["stops"].items())) or "-",
-        "tokens": f"{result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns an episode",
-        "weights": ", ".join(result["versions"]) or "-",
-    }
-    print("\n".join(f"{subject:<8} {text}" for subject, text in rows.items()))
-    print(f"next: rollq show {args.out}:1" if args.out else f"next: rollq stats --run {args.run_name}")
-    sys.stdout.flush()
+    lines = report.summary_lines(result)
+    if comparison:
+        lines += report.comparison_lines(comparison)
+    lines += ["", *report.task_table(result)]
+    if failures := report.failure_lines(result, _show_commands(args, client, result)):
+        lines += ["", *failures]
+    print("\n".join(lines), flush=True)
+
+
+def _show_commands(args: argparse.Namespace, client: Client, result: Result) -> Callable[[str], str]:
+    """Gives the command that shows a job: in the exported file, else in Redis while it is there."""
+    failures = [failure.job for failure in result.failures[: report.SHOWN]]
+    lines = jsonl.lines_of(args.out, failures) if args.out and args.out.is_file() else {}
+    groups = [job_id.split("/")[1] for job_id in failures]
+    acked = {job for job, state in zip(failures, client.reader.group_states(groups), strict=True) if state == "acked"}
+
+    def command(job_id: str) -> str:
+        if job_id in lines:
+            return f"rollq show {args.out}:{lines[job_id]}"
+        return f"{job_id} (only in the file that --out wrote)" if job_id in acked else f"rollq show {job_id}"
+
+    return command

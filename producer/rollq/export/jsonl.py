@@ -94,6 +94,17 @@ def read(path: Path, number: int) -> dict[str, Json]:
     raise SettingsError(f"{path} has no line {number}")
 
 
+def lines_of(path: Path, jobs: Sequence[str]) -> dict[str, int]:
+    """The lines of these jobs, counted from 1; jobs that the file does not have are left out. Raises SettingsError."""
+    wanted = {f'{START.decode()}{job_id}"'.encode(): job_id for job_id in jobs}
+    try:
+        with path.open("rb") as f:
+            starts = ((line[: line.find(b'"', len(START)) + 1], number) for number, line in enumerate(f, 1))
+            return {wanted[start]: number for start, number in starts if start in wanted}
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+
+
 def check(path: Path) -> Iterator[Checked]:
     """Every line checked, one at a time in memory. Raises SettingsError when the file cannot be read."""
     at = 0

@@ -3,14 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import comb, sqrt
-from statistics import stdev
 from typing import Any
 
-from rollq.trajectory import Sampled, Trajectory
-
-SUCCESS = 1.0 - 1e-6
-"""The reward from which an episode counts as a success (tau_bench/run.py: within 1e-6 of 1)."""
+from rollq.evaluation.statistics import SUCCESS, pass_hat
+from rollq.trajectory import Trajectory
 
 
 @dataclass(slots=True)
@@ -19,8 +15,6 @@ class Tries:
 
     graded: int = 0
     successes: int = 0
-    reward: float = 0.0
-    """Sum of the rewards."""
 
 
 @dataclass(slots=True)
@@ -35,8 +29,6 @@ class Summary:
     total_tokens: int = 0
     trajectories: int = 0
     stops: Counter[str] = field(default_factory=Counter)
-    versions: set[str] = field(default_factory=set)
-    """Weight versions that sampled at least one token, by the engine's names."""
     tasks: dict[tuple[str, str, int], Tries] = field(default_factory=dict)
     """Tries by environment, split and task."""
 
@@ -46,8 +38,6 @@ class Summary:
         self.sampled_tokens += trajectory.sampled_tokens
         self.total_tokens += len(trajectory.tokens)
         self.stops[str(trajectory.stop)] += 1
-        spans = (event.versions for event in trajectory.events if isinstance(event, Sampled))
-        self.versions.update(span.version for some in spans for span in some)
         if trajectory.reward is not None:
             self.graded += 1
             self.reward += trajectory.reward
@@ -55,7 +45,6 @@ class Summary:
             tries = self.tasks.setdefault((job.env, job.split, job.task), Tries())
             tries.graded += 1
             tries.successes += trajectory.reward >= SUCCESS
-            tries.reward += trajectory.reward
 
     @property
     def reward_mean(self) -> float | None:
@@ -63,20 +52,11 @@ class Summary:
         return self.reward / self.graded if self.graded else None
 
     @property
-    def reward_stderr(self) -> float | None:
-        """Standard error of the mean reward over tasks, because samples of one task are not independent of each other.
-
-        None for fewer than two tasks.
-        """
-        means = [tries.reward / tries.graded for tries in self.tasks.values()]
-        return stdev(means) / sqrt(len(means)) if len(means) > 1 else None
-
-    @property
     def turns_mean(self) -> float | None:
         return self.turns / self.trajectories if self.trajectories else None
 
     def numbers(self, most: int) -> dict[str, Any]:
-        """The fields that `rollq eval` and `rollq demo` report alike; pass^k for k from 1 to `most`."""
+        """What `rollq demo` reports; pass^k for k from 1 to `most`."""
         return {
             "reward_mean": self.reward_mean,
             "pass_hat_k": {str(k): value for k, value in self.pass_hat_k(most).items()},
@@ -89,12 +69,11 @@ class Summary:
     def pass_hat_k(self, most: int) -> Mapping[int, float]:
         """pass^k for k from 1 to `most`: the chance that k tries at a task all succeed.
 
-        It is the mean over tasks of C(c, k) / C(n, k), for c successes in n tries (tau-bench, arXiv 2406.12045, section
-        4.1). Tasks with fewer than k graded tries are left out for that k.
+        The mean over tasks of `pass_hat`. Tasks with fewer than k graded tries are left out for that k.
         """
         found = {}
         for k in range(1, most + 1):
-            estimates = [comb(t.successes, k) / comb(t.graded, k) for t in self.tasks.values() if t.graded >= k]
+            estimates = [pass_hat(t.successes, t.graded, k) for t in self.tasks.values() if t.graded >= k]
             if estimates:
                 found[k] = sum(estimates) / len(estimates)
         return found

@@ -8,13 +8,20 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:reaper                 str   the worker that reaps now; expires when it stops
     rollq:workers                hash  live worker -> what it plays (live_workers.py)
     rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
+    rollq:engines:<name>         set   addresses of engines, which operators edit: engine_addresses.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own
                                        budgets); keep_s (lifetime of records of acknowledged groups);
                                        beat (when it was last reaped), grace (no lease expires before);
                                        heard:<purpose> (when a taker or a reaper was last here);
-                                       full:<purpose> (when a producer last waited, and at how many groups)
+                                       full:<purpose> (when a producer last waited, and at how many groups; 0: for
+                                       admission);
+                                       step, version (of the policy that was published last), published (times),
+                                       publication (token of the last); batch, staleness, running (0: no limit): what
+                                       it admits; trained (groups whose place in a step is used), lent (those of them
+                                       that were skipped: their places are free if the trainer asks for more first)
+    rollq:{run}:versions         hash  weight version -> its training step
     rollq:{run}:sources          hash  source -> groups, jobs and a digest of what its producer has entered;
                                        source# -> token of its last producer
     rollq:{run}:count            hash  totals that only grow: see `LedgerReader.stats`
@@ -28,24 +35,28 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:holds:<purpose>  zset  token of a hold -> when it was last renewed
     rollq:{run}:consumer:<purpose>:<name>  hash  a named consumer: owner (generation#text), opened (generations), next
                                        (step), acked (the highest step), whole (the last step that was acknowledged
-                                       without the names of its groups)
+                                       without the names of its groups), filling (the step of a batch that a
+                                       filter left incomplete)
     rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
-    rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute
+    rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
+                                       room share the session `producers`
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs), body (the
                                        first job); state (open ready held dropped); done, dead, surplus (members so
-                                       far); token (of the last hold), handed (times); submitted, resubmitted (tokens
-                                       of the first and the last submission); discarded (dead members whose remains
-                                       were deleted); tally:<sample> (what a done member adds to the totals)
+                                       far); started (the published step at its first claim); token (of the last
+                                       hold), handed (times); submitted, resubmitted (tokens of the first and the last
+                                       submission); discarded (dead members whose remains were deleted);
+                                       tally:<sample> (what a done member adds to the totals)
     rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
     rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
     rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state
                                        (queued leased done dead surplus); attempt (claims so far); token, worker,
-                                       claimed, deadline, set_aside (of the last claim); not_before; restart; reach (journal
-                                       entries up to the farthest turn); aside (attempts whose journal was set aside);
-                                       ended (attempt#token), ended_by, outcome (of the last attempt that ended);
-                                       fail:<class> (failures), class, reason (of the last); turned (turns in the
-                                       journal); kept (journal entries that the last claim found); condemned, requeued
-                                       (tokens); discarded
+                                       claimed, deadline, set_aside (of the last claim); not_before; restart; reach
+                                       (journal entries up to the farthest turn); aside (attempts whose journal was
+                                       set aside); ended (attempt#token), ended_by, outcome (of the last attempt
+                                       that ended); fail:<class> (failures), class, reason (of the last); turned (turns
+                                       in the journal); kept (journal entries that the last claim found); condemned,
+                                       requeued (tokens); discarded
+    rollq:{run}:evaluation       hash  an evaluation's name -> its result (rollq.evaluation.store)
     rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
@@ -63,6 +74,8 @@ REAPER = "rollq:reaper"
 """Who reaps."""
 WORKERS = "rollq:workers"
 """The live workers."""
+ENGINES = "rollq:engines:"
+"""Sets of engines' addresses, by name."""
 LOCKS = "rollq:turn:"
 """Locks, by a hash of what they are for."""
 

@@ -32,14 +32,6 @@ def test_only_graded_trajectories_count_for_the_reward() -> None:
     assert dict(found.stops) == {"done": 4, "failed": 1}
 
 
-def test_the_standard_error_is_over_tasks() -> None:
-    found = summary({0: (4, 4), 1: (4, 2), 2: (4, 0)})
-    assert found.reward_mean == 0.5
-    assert found.reward_stderr == pytest.approx(0.5 / 3**0.5)  # of 1, 0.5 and 0; twelve tries would say 0.15
-    assert summary({0: (4, 2)}).reward_stderr is None
-    assert Summary().reward_stderr is None
-
-
 @pytest.mark.parametrize("c", range(6))
 def test_pass_hat_k_is_the_share_of_all_successful_draws(c: int) -> None:
     outcomes = [True] * c + [False] * (5 - c)

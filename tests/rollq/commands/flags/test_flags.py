@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import submit
+from rollq.commands import evaluate, submit
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
@@ -45,6 +45,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         '{"kind": "x"} y',
     ),
     job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
+    evaluate.place: ("", "@200", "a b", "a/b@200"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),

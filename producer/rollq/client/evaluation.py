@@ -1,0 +1,142 @@
+"""Evaluations: tasks played several times each, and the result kept with the run.
+
+The groups of an evaluation are handed only to consumers that ask for them, so a trainer's loop never meets them.
+"""
+
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from rollq.client.collector import Collector
+from rollq.client.submission import group_name
+from rollq.client.waits import WaitLog, explain
+from rollq.errors import ContractError, PullTimeout, RollqError
+from rollq.evaluation.result import Result
+from rollq.job import NAME_CHARACTERS, Job, Purpose
+from rollq.servers.connection import RetryLoop
+from rollq.wire.codec import job_digest
+
+log = logging.getLogger("rollq")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Longest time in seconds between two looks at the groups."""
+CLOSE_S = 2.0
+"""Seconds that closing waits for a call to Redis to end."""
+LONGEST_NAME = 40
+"""Number of characters of an evaluation's name that its groups' names have."""
+
+
+def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[Job]:
+    """Sample 0 of each group of an evaluation inside a run: `eval.<name>.<env>.<split>.<task>`.
+
+    Raises ContractError for no tasks, a task that is there twice, and a `k` that is no number of tries.
+    """
+    if type(k) is not int or k < 1:
+        raise ContractError(f"k must be a whole number of tries of at least 1, not {k!r}")
+    jobs = [
+        replace(
+            job,
+            run=run,
+            group=f"eval.{_short(name)}.{group_name(job.env, job.split, job.task)}",
+            sample=0,
+            size=k,
+            min_viable=0,
+            purpose=Purpose.EVAL,
+        )
+        for job in tasks
+    ]
+    if not jobs:
+        raise ContractError(f"run {run}: an evaluation needs at least one task")
+    if len({job.group for job in jobs}) < len(jobs):
+        raise ContractError(f"run {run}: an evaluation has each task once: ask for more tries with k")
+    return jobs
+
+
+def _short(name: str) -> str:
+    """The name as a part of group names. Different names stay different."""
+    plain = re.sub(rf"[^{NAME_CHARACTERS}]", "-", name)
+    if plain == name and len(name) <= LONGEST_NAME:
+        return name
+    return f"{plain[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def source_name(jobs: Sequence[Job]) -> str:
+    """A name for exactly these jobs as a source, so that a repeated evaluation submits nothing twice."""
+    return "eval-" + hashlib.sha256(b"".join(map(job_digest, jobs))).hexdigest()[:20]
+
+
+class Evaluation:
+    """An evaluation that runs in the background. Its thread ends with it, with the client or with the process."""
+
+    def __init__(self, collector: Collector, submit: Callable[[], object]) -> None:
+        """`submit` enters all jobs; those that Redis has stay as they are."""
+        self._collector, self._submit = collector, submit
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._stop, self._over = threading.Event(), threading.Event()
+        self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._thread = threading.Thread(target=self._run, name="rollq-evaluation", daemon=True)
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The result, once all tries are graded or dead. It is stored with the run by then.
+
+        Raises PullTimeout after `timeout` seconds (None: waits without end), and whatever ended the evaluation early;
+        the same call to `Client.evaluate` goes on with it.
+        """
+        if not self._over.wait(timeout):
+            collector = self._collector
+            total = len(collector.jobs) * collector.jobs[0].size
+            why = explain(collector.reader, Purpose.EVAL)
+            raise PullTimeout(
+                f"run {collector.reader.run}: {collector.graded} of {total} tries were graded within {timeout:g} s."
+                f" {why or 'Ask again later'}"
+            )
+        if self._error:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def close(self) -> None:
+        """Stop waiting for it. What was submitted is played all the same; the same call goes on with it."""
+        self._stop.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._collect()
+        except BaseException as e:  # raised in `result`
+            self._error = e
+        self._over.set()
+
+    def _collect(self) -> Result:
+        collector, pause = self._collector, FIRST_PAUSE_S
+        wait = WaitLog(partial(explain, collector.reader, Purpose.EVAL))
+        self._submit()
+        while True:
+            if self._retry(collector.look):
+                self._submit()
+            if collector.settled:
+                break
+            wait.look()
+            self._pause(pause)
+            pause = min(LONGEST_PAUSE_S, pause * 1.5)
+        result = self._retry(collector.save)
+        self._retry(collector.ack)
+        if other := result.other_versions:
+            tokens = ", ".join(f"{count} tokens of {name}" for name, count in other.items())
+            log.warning("run %s: the evaluation of version %s is mixed: it has %s", result.run, result.version, tokens)
+        return result
+
+    def _pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise RollqError(f"run {self._collector.reader.run}: the evaluation was closed before its end")

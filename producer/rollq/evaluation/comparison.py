@@ -1,0 +1,77 @@
+"""Two evaluations of the same tasks, compared task by task.
+
+The difference is taken within each task, so how hard the tasks are cancels out, and its interval is narrower than those
+of the two means suggest (arXiv 2411.00640, section 4.2).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rollq.errors import SettingsError
+from rollq.evaluation.result import Result
+from rollq.evaluation.statistics import Estimate, estimate
+
+SHOWN = 5
+"""Tasks that an error names."""
+
+
+class Change(NamedTuple):
+    """A task whose mean reward differs."""
+
+    task: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What changed from one evaluation to another. Positive differences are improvements."""
+
+    before: str
+    """Which evaluation it is compared with."""
+    reward: Estimate
+    """The difference of mean rewards, paired by task."""
+    pass_hat_k: dict[int, Estimate]
+    """The same for pass^k, up to the smaller number of tries."""
+    better: Sequence[Change]
+    """Largest change first."""
+    worse: Sequence[Change]
+    """Largest change first."""
+
+
+def compare(after: Result, before: Result, name: str) -> Comparison:
+    """`after` against `before`, which is called `name`. Raises SettingsError when their tasks differ."""
+    ours, theirs = ({task.key: task for task in result.tasks} for result in (after, before))
+    if ours.keys() != theirs.keys() or not ours:
+        raise SettingsError(
+            f"run {after.run} cannot be compared with {name}: their graded tasks differ."
+            f" {_only(after.run, ours.keys() - theirs.keys())}{_only(name, theirs.keys() - ours.keys())}"
+            " A comparison is paired by task: evaluate the same tasks, and play dead tries again"
+        )
+    paired = replace(before, tasks=[theirs[key] for key in ours])
+    changes = [Change(now.title, then.reward, now.reward) for now, then in zip(after.tasks, paired.tasks, strict=True)]
+    return Comparison(
+        before=name,
+        reward=_mean([change.after - change.before for change in changes]),
+        pass_hat_k={
+            k: _mean([now - then for now, then in zip(after.pass_hat(k), paired.pass_hat(k), strict=True)])
+            for k in range(1, min(after.size, before.size) + 1)
+        },
+        better=sorted((c for c in changes if c.after > c.before), key=lambda c: c.before - c.after),
+        worse=sorted((c for c in changes if c.after < c.before), key=lambda c: c.after - c.before),
+    )
+
+
+def _mean(differences: Sequence[float]) -> Estimate:
+    found = estimate(differences)
+    assert found is not None  # there are tasks
+    return found
+
+
+def _only(name: str, keys: Collection[tuple[str, str, int]]) -> str:
+    if not keys:
+        return ""
+    titles = ["/".join(map(str, key)) for key in sorted(keys)]
+    more = f" and {len(titles) - SHOWN} more" if len(titles) > SHOWN else ""
+    return f"Only in {name}: {', '.join(titles[:SHOWN])}{more}."

@@ -1,0 +1,64 @@
+"""Results of evaluations in Redis: a hash of the run, from an evaluation's name to its result (docs/wire.md).
+
+A result stays when its trajectories are acknowledged, and goes with the run.
+"""
+
+from typing import Any
+
+from rollq.errors import ContractError
+from rollq.evaluation.result import Result, TaskResult, Try
+from rollq.ledger.scripts import Scripts
+from rollq.wire.blob import SCHEMA, defer, pack, pack_texts, unpack
+
+LARGEST = 100_000
+"""Most tries of one evaluation: about a megabyte in Redis."""
+
+
+class Store:
+    """The stored results of one run."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._key = f"{scripts.keys.prefix}evaluation"
+
+    def names(self) -> list[str]:
+        """Names of the evaluations, sorted. Raises LedgerError."""
+        found = self._scripts.guard(self._key, lambda: self._scripts.redis.hkeys(self._key))
+        return sorted(name.decode("utf-8", "replace") for name in found)
+
+    def load(self, name: str) -> Result | None:
+        """The evaluation of that name. Raises LedgerError, or ContractError for one that cannot be read."""
+        blob = self._scripts.guard(self._key, lambda: self._scripts.redis.hget(self._key, name))
+        return None if blob is None else decode(blob, self._scripts.run)
+
+    def save(self, result: Result) -> None:
+        """Store it, in place of an earlier one of that name. Raises LedgerError."""
+        blob = encode(result)
+        self._scripts.guard(self._key, lambda: self._scripts.redis.hset(self._key, result.name, blob))
+
+
+def encode(result: Result) -> bytes:
+    """The result's blob. Raises ContractError."""
+    where = f"the evaluation of run {result.run}"
+    tasks = [[t.group, t.env, t.split, t.task, [list(one) for one in t.tries], dict(t.versions)] for t in result.tasks]
+    known = [result.name, result.version, result.size, tasks, list(result.left_out), result.dead]
+    return pack([SCHEMA, "evaluation", pack_texts(known, where)], where)
+
+
+def decode(blob: bytes, run: str) -> Result:
+    """The result in a blob. Raises UnknownSchema, ContractError."""
+    where = f"the evaluation of run {run}"
+    [packed] = unpack(blob, "evaluation", 1, where)
+    names = ("name", "version", "size", "tasks", "left_out", "dead")
+    found = defer(packed, names, (str, (str, type(None)), int, list, list, int), where)()
+    try:
+        tasks = [_task(*fields) for fields in found["tasks"]]
+    except (TypeError, ValueError) as e:
+        raise ContractError(f"{where} cannot be read: {type(e).__name__}: {e}") from e
+    return Result(run=run, **{**found, "tasks": tasks})
+
+
+def _task(group: str, env: str, split: str, task: int, tries: list[Any], versions: dict[str, int]) -> TaskResult:
+    return TaskResult(
+        group=group, env=env, split=split, task=task, tries=[Try(*one) for one in tries], versions=versions
+    )

@@ -1,0 +1,96 @@
+"""slime's engines as rollq's workers need them: their addresses, and the training step of the weights that they serve.
+
+slime updates its engines itself. It counts the updates, and its engines report that count as their weight version: the
+first update, before the first rollout, makes it `update_weight_start_version` + 1 (slime/backends/megatron_utils).
+"""
+
+import logging
+from typing import Any
+
+from rollq.client.client import Client
+from rollq.errors import SettingsError, SyncError
+from rollq.ledger.engine_addresses import add_address, read_addresses, remove_address
+from rollq.ledger.replies import Published
+from rollq.trainers.engine_control import Connection, ControlFailure
+from rollq.trainers.fleet import Fleet
+
+log = logging.getLogger("rollq")
+
+TIMEOUT_S = 10.0
+"""Limit in seconds for the router's list of engines."""
+
+
+def engine_urls(args: Any) -> list[str]:
+    """The engines behind slime's router. Raises SyncError when it does not list them."""
+    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    try:
+        answer = Connection(router, None).call("GET", "/workers", timeout_s=TIMEOUT_S)
+        if not answer.ok:
+            raise ControlFailure(answer.refusal())
+        return sorted(str(worker["url"]).rstrip("/") for worker in answer.body["workers"])
+    except (ControlFailure, KeyError, TypeError) as e:
+        raise SyncError(f"{router}/workers does not list slime's engines: {type(e).__name__}: {e}") from None
+
+
+def list_engines(client: Client, name: str, urls: list[str]) -> None:
+    """Make these the engines of workers that were started with `--engine redis:NAME`."""
+    redis = client.ledger.redis
+    for url in urls:
+        add_address(redis, name, url)
+    for url in {*read_addresses(redis, name)} - {*urls}:
+        remove_address(redis, name, url)
+
+
+def served_version(urls: list[str]) -> int:
+    """slime's number of the weights that its engines serve. Raises SyncError when none of them tells.
+
+    slime gives all engines the same weights before it asks for a rollout; one that is being restarted does not answer.
+    """
+    versions = {url: version for url, version in Fleet(urls).versions().items() if version is not None}
+    numbers = {int(version) for version in versions.values() if version.isdecimal()}
+    if len(numbers) != 1:
+        raise SyncError(f"slime's engines serve no common weight version: {versions or 'none answers'}")
+    return numbers.pop()
+
+
+def step_of(version: int, first: int, args: Any) -> int:
+    """The training step of slime's weight version: the number of rollouts that these weights were trained on.
+
+    `first` is the rollout with which this process began. train.py updates after each rollout, train_async.py after each
+    whole multiple of `update_weights_interval`.
+    """
+    updates = version - 1 - getattr(args, "update_weight_start_version", 0)
+    interval = _interval(args)
+    return first if updates == 0 else (first // interval + updates) * interval
+
+
+def check_count(args: Any, first: int) -> None:
+    """Warns when slime begins its count of updates again in the middle of a run."""
+    if first > 0 and not getattr(args, "update_weight_start_version", 0):
+        log.warning("%s", _remedy(args, first))
+
+
+def publish(client: Client, args: Any, first: int, urls: list[str]) -> str:
+    """Publish the policy that slime's engines serve; returns its version. Raises SyncError, and SettingsError when
+    the run knows the version as another step."""
+    version = served_version(urls)
+    policy = Published(step_of(version, first, args), str(version))
+    if client.published() != policy:
+        try:
+            client.publish(policy.step, policy.weight_version)
+        except SettingsError as e:
+            raise SettingsError(f"{e}. {_remedy(args, first)}") from None
+    return policy.weight_version
+
+
+def _remedy(args: Any, first: int) -> str:
+    return (
+        f"slime starts at rollout {first}, and counts its weight versions from 1 again, so tokens that were sampled"
+        f" before look younger than they are: put `update_weight_start_version: {first // _interval(args)}` into the"
+        " file of --custom-config-path"
+    )
+
+
+def _interval(args: Any) -> int:
+    """Rollouts between two updates."""
+    return 1 if args.release_train else int(args.update_weights_interval)

@@ -18,12 +18,12 @@ from typing import Literal
 from rollq.batch import Batch
 from rollq.client.hold_renewal import HoldRenewal
 from rollq.client.selection import Selection, UnreadableJob
+from rollq.client.shortfall import late, missing_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import (
     ContractError,
     FunctionError,
     LedgerError,
-    MissingGroups,
     NotHeld,
     PullTimeout,
     Unwritable,
@@ -160,9 +160,9 @@ class Consumer:
         A consumer that took over a name gets the unacknowledged batches first, as they were, whatever `groups` says.
         With `exact`, no batch is ever short: raises MissingGroups, and takes nothing, when no group is being played and
         too few are ready. Raises PullTimeout when the batch is not ready within `timeout` seconds (None: waits without
-        end). Both may be followed by another call. Raises NotHeld when another process has opened the name, and
-        UnknownSchema, which touches nothing, when another version of rollq wrote a group. Raises ContractError for
-        other numbers than those.
+        end), and FunctionError when a filter or a reward function fails. Another call then goes on with the batch.
+        Raises NotHeld when another process has opened the name, and UnknownSchema, which touches nothing, when another
+        version of rollq wrote a group. Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
@@ -177,9 +177,7 @@ class Consumer:
                 if batch := self._batch(step, taken.groups, taken.policy_step):
                     return batch
                 continue
-            if (
-                step in self._takeover and step != self._filling
-            ):  # the hold ran out, and another consumer has its groups
+            if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
                 self._takeover.popleft()
                 continue
             if taken.unread:
@@ -187,19 +185,22 @@ class Consumer:
             if taken.over:
                 return None
             if exact and self._exhausted(taken, groups - len(self._selection), began):
-                raise self._missing(taken, groups)
+                raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
             self._since = self._since or taken.at
             if time.monotonic() >= deadline:
-                error = PullTimeout(self._late(taken, groups, timeout or 0.0))
+                why = self._explain(groups)
                 self._timed_out = time.monotonic()
-                raise error
+                raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
             self._wait(taken, deadline, wait_log)
+
+    def _as_it_was(self, step: int) -> bool:
+        """Whether a trainer has seen this batch before the name was taken over."""
+        return step in self._takeover and step != self._filling
 
     def _take(self, groups: int, since: float, exact: bool, deadline: float) -> tuple[Taken, int]:
         """The reply and the batch's step."""
         step = self._takeover[0] if self._takeover else self._step
-        fill = step == self._filling
-        again = step in self._takeover and not fill
+        again = self._as_it_was(step)
         take = partial(
             self._deliveries.take,
             groups,
@@ -212,7 +213,7 @@ class Consumer:
             exact=exact,
             again=again,
             wake=not again,
-            fill=fill,
+            fill=step == self._filling,
         )
         try:
             taken = self._retry(take, max(0.0, deadline - time.monotonic()))
@@ -245,38 +246,16 @@ class Consumer:
         lost = taken.dropped > self._dropped and time.monotonic() - began >= EXHAUSTED_S
         return lost and not taken.others
 
-    def _missing(self, taken: Taken, groups: int) -> MissingGroups:
-        ready = taken.ready + len(self._selection)
-        missing = groups - ready
-        remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
-        if taken.sealed:
-            remedy = f"The run is sealed and takes no more groups: ask for at most {ready}"
-        dropped = f"{taken.dropped} dropped" + (" (`rollq dead` says why)" if taken.dropped else "")
-        error = MissingGroups(
-            f"run {self._deliveries.run}: {missing} of {groups} groups missing: {ready} ready, none being played,"
-            f" {dropped}. {remedy}."
-        )
-        error.missing, error.ready, error.dropped = missing, ready, taken.dropped
-        return error
-
-    def _late(self, taken: Taken, groups: int, timeout: float) -> str:
-        text = (
-            f"run {self._deliveries.run}: no {groups} groups were ready within {timeout:g} s: {taken.ready} ready,"
-            f" {taken.open} open, {taken.others + self.held} held"
-        )
-        why = self._explain(groups)
-        return f"{text}; {why.removeprefix(f'run {self._deliveries.run}: ')}" if why else text
-
     def _batch(self, step: int, taken: Sequence[TakenGroup], policy_step: int | None) -> Batch | None:
         """The batch of these groups; None when another take has to come first.
 
         That is so when the filter does not keep all of them, and when a trajectory cannot be read: then its job is
         rejected, and no group of the batch is held any more.
         """
-        token, taken_over = self._token(step), step in self._takeover and step != self._filling
+        token = self._token(step)
         self._holds.set(token, len(taken))
         try:
-            unwanted = self._selection.look(taken, redelivered=taken_over)
+            unwanted = self._selection.look(taken, redelivered=self._as_it_was(step))
         except UnreadableJob as e:
             with suppress(NotHeld):  # another consumer holds it by now
                 self._reject(step, e.job_id, str(e))

@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any]:
     """Play the tasks in this thread."""
     connection, loaded = connect(redis_url), tokenizer.load_tokenizer(where)
-    settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_url=engine_url, tokenizer=where)
+    settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_urls=(engine_url,), tokenizer=where)
     engine = SGLangEngine(engine_url, stop_ids=ChatRenderer(loaded).stop_ids, vocab_size=loaded.vocab_size)
     runner = JobRunner(settings, connection, engine, loaded, "bench", threading.Event())
     for id in submit(Ledger(connection, "warm-up"), range(TASKS, TASKS + WARM_UP)):

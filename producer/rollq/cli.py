@@ -29,6 +29,8 @@ Try everything on this machine:       rollq demo
 Start the parts, each in a terminal:  rollq redis, rollq engine, rollq worker
 Submit jobs and take the results:     rollq submit, rollq pull
 Measure a policy:                     rollq eval
+Load new weights into the engines:    rollq sync
+Change the engines of workers:        rollq engines
 Look at runs and trajectories:        rollq stats, rollq show
 Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
@@ -49,6 +51,8 @@ OWN_COMMANDS = {
     "requeue": "dead_jobs",
     "drop": "dead_jobs",
     "cancel": "dead_jobs",
+    "engines": "engines",
+    "sync": "sync",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {"demo": "demo", "engine": "engine", "worker": "worker", "audit": "worker", "doctor": "worker"}

@@ -14,6 +14,8 @@ from rollq.urls import broker_options, check_url, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"
+FILE, REDIS = "file:", "redis:"
+"""How an engine's address begins that is a list of addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,9 @@ class Settings:
     """ROLLQ_REDIS_URL: the ledger. The forms of an address: urls.py."""
     broker_url: str = REDIS_URL
     """ROLLQ_BROKER_URL: Celery's broker. Default: the ledger's Redis, unless that is a cluster."""
-    engine_url: str = ENGINE_URL
-    """ROLLQ_ENGINE_URL: SGLang or a router in front of it."""
+    engine_urls: tuple[str, ...] = (ENGINE_URL,)
+    """ROLLQ_ENGINE_URL: SGLang servers or routers, with commas between them. `file:PATH` and `redis:NAME` are lists of
+    engines that may change (`engine_address`)."""
     tokenizer: str | None = None
     """ROLLQ_TOKENIZER: a directory or a hub name; None: the small one that rollq ships."""
     concurrency: int = 64
@@ -54,7 +57,12 @@ class Settings:
         if not urlsplit(self.broker_url).scheme:
             raise SettingsError(f"ROLLQ_BROKER_URL: not the address of a broker: {mask_url(self.broker_url)}")
         broker_options(self.broker_url)
-        _check_http("ROLLQ_ENGINE_URL", self.engine_url)
+        for url in self.engine_urls:
+            engine_address(url)
+        if twice := next((url for url in self.engine_urls if self.engine_urls.count(url) > 1), None):
+            raise SettingsError(f"ROLLQ_ENGINE_URL, or --engine: {mask_url(twice)} is there twice")
+        if not self.engine_urls:
+            raise SettingsError("ROLLQ_ENGINE_URL: no engine is named")
         if type(self.concurrency) is not int or self.concurrency < 1:
             raise SettingsError(f"ROLLQ_CONCURRENCY must be a whole number of at least 1, not {self.concurrency!r}")
         if not self.queues or len({*self.queues}) < len(self.queues) or not all(map(NAME.fullmatch, self.queues)):
@@ -69,7 +77,7 @@ class Settings:
         return cls(
             redis_url=redis_url,
             broker_url=broker_url or env.get("ROLLQ_BROKER_URL", redis_url),
-            engine_url=env.get("ROLLQ_ENGINE_URL", ENGINE_URL).rstrip("/"),
+            engine_urls=tuple(map(engine_address, _names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)))),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
@@ -77,6 +85,17 @@ class Settings:
             queues=_names(env.get("ROLLQ_QUEUES", QUEUE)),
             isolate=_names(env.get("ROLLQ_ISOLATE", "")),
         )
+
+
+def engine_address(text: str) -> str:
+    """An engine's address, without a slash at its end; or `file:PATH`, a file with an address in each line; or
+    `redis:NAME`, a set of addresses in the ledger's Redis (`rollq engines`). Raises SettingsError."""
+    if text.startswith(FILE) and text != FILE:
+        return text
+    if text.startswith(REDIS) and NAME.fullmatch(text.removeprefix(REDIS)):
+        return text
+    _check_http("ROLLQ_ENGINE_URL", text, ", file:PATH or redis:NAME")
+    return text.rstrip("/")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -90,14 +109,14 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _check_http(name: str, url: str) -> None:
+def _check_http(name: str, url: str, other: str = "") -> None:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise SettingsError(f"{name}: not an address like http://HOST:PORT: {mask_url(url)}")
+        raise SettingsError(f"{name}: not an address like http://HOST:PORT{other}: {mask_url(url)}")
 
 
 def _endpoints(text: str) -> Mapping[str, Endpoint]:

@@ -30,7 +30,7 @@ def prompt_digest(ids: Sequence[int]) -> bytes:
 
 
 class EngineProxy:
-    """Runs in a thread of its own. Tells jobs apart by their routing key."""
+    """Runs in a thread of its own. Tells jobs apart by their request ids, which begin with the job's."""
 
     def __init__(self, port: int, upstream: str) -> None:
         self.port = port
@@ -175,7 +175,8 @@ class EngineProxy:
 def _asked(request: web.Request, body: bytes) -> tuple[str, bytes]:
     if request.path != GENERATE:
         return "", b""
-    return request.headers.get("X-SMG-Routing-Key", "?"), prompt_digest(json.loads(body)["input_ids"])
+    asked = json.loads(body)
+    return asked["rid"].rpartition("/")[0], prompt_digest(asked["input_ids"])
 
 
 def _reset(request: web.Request) -> web.Response:

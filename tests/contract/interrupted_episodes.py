@@ -55,7 +55,7 @@ class RecordedEngine:
         return [
             (call["request"]["input_ids"], call["reply"])
             for call in self.proxy.calls()
-            if call["headers"]["X-SMG-Routing-Key"] == job.id and call["status"] == 200
+            if call["request"]["rid"].startswith(f"{job.id}/") and call["status"] == 200
         ]
 
     def check(self, trajectory: Trajectory) -> None:

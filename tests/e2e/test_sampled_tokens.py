@@ -28,7 +28,8 @@ def play(stack: Stack, env: str, split: str, tasks: range, size: int, **job) -> 
         worker.wait(60)
         seen: dict[str, list[Exchange]] = {}
         for call in proxy.calls():
-            seen.setdefault(call["headers"]["X-SMG-Routing-Key"], []).append((call["request"], call["reply"]))
+            job = call["request"]["rid"].rpartition("/")[0]
+            seen.setdefault(job, []).append((call["request"], call["reply"]))
     return found, seen
 
 

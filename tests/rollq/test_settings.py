@@ -15,7 +15,7 @@ def test_defaults() -> None:
     found = Settings.from_env()
     assert found == Settings()
     assert (found.redis_url, found.broker_url) == ("redis://127.0.0.1:6379/0",) * 2
-    assert (found.engine_url, found.concurrency, found.tokenizer) == ("http://127.0.0.1:30000", 64, None)
+    assert (found.engine_urls, found.concurrency, found.tokenizer) == (("http://127.0.0.1:30000",), 64, None)
 
 
 def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"ROLLQ_{name}", value)
     found = Settings.from_env()
     assert found.broker_url == found.redis_url == "rediss://u:p@h:1/2"
-    assert (found.engine_url, found.tokenizer, found.concurrency) == ("https://e:3", "/models/q", 7)
+    assert (found.engine_urls, found.tokenizer, found.concurrency) == (("https://e:3",), "/models/q", 7)
     assert found.user_endpoints == {
         "local": Endpoint("http://u:8000/v1"),
         "far": Endpoint("https://x/v1", Path("/run/key")),
@@ -49,6 +49,11 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("BROKER_URL", "somewhere"),
         ("ENGINE_URL", "h:30000"),
         ("ENGINE_URL", "http://h:port"),
+        ("ENGINE_URL", "http://h:1,http://h:1/"),
+        ("ENGINE_URL", "http://h:1,h:2"),
+        ("ENGINE_URL", "file:"),
+        ("ENGINE_URL", "redis://:SECRET@h:6379"),
+        ("ENGINE_URL", ","),
         ("CONCURRENCY", "0"),
         ("CONCURRENCY", "1.5"),
         ("USER_ENDPOINTS", "http://h/v1"),
@@ -65,6 +70,14 @@ def test_what_cannot_be_is_refused(name: str, value: str, monkeypatch: pytest.Mo
     with pytest.raises(SettingsError) as caught:
         Settings.from_env()
     assert "SECRET" not in str(caught.value)
+
+
+def test_several_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://a:1/, http://b:2 ,file:/etc/engines,redis:pool.1")
+    assert Settings.from_env().engine_urls == ("http://a:1", "http://b:2", "file:/etc/engines", "redis:pool.1")
+    monkeypatch.setenv("ROLLQ_ENGINE_URL", "http://a:1,http://a:1")
+    with pytest.raises(SettingsError, match="http://a:1 is there twice"):
+        Settings.from_env()
 
 
 def test_what_would_be_right_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,9 @@ class Observation:
     text: str
     done: bool = False
     """The episode is over; no further step is allowed."""
+    reward: float | None = None
+    """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the episode's, apart from
+    these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +174,37 @@ class Engine(Protocol):
         """Sample a continuation of `ids`.
 
         Waits for an engine that refuses connections, is overloaded or paused, and calls `check` meanwhile, which raises
-        when the attempt must stop. `key` (the job id) keeps an episode on one server behind a router. A reply that
+        when the attempt must stop. `key` is the job id; its group keeps siblings on one server. A reply that
         finished with ABORT has the tokens sampled before the interruption. Raises EngineFailure, or JobFailure if the
         request is to blame.
         """
+        ...
+
+
+class WorkerEngine(Engine, Protocol):
+    """The engine of a worker process, used by all its threads. One or several servers."""
+
+    @property
+    def available(self) -> bool:
+        """Whether a server takes requests, as far as this process knows. While none does, claiming jobs is
+        pointless."""
+        ...
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds so far in which nothing could be sampled. Deadlines do not run meanwhile."""
+        ...
+
+    def ready(self) -> bool:
+        """Ask now whether a server takes requests."""
+        ...
+
+    def admit(self, ids: Sequence[int]) -> None:
+        """Note that this model sampled these ids before (a resumed journal)."""
+        ...
+
+    def cut(self, key: str | None = None) -> int:
+        """End the wait for that job's response (None: for all). Returns how many waits were ended."""
         ...
 
 

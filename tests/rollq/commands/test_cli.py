@@ -116,11 +116,13 @@ def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     args = cli.parser().parse_args(["worker"])
     found = connect.settings(args)
     assert (found.redis_url, found.broker_url) == ("redis://from-env:1/0", "redis://from-env:1/0")
-    assert found.engine_url == "http://from-env:2"
+    assert found.engine_urls == ("http://from-env:2",)
     args = cli.parser().parse_args(["worker", "--redis", "redis://flag:1/0", "--engine", "http://flag:2/", "-c", "3"])
     found = connect.settings(args)
     assert (found.redis_url, found.broker_url) == ("redis://flag:1/0", "redis://flag:1/0")
-    assert (found.engine_url, found.concurrency) == ("http://flag:2", 3)
+    assert (found.engine_urls, found.concurrency) == (("http://flag:2",), 3)
+    args = cli.parser().parse_args(["worker", "--engine", "http://a:2/", "--engine", "file:engines", "--engine=redis:x"])
+    assert connect.settings(args).engine_urls == ("http://a:2", "file:engines", "redis:x")
 
 
 def test_a_broker_of_its_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

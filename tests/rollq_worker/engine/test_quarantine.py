@@ -146,14 +146,25 @@ def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine
 def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
     clock = OutageClock()
     quarantine = Quarantine(clock)
-    with quarantine.suspect() as suspect:
-        with pytest.raises(Drained), quarantine.gate(None, raise_drained):
+    with quarantine.suspect("a") as suspect:
+        with pytest.raises(Drained), quarantine.gate("a", None, raise_drained):
             pytest.fail("it did not wait")
-        with quarantine.gate(suspect, raise_drained):
+        with quarantine.gate("a", suspect, raise_drained):
             time.sleep(0.01)
         assert clock.seconds > 0
     before = clock.seconds
     time.sleep(0.01)
     assert clock.seconds == before
-    with quarantine.gate(None, raise_drained), quarantine.gate(None, raise_drained):
+    with quarantine.gate("a", None, raise_drained), quarantine.gate("a", None, raise_drained):
         pass
+
+
+def test_a_suspect_is_alone_on_its_own_engine_only() -> None:
+    quarantine = Quarantine(OutageClock())
+    with quarantine.suspect("a") as suspect, quarantine.gate("b", None, raise_drained):
+        with quarantine.gate("a", suspect, raise_drained):
+            pass
+        with pytest.raises(Drained), quarantine.gate("b", suspect, raise_drained):
+            pytest.fail("it did not wait for the request there")
+        with quarantine.gate("a", None, raise_drained):
+            pass  # the suspect has moved

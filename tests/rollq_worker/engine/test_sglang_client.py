@@ -47,7 +47,7 @@ class TestRequest:
             generated = generate(connect(engine, stop_ids=[9, 10]), temperature=0.7, stop_token_ids=[10, 11])
             path, body, headers = engine.requests[-1]
         assert path == "/generate"
-        assert body.pop("rid")
+        assert body.pop("rid").startswith(f"{KEY}/")  # the engine's log names the job
         assert body == {
             "input_ids": [1, 2, 3],
             "return_logprob": True,
@@ -58,7 +58,7 @@ class TestRequest:
                 "skip_special_tokens": False,
             },
         }
-        assert headers["X-SMG-Routing-Key"] == KEY
+        assert headers["X-SMG-Routing-Key"] == "run/group"  # siblings share a prefix
         assert "Authorization" not in headers
         assert generated == Generated(
             ids=array("I", [7, 8, 9]),

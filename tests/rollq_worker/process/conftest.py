@@ -31,6 +31,6 @@ def engine_url() -> Iterator[str]:
 def runner(ledger: Ledger, engine_url: str, redis_url: str) -> Iterator[JobRunner]:
     tokenizer = load_tokenizer(None)
     engine = SGLangEngine(engine_url, vocab_size=tokenizer.vocab_size)
-    settings = Settings(redis_url=redis_url, engine_url=engine_url, concurrency=4)
+    settings = Settings(redis_url=redis_url, engine_urls=(engine_url,), concurrency=4)
     yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
     engine.close()

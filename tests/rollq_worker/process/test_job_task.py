@@ -312,7 +312,7 @@ class TestFailures:
         monkeypatch.setattr("rollq_worker.process.attempts.attempt.time", clock := Clock())
         with replaying(latency=1000.0) as slow:
             engine = SGLangEngine(slow)
-            settings = Settings(redis_url=redis_url, engine_url=slow)
+            settings = Settings(redis_url=redis_url, engine_urls=(slow,))
             runner = JobRunner(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
             send = engine._send
 

@@ -139,6 +139,6 @@ def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) ->
     """Engines take minutes to load."""
     url = f"http://127.0.0.1:{free_port()}"
     client = SGLangEngine(url)
-    startup_checks.check_engine(client, url, "the model's")
+    startup_checks.check_engines([client], "the model's")
     client.close()
     assert f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)" in caplog.text

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
         contents = _read(args.file, progress)
-        scorer = Scorer(settings(args).engine_url, args.at_once)
+        scorer = Scorer(args.engine or _engine_url(args), args.at_once)
         try:
             auditor = Auditor(scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents))
             _audit(auditor, args, contents, report, progress)
@@ -96,6 +96,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result))
     _print_summary(report, result, sys.stderr if args.json else sys.stdout)
     return 0 if result["verdict"] == "ok" else 1
+
+
+def _engine_url(args: argparse.Namespace) -> str:
+    """The first engine of ROLLQ_ENGINE_URL. Raises SettingsError when that is a list which may change."""
+    url = settings(args).engine_urls[0]
+    if not url.startswith("http"):
+        raise SettingsError(f"rollq audit asks one engine: name it with --engine URL ({url} is a list of engines)")
+    return url
 
 
 def _read(path: Path, progress: ProgressDisplay) -> FileContents:

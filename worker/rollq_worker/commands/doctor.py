@@ -9,11 +9,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, http_url
+from rollq.commands.flags.shared import Commands, add_engines, add_json, add_redis, add_tokenizer
 from rollq.errors import JobFailure, RollqError
 from rollq.extras import needs
 from rollq.servers import connection
@@ -65,7 +65,7 @@ def add(commands: Commands) -> None:
     )
     add_tokenizer(parser)
     add_redis(parser)
-    parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL)")
+    add_engines(parser)
     parser.add_argument("--env", metavar="NAME", help="environment whose tools the template is tried on (e.g. shop)")
     add_json(parser, "print one JSON object: the verdict, the next step, and each check with its details")
     parser.set_defaults(run=run)
@@ -89,8 +89,8 @@ def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
     checks.append(read)
     if args.redis or os.environ.get("ROLLQ_REDIS_URL"):
         checks.append(check_redis(found))
-    if args.engine or os.environ.get("ROLLQ_ENGINE_URL"):
-        checks.append(check_engine(found.engine_url, tokenizer))
+    if args.engines or os.environ.get("ROLLQ_ENGINE_URL"):
+        checks += check_engines(found, tokenizer)
     return checks
 
 
@@ -184,6 +184,30 @@ def check_redis(found: Settings) -> Check:
         step = "configure Redis with maxmemory-policy noeviction and appendonly yes"
         return Check("redis", False, f"{url}: {warnings[0]}", step, (), {"warnings": warnings})
     return Check("redis", True, f"{url} answers and keeps what it is given")
+
+
+def check_engines(found: Settings, tokenizer: "Tokenizer | None") -> list[Check]:
+    """Check every engine, also those in a file or in Redis."""
+    from rollq.ledger.engine_addresses import read_list
+
+    checks: list[Check] = []
+    for source in found.engine_urls:
+        urls: Sequence[str] = (source,)
+        if not source.startswith("http"):
+            client = connect(found.redis_url, retries=0)
+            try:
+                urls = read_list(source, client)
+            except (RollqError, *connection.CONNECTION_ERRORS) as e:
+                checks.append(Check("engine", False, f"{source}: {e}", "correct the list, or pass --engine URL"))
+                continue
+            finally:
+                client.close()
+            if not urls:
+                checks.append(Check("engine", False, f"{source} lists no engine", "add one to the list"))
+        checks += [check_engine(url, tokenizer) for url in urls]
+    if len(checks) > 1:
+        checks = [replace(check, name=f"engine {number}") for number, check in enumerate(checks, 1)]
+    return checks
 
 
 def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:

@@ -5,7 +5,15 @@ import os
 import sys
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags.shared import Commands, add_broker, add_redis, add_tokenizer, http_url, name, whole
+from rollq.commands.flags.shared import (
+    Commands,
+    add_broker,
+    add_engines,
+    add_redis,
+    add_tokenizer,
+    name,
+    whole,
+)
 from rollq.extras import needs
 
 
@@ -27,9 +35,7 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_broker(parser)
-    parser.add_argument(
-        "--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)"
-    )
+    add_engines(parser, ", else http://127.0.0.1:30000")
     add_tokenizer(parser)
     parser.set_defaults(run=run)
 

@@ -41,10 +41,47 @@ class OutageClock:
                 self._total += time.monotonic() - self._since
 
 
+class AllAway:
+    """Runs the clock while every engine of a process is away, or none is known. It is the clock of their outages."""
+
+    def __init__(self, clock: OutageClock, engines: int = 0) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._engines = engines
+        self._away = 0
+        self._running = False
+        self.count(0)
+
+    def count(self, more: int) -> None:
+        """There are so many more engines, or fewer."""
+        with self._lock:
+            self._engines += more
+            self._run()
+
+    def start(self) -> None:
+        """One engine is away."""
+        with self._lock:
+            self._away += 1
+            self._run()
+
+    def stop(self) -> None:
+        """One engine is back."""
+        with self._lock:
+            self._away -= 1
+            self._run()
+
+    def _run(self) -> None:
+        running, self._running = self._running, self._away >= self._engines
+        if self._running and not running:
+            self._clock.start()
+        elif running and not self._running:
+            self._clock.stop()
+
+
 class Availability:
     """Whether the engine is up: until a request is refused, and again once a request is answered."""
 
-    def __init__(self, name: str, clock: OutageClock) -> None:
+    def __init__(self, name: str, clock: OutageClock | AllAway) -> None:
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
@@ -67,6 +104,13 @@ class Availability:
                 return
             self._logged = True
         log.warning("the engine at %s takes no requests (%s): waiting for it", self._name, reason)
+
+    def retire(self) -> None:
+        """The process has given this engine up for good: its outage counts no more."""
+        with self._lock:
+            if self._since is not None:
+                self._clock.stop()
+            self._clock = OutageClock()
 
     def mark_up(self) -> bool:
         """A request was answered. True when the engine had been unreachable, so that facts known about it are stale."""

@@ -32,8 +32,16 @@ class EngineControl:
         return (f"{path} answers {status}", False) if status >= 500 else ("", False)
 
     def hangs(self) -> bool:
+        """Whether the engine generates nothing although it is not paused.
+
+        While SGLang is paused, /health fails as if it hung. Then /ready answers 503. A server that has no /ready
+        (SGLang 0.5.15) is asked for /server_info: its scheduler answers that, also during a pause.
+        """
         try:
-            if self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status == 503:
+            ready = self._http.get("/ready", timeout_s=QUESTION_TIMEOUT_S).status
+            if ready == 503:
+                return False
+            if ready == 404 and self._http.get("/server_info", timeout_s=HEALTH_TIMEOUT_S).status == 200:
                 return False
             return self._http.get("/health", timeout_s=HEALTH_TIMEOUT_S).status >= 500
         except NoResponse:

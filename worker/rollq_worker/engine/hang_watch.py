@@ -1,7 +1,8 @@
-"""Finds an engine that hangs: it accepts requests and never answers.
+"""Watches one engine: finds out that it hangs, and that it is back.
 
-A long wait alone proves nothing: turns may be long, the queue full, the engine paused for new weights. So the engine is
-asked to generate one token. When it fails twice, all waits are ended. Their requests are sent again once it generates.
+An engine that hangs accepts requests and never answers. A long wait alone proves nothing: turns may be long, the queue
+full, the engine paused for new weights. So the engine is asked to generate one token. When it fails twice, all waits
+are ended. Their requests are sent again, to another engine or to this one once it generates.
 """
 
 import logging
@@ -12,6 +13,9 @@ from rollq_worker.engine.sglang_client import SGLangEngine
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
+AWAY_S = 1.0
+"""Seconds between two questions to an engine that is away. Its requests may be elsewhere, so that only this thread
+asks."""
 SLOW_S = 60.0
 """Seconds after which the watch asks the engine about a request."""
 FAILURES = 2
@@ -19,7 +23,7 @@ FAILURES = 2
 
 
 class HangWatch:
-    """A thread that now and then looks at the request that has waited longest."""
+    """A thread that now and then looks at the request that has waited longest, and asks an engine that is away."""
 
     def __init__(self, engine: SGLangEngine) -> None:
         self._engine = engine
@@ -34,21 +38,25 @@ class HangWatch:
         self._stop.set()
 
     def _loop(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        while not self._stop.wait(INTERVAL_S if self._engine.available else AWAY_S):
             try:
                 self.check()
                 self._engine.close_idle_connections()
             except Exception:
                 # Nothing else notices an engine that hangs, so this thread must survive every error.
-                log.exception("looking at the engine failed; trying again in %g s", INTERVAL_S)
+                log.exception("looking at the engine at %s failed; trying again", self._engine.name)
 
     def check(self) -> None:
         """Ask the engine if a request is slow. Give the engine up when it has failed to answer several times."""
-        if not self._engine.available or self._engine.longest_wait_s() < SLOW_S or not self._engine.hangs():
+        if not self._engine.available:
+            self._failures = 0
+            self._engine.ready()
+            return
+        if self._engine.longest_wait_s() < SLOW_S or not self._engine.hangs():
             self._failures = 0
             return
         self._failures += 1
-        log.warning("the engine does not answer, time %d", self._failures)
+        log.warning("the engine at %s does not answer, time %d", self._engine.name, self._failures)
         if self._failures >= FAILURES:
             self._failures = 0
             self._engine.give_up()

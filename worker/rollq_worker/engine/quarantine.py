@@ -2,15 +2,16 @@
 
 When an engine dies, everything in flight dies with it, and nothing tells which request was the cause. So one death
 blames no request. A request that was in flight at two deaths is a suspect and is sent alone. A suspect that was alone
-in flight at two further deaths is poison. While there are suspects all other requests wait, so engines that live lose
-no time. It knows nothing of HTTP.
+in flight at two further deaths is poison. While an engine has a suspect its other requests wait, so engines that live
+lose no time. Deaths count over all engines of the process, so a request that goes from one to the next is found. It
+knows nothing of HTTP.
 """
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from rollq.errors import JobFailure
@@ -34,30 +35,28 @@ class PoisonJob(JobFailure):
 class Suspect:
     """One request that must be sent alone."""
 
+    engine: str
+    """The engine where it is, or where it was last."""
     deaths: int = 0
-    """Number of the engine's deaths while only this request was in flight."""
+    """Number of engines' deaths while only this request was in flight there."""
     answered: int = 0
     """Number of answers that other requests had got by the first of those deaths."""
 
 
 class Quarantine:
-    """The gate that every request of a process passes.
+    """The gate that every request of a process passes, whatever its engine."""
 
-    `lock` is held around a suspect's request: several workers of one engine share it.
-    """
-
-    def __init__(self, clock: OutageClock, lock: SharedLock | None = None) -> None:
+    def __init__(self, clock: OutageClock) -> None:
         self._clock = clock
-        self._lock = lock or (lambda check: nullcontext())
         self._changed = threading.Condition()
-        self._in_flight = 0
+        self._in_flight: defaultdict[str, int] = defaultdict(int)
         self._suspects: deque[Suspect] = deque()
         self._answered = 0
 
     @contextmanager
-    def suspect(self) -> Iterator[Suspect]:
-        """Register a suspect. All other requests wait and deadlines stand still until it leaves."""
-        suspect = Suspect()
+    def suspect(self, engine: str) -> Iterator[Suspect]:
+        """Register a suspect. Other requests of its engine wait, and deadlines stand still, until it leaves."""
+        suspect = Suspect(engine)
         with self._changed:
             self._suspects.append(suspect)
             if len(self._suspects) == 1:
@@ -73,32 +72,29 @@ class Quarantine:
                 self._changed.notify_all()
 
     @contextmanager
-    def gate(self, suspect: Suspect | None, check: Check) -> Iterator[None]:
-        """The block in which a request is in flight: beside others, or alone for a suspect.
+    def gate(self, engine: str, suspect: Suspect | None, check: Check) -> Iterator[None]:
+        """The block in which a request is in flight on `engine`: beside others, or alone there for a suspect.
 
         `check` is called while waiting and may raise.
         """
-        if suspect is None:
-            with self._enter(lambda: not self._suspects, check):
-                yield
-        else:
-            with self._enter(lambda: self._suspects[0] is suspect and not self._in_flight, check), self._lock(check):
-                yield
-
-    @contextmanager
-    def _enter(self, free: Callable[[], bool], check: Check) -> Iterator[None]:
         with self._changed:
-            while not free():
+            if suspect is not None:
+                suspect.engine = engine
+            while not self._free(engine, suspect):
                 self._changed.wait(waiting.CHECK_S)
                 check()
-            self._in_flight += 1
+            self._in_flight[engine] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._in_flight -= 1
+                self._in_flight[engine] -= 1
                 if self._suspects:
                     self._changed.notify_all()
+
+    def _free(self, engine: str, suspect: Suspect | None) -> bool:
+        first = next((other for other in self._suspects if other.engine == engine), None)
+        return first is suspect and (suspect is None or not self._in_flight[engine])
 
     def answered(self) -> None:
         """Note that a request got its answer, so the engine works for others."""

@@ -1,4 +1,4 @@
-"""The SGLang client: token ids in, token ids out, over one pool of HTTP connections.
+"""The client of one SGLang server: token ids in, token ids out, over one pool of HTTP connections.
 
 The invariants: waiting for an engine that is away, full, paused or hung costs the job nothing. A request that fails is
 sent again a bounded number of times. A request that the engine refuses is never sent twice. A request under which
@@ -14,20 +14,20 @@ import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
 from rollq.trajectory import Finish
 from rollq_worker import waiting
-from rollq_worker.engine.availability import Availability, OutageClock
+from rollq_worker.engine.availability import Availability
+from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
 from rollq_worker.engine.http import EngineHttp, WaitCut
-from rollq_worker.engine.limits import EngineLimits, TokenizerCheck, Vocabulary
-from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, SharedLock, Suspect
+from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
+from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
-from rollq_worker.engine.request import PromptWriter, write_request
+from rollq_worker.engine.request import write_request
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.protocols import Generated
 from rollq_worker.waiting import backoff, wait
@@ -50,32 +50,13 @@ class ConnectionLost(RequestFailed):
     """The engine closed the connection without an answer."""
 
 
-@dataclass
-class _Call:
-    """One call of `generate`, and what went wrong so far."""
-
-    key: str
-    check: Check
-    quarantined: ExitStack
-    """Contexts to leave at the end of the call: the quarantine, once the request is a suspect."""
-    unavailable: int = 0
-    """Number of times that the engine took no requests."""
-    failed: int = 0
-    """Number of times in a row that the request failed while the engine lived on."""
-    connection_lost: bool = False
-    """Whether the last failure was a lost connection."""
-    deaths: int = 0
-    """Number of the engine's deaths with this request in flight."""
-    suspect: Suspect | None = None
-
-
 class SGLangEngine:
-    """`protocols.Engine` over SGLang's native API, also behind a router. One object per process, used by all threads.
+    """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
 
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
     engine and held around requests under which engines have died. An engine whose tokenizer does not give
-    `test_text_ids` for `limits.TEST_TEXT` is sent nothing.
+    `test_text_ids` for `limits.TEST_TEXT` is sent nothing. Several engines of a process are given what they `share`.
 
     A thread that waits for a response cannot call `check`: `abort_running` has the engine end all running requests, and
     `cut` ends the wait for one.
@@ -92,19 +73,19 @@ class SGLangEngine:
         api_key: str | None = None,
         suspect_lock: SharedLock | None = None,
         test_text_ids: Sequence[int] = (),
+        share: Shared | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._outages = OutageClock()
-        self._availability = Availability(re.sub("//[^/@]*@", "//", self.url), self._outages)
-        self._quarantine = Quarantine(self._outages, suspect_lock)
+        self.name = re.sub("//[^/@]*@", "//", self.url)
+        self._shared = share or Shared(concurrency=concurrency, vocab_size=vocab_size, engines=1)
+        self._availability = Availability(self.name, self._shared.away)
+        self._suspect_lock = suspect_lock
         self._stop_ids = tuple(stop_ids)
-        self._vocabulary = Vocabulary(vocab_size)
         self._read_timeout_s = read_timeout_s
         self._slots = threading.BoundedSemaphore(concurrency)
         self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
         self._control = EngineControl(self._http)
         self._in_flight = self._http.in_flight
-        self._prompts = PromptWriter(concurrency)
         self._limits = EngineLimits(self._control.get_json)
         self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)
         self._hung = False
@@ -121,12 +102,12 @@ class SGLangEngine:
 
         Deadlines do not run meanwhile.
         """
-        return self._outages.seconds
+        return self._shared.clock.seconds
 
     def admit(self, ids: Sequence[int]) -> None:
         """Note that this model sampled these ids before (a resumed journal). They are valid even above the
         tokenizer's."""
-        self._vocabulary.admit(ids)
+        self._shared.vocabulary.admit(ids)
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens. Very many while the engine reports no limit."""
@@ -142,35 +123,44 @@ class SGLangEngine:
         check: Check,
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
-        self._validate(ids, max_new_tokens, key)
-        with self._slot(check), ExitStack() as quarantined:
-            call = _Call(key, check, quarantined)
+        with ExitStack() as quarantined:
+            call = Call(key, check, quarantined)
+            return self.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
+
+    def sample(self, call: Call, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int) -> Generated:
+        """`generate` for a call that may have been on another engine before. Raises EngineLeft when it should go to
+        another one."""
+        self._validate(ids, max_new_tokens, call.key)
+        call.unavailable, call.connection_lost = 0, False
+        with self._slot(call.check):
             while True:
-                check()
+                call.check()
+                if call.has_better(call, self.url):
+                    raise EngineLeft
                 room = min(max_new_tokens, self.room(len(ids)))
                 if room <= 0:
                     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
                 try:
                     if self.tokenizer_differs():
                         raise EngineUnavailable(OTHER_TOKENIZER)
-                    with self._quarantine.gate(call.suspect, check):
-                        generated = self._request(ids, sampling, room, key)
+                    with self._shared.quarantine.gate(self.url, call.suspect, call.check), self._turn(call):
+                        generated = self._request(ids, sampling, room, call)
                 except EngineUnavailable as e:
                     self._unavailable(e, call)
                 except ContextExceeded as e:
                     if not self._limits.learn(e.limit, len(ids) + room):
-                        raise JobFailure(f"{key}: {e}") from e
+                        raise JobFailure(f"{call.key}: {e}") from e
                 except RequestFailed as e:
                     self._failed(e, call)
                 except WaitCut as e:
                     if e.hung:
-                        self._wait_until_ready(0.0, check)
-                        self._engine_died(call)
+                        self._wait_until_ready(0.0, call)
+                        call.engine_died(self.url, self._shared.quarantine)
                 else:
                     self._mark_up()
                     if self.tokenizer_differs():
                         continue  # another engine came back, and these ids are not ours
-                    self._quarantine.answered()
+                    self._shared.quarantine.answered()
                     self.admit(generated.ids)
                     return generated
 
@@ -223,6 +213,10 @@ class SGLangEngine:
         self._availability.mark_down("it does not answer", unreachable=True)
         self.cut(hung=True)
 
+    def retire(self) -> None:
+        """This process sends no further requests here; those in flight go on."""
+        self._availability.retire()
+
     def close_idle_connections(self) -> None:
         self._http.close_idle()
 
@@ -235,7 +229,7 @@ class SGLangEngine:
         outside the vocabulary."""
         if not ids:
             raise JobFailure(f"{key}: the prompt is empty")
-        if (unknown := self._vocabulary.unknown_id(ids)) is not None:
+        if (unknown := self._shared.vocabulary.unknown_id(ids)) is not None:
             raise JobFailure(f"{key}: token id {unknown} is outside the model's vocabulary")
         if max_new_tokens < 1:
             raise JobFailure(f"{key}: max_new_tokens is {max_new_tokens}")
@@ -250,26 +244,33 @@ class SGLangEngine:
         finally:
             self._slots.release()
 
-    def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, key: str) -> Generated:
-        rid = uuid.uuid4().hex
-        prompt = self._prompts.write(ids, key)
+    def _turn(self, call: Call) -> AbstractContextManager[None]:
+        """The turn of a suspect among those of all workers."""
+        if call.suspect is None or self._suspect_lock is None:
+            return nullcontext()
+        return self._suspect_lock(call.check)
+
+    def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
+        key = call.key
+        rid = f"{key}/{uuid.uuid4().hex}"  # the engine's log names the job
+        prompt = self._shared.prompts.write(ids, key)
         body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
         try:
-            response = self._send(rid, body, key)
+            response = self._send(rid, body, call)
         except WaitCut as e:
             if not e.hung:
                 self._control.abort(rid)  # a server may take seconds to notice that the connection has gone
             raise
         if response.status != 200:
             raise read_refusal(response, key)
-        vocabulary = self._vocabulary.end
+        vocabulary = self._shared.vocabulary.end
         return read_reply(response.body, rid=rid, key=key, prompt=len(ids), max_new_tokens=room, vocabulary=vocabulary)
 
-    def _send(self, rid: str, body: bytes, key: str) -> Response:
+    def _send(self, rid: str, body: bytes, call: Call) -> Response:
         """Raises EngineUnavailable, RequestFailed, WaitCut."""
-        with self._in_flight.track(rid, key) as request:
+        with self._in_flight.track(rid, call.key) as request:
             try:
-                headers = {"X-SMG-Routing-Key": key}
+                headers = {"X-SMG-Routing-Key": call.group}
                 return self._http.post("/generate", body, timeout_s=self._read_timeout_s, headers=headers)
             except ConnectFailed as e:
                 self._availability.mark_down(str(e), unreachable=True)
@@ -282,43 +283,47 @@ class SGLangEngine:
                     raise RequestFailed(str(e)) from e
                 raise ConnectionLost(str(e)) from e
 
-    def _unavailable(self, error: EngineUnavailable, call: _Call) -> None:
+    def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         self._availability.mark_down(str(error))
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
-            self._engine_died(call)
-        wait(backoff(call.unavailable, *BACKOFF_S), call.check)
+            call.engine_died(self.url, self._shared.quarantine)
+        if not call.has_better(call, self.url):
+            wait(backoff(call.unavailable, *BACKOFF_S), call.check)
 
-    def _failed(self, error: RequestFailed, call: _Call) -> None:
+    def _failed(self, error: RequestFailed, call: Call) -> None:
         """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after too many
         failures."""
         lost = isinstance(error, ConnectionLost)
         pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
-        if self._wait_until_ready(pause_s, call.check) and lost:
-            self._engine_died(call)
+        if self._wait_until_ready(pause_s, call) and lost:
+            call.engine_died(self.url, self._shared.quarantine)
             return
         call.failed, call.connection_lost = call.failed + 1, lost
+        if not lost:  # after a lost connection, only this engine can show whether it died
+            call.avoided.add(self.url)
         if call.failed > RETRIES:
             raise EngineFailure(f"{call.key}: {error}, {call.failed} times in a row") from error
         log.info("%s: %s; sending it again", call.key, error)
 
-    def _engine_died(self, call: _Call) -> None:
-        """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
-        call.failed, call.connection_lost, call.deaths = 0, False, call.deaths + 1
-        if call.suspect is not None:
-            self._quarantine.engine_died(call.suspect, call.key)
-        elif call.deaths >= DEATHS:
-            call.suspect = call.quarantined.enter_context(self._quarantine.suspect())
+    def _wait_until_ready(self, pause_s: float, call: Call) -> bool:
+        """Pause after a failure, and go on waiting until the engine is ready, or away and another one is better.
 
-    def _wait_until_ready(self, pause_s: float, check: Check) -> bool:
-        """Pause after a failure, and go on waiting until the engine is ready. True if it was not ready at first."""
+        True if it was not ready at first.
+        """
+        if not self.available and call.has_better(call, self.url):
+            return True
         was_away = not self.ready()  # before the pause, because a supervisor may restart the engine quickly
-        wait(pause_s, check)
+        if was_away and call.has_better(call, self.url):
+            return True
+        wait(pause_s, call.check)
         tries = 0
         while not self.ready():
             was_away = True
+            if call.has_better(call, self.url):
+                break
             tries += 1
-            wait(backoff(tries, *BACKOFF_S), check)
+            wait(backoff(tries, *BACKOFF_S), call.check)
         return was_away
 
     def _mark_up(self) -> None:

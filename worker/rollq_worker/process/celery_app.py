@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import warnings
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,10 @@ from rollq.ledger.lock import RedisLock
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
-from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import TEST_TEXT
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process import freeze_watchdog, kombu_transport, startup_checks
+from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.reaper import RETRIES, Reaper
@@ -81,7 +82,8 @@ def main(settings: Settings) -> int:
     tokenizer = load_tokenizer(settings.tokenizer)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
     startup_checks.check(settings, connection)
-    engine = make_engine(settings, connection, tokenizer)
+    engine_list = EngineList(settings.engine_urls, connection)
+    engine = make_engine(settings, connection, tokenizer, engine_list.read())
     on_slots_lost = partial(shutdown.request, SLOTS_LOST)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
     runner.isolation.start()
@@ -102,26 +104,29 @@ def main(settings: Settings) -> int:
             release=lambda: release(runner, reaper),
         )
         freeze_watchdog.start()
-        for thread in (runner.leases, reaper, HangWatch(engine)):
+        engine.watch()
+        engine_list.watch(engine.update)
+        for thread in (runner.leases, reaper):
             thread.start()
-        addresses = f"redis {mask_url(settings.redis_url)}, engine {mask_url(settings.engine_url)}"
+        engines = ", ".join(map(mask_url, settings.engine_urls))
+        addresses = f"redis {mask_url(settings.redis_url)}, engine {engines}"
         takes = f"{settings.concurrency} episodes at once, queues {','.join(settings.queues)}"
         print(f"rollq worker {name}: ready, {takes}, {addresses}", flush=True)
 
-    startup_checks.check_engine(engine, settings.engine_url, tokenizer.name)
+    startup_checks.check_engines(engine.engines, tokenizer.name)
     signals.worker_ready.connect(on_ready, weak=False)
     worker.start()
     release(runner, reaper)
     return shutdown.exit_code or int(worker.exitcode or 0)
 
 
-def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer) -> SGLangEngine:
-    return SGLangEngine(
-        settings.engine_url,
+def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls: Collection[str]) -> EnginePool:
+    return EnginePool(
+        urls,
         concurrency=settings.concurrency,
         stop_ids=startup_checks.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
-        suspect_lock=RedisLock(connection, settings.engine_url),
+        suspect_lock=partial(RedisLock, connection),
         test_text_ids=tokenizer.encode(TEST_TEXT),
     )
 
@@ -205,7 +210,7 @@ def stop_consuming() -> None:
     state.should_stop = os.EX_OK
 
 
-def end_engine_waits(engine: SGLangEngine) -> None:
+def end_engine_waits(engine: EnginePool) -> None:
     """End the episodes' waits for the engine. They get their partial tokens where the engine returns them."""
     until = time.monotonic() + ABORT_WAIT_S
     # Repeated, because an abort misses a request that is just being sent.

@@ -35,7 +35,6 @@ from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq_worker.engine.quarantine import PoisonJob
-from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
@@ -46,7 +45,7 @@ from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
-from rollq_worker.protocols import Domain, Environment, Task
+from rollq_worker.protocols import Domain, Environment, Task, WorkerEngine
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
 
@@ -78,7 +77,7 @@ class JobRunner:
         self,
         settings: Settings,
         connection: Any,
-        engine: SGLangEngine,
+        engine: WorkerEngine,
         tokenizer: Tokenizer,
         name: str,
         draining: threading.Event,

@@ -6,6 +6,7 @@ because it may be ready later. It knows nothing of Celery.
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
@@ -45,17 +46,22 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
         raise SettingsError(f"ROLLQ_TOKENIZER: {e}") from e
 
 
-def check_engine(engine: SGLangEngine, url: str, tokenizer: str) -> None:
-    """Warn when the engine takes no requests yet. Raises SettingsError when it is ready and has other token ids."""
-    if engine.ready():
-        return
-    where = mask_url(url)
-    if engine.tokenizer_differs():
-        raise SettingsError(
-            f"the tokenizer of the engine at {where} gives other ids than {tokenizer}: give --tokenizer"
-            " (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
-        )
-    log.warning("no engine at %s: nothing is claimed before there is one (`rollq engine`, --engine URL)", where)
+def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
+    """Warn of engines that take no requests yet. Raises SettingsError when one is ready and has other token ids."""
+    with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
+        ready = list(pool.map(SGLangEngine.ready, engines))
+    away = [engine for engine, is_ready in zip(engines, ready, strict=True) if not is_ready]
+    for engine in away:
+        if engine.tokenizer_differs():
+            raise SettingsError(
+                f"the tokenizer of the engine at {mask_url(engine.url)} gives other ids than {tokenizer}: give"
+                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
+            )
+    then = "nothing is claimed before there is one" if len(away) == len(engines) else "the others are used meanwhile"
+    for engine in away:
+        log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", mask_url(engine.url), then)
+    if not engines:
+        log.warning("no engine is listed: %s", then)
 
 
 def _check_isolated(patterns: Sequence[str]) -> None:

@@ -11,7 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rollq.errors import SettingsError
 from rollq.job import NAME, Purpose
+from rollq.settings import engine_address
 from rollq.urls import mask_url
 
 if TYPE_CHECKING:
@@ -109,6 +111,27 @@ def http_url(text: str) -> str:
         if url.scheme in ("http", "https") and url.hostname and url.port != 0:
             return text.rstrip("/")
     raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:30000, not {mask_url(text)!r}")
+
+
+def engine_source(text: str) -> str:
+    """An argument type: the address of an engine, or of a list of engines."""
+    try:
+        return engine_address(text)
+    except SettingsError as e:
+        raise argparse.ArgumentTypeError(str(e).partition(": ")[2]) from None
+
+
+def add_engines(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """`--engine`, as often as there are engines."""
+    parser.add_argument(
+        "--engine",
+        dest="engines",
+        action="append",
+        type=engine_source,
+        metavar="URL",
+        help="SGLang server; repeat the flag for several. file:PATH and redis:NAME are lists of engines that may change"
+        f" (ROLLQ_ENGINE_URL{default})",
+    )
 
 
 def add_run(parser: argparse.ArgumentParser, *, required: bool = True, help: str = "name of the run") -> None:

@@ -26,12 +26,14 @@ LINES: dict[str, tuple[str, ...]] = {
     "drop": ("--run", "r"),
     "cancel": ("--run", "r", "--all"),
     "audit": ("no-such.jsonl",),
+    "engines": ("--name", "a"),
 }
 """The required flags of a command."""
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     flags.name: ("", "a b", "{x}", "a/b", "a:b", ".a", "x" * 101, "é"),
     flags.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
     flags.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
+    flags.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
     flags.agent: ("", "telepathy", "Act", "act:x", "few-shot", "few-shot:", "few-shot:no-such.jsonl", "few-shot:/"),
     job_flags.user: (
         "",

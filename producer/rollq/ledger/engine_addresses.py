@@ -1,0 +1,53 @@
+"""Named sets of engines' addresses in Redis, which may change while workers use them: `--engine redis:NAME`.
+
+No job's state depends on them.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollq.errors import SettingsError
+from rollq.ledger.keys import ENGINES
+from rollq.servers.connection import guarded
+from rollq.settings import FILE, REDIS, engine_address
+
+if TYPE_CHECKING:
+    import redis
+
+REMEDY = "delete that key, and add the engines again with `rollq engines`"
+"""What an error names."""
+
+
+def read_addresses(client: "redis.Redis", name: str) -> list[str]:
+    """The addresses of that name, sorted. Raises LedgerError, and redis's errors when Redis is away."""
+    members: Any = guarded(ENGINES + name, lambda: client.smembers(ENGINES + name), REMEDY)
+    return sorted(member.decode(errors="replace") for member in members)
+
+
+def add_address(client: "redis.Redis", name: str, url: str) -> None:
+    """Raises LedgerError."""
+    guarded(ENGINES + name, lambda: client.sadd(ENGINES + name, url), REMEDY)
+
+
+def remove_address(client: "redis.Redis", name: str, url: str) -> None:
+    """Raises LedgerError."""
+    guarded(ENGINES + name, lambda: client.srem(ENGINES + name, url), REMEDY)
+
+
+def read_list(source: str, client: Any) -> tuple[str, ...]:
+    """The addresses in the file of `file:PATH` (lines that begin with # are comments), or in the set of `redis:NAME`.
+
+    Raises SettingsError, LedgerError, CONNECTION_ERRORS.
+    """
+    if source.startswith(REDIS):
+        lines = read_addresses(client, source.removeprefix(REDIS))
+    else:
+        try:
+            lines = Path(source.removeprefix(FILE)).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            raise SettingsError(str(e)) from e
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    for entry in entries:
+        if entry.startswith((FILE, REDIS)):
+            raise SettingsError(f"{entry}: a list of engines has no lists in it")
+    return tuple(map(engine_address, entries))

@@ -1,0 +1,65 @@
+"""One call of `generate`, as it goes from try to try and from engine to engine, and what all engines share.
+
+It knows nothing of HTTP.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from rollq_worker.engine.availability import AllAway, OutageClock
+from rollq_worker.engine.limits import Vocabulary
+from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
+from rollq_worker.engine.request import PromptWriter
+
+
+class EngineLeft(Exception):
+    """Another engine takes this call over."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of `generate`, and what went wrong so far."""
+
+    key: str
+    check: Check
+    quarantined: ExitStack
+    """Contexts to leave at the end of the call: the quarantine, once the request is a suspect."""
+    has_better: Callable[["Call", str], bool] = lambda call, engine: False
+    """Whether another engine should take the call over from the one at that address."""
+    avoided: set[str] = field(default_factory=set)
+    """Addresses of engines that were up and failed."""
+    unavailable: int = 0
+    """Number of times that the engine took no requests."""
+    failed: int = 0
+    """Number of times in a row that the request failed while the engine lived on."""
+    connection_lost: bool = False
+    """Whether the last failure was a lost connection."""
+    deaths: int = 0
+    """Number of engines' deaths with this request in flight."""
+    suspect: Suspect | None = None
+
+    @property
+    def group(self) -> str:
+        """The run and the group of the job, as in `run/group`."""
+        return self.key.rpartition("/")[0]
+
+    def engine_died(self, engine: str, quarantine: Quarantine) -> None:
+        """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
+        self.failed, self.connection_lost, self.deaths = 0, False, self.deaths + 1
+        if self.suspect is not None:
+            quarantine.engine_died(self.suspect, self.key)
+        elif self.deaths >= DEATHS:
+            self.suspect = self.quarantined.enter_context(quarantine.suspect(engine))
+
+
+class Shared:
+    """What the engines of one process share, because they serve one model to the same jobs."""
+
+    def __init__(self, *, concurrency: int, vocab_size: int | None, engines: int) -> None:
+        """`engines` is the number of engines so far."""
+        self.clock = OutageClock()
+        self.away = AllAway(self.clock, engines)
+        self.quarantine = Quarantine(self.clock)
+        self.vocabulary = Vocabulary(vocab_size)
+        self.prompts = PromptWriter(concurrency)

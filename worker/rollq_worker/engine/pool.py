@@ -1,0 +1,192 @@
+"""Several engines as one: each group of jobs has its engine, and leaves it only while that is away.
+
+The groups are spread by rendezvous hashing (Thaler and Ravishankar, 1998) over the engines that are up. So siblings
+find their common prefix in one engine's cache. An engine that goes away moves no groups but its own, and they come back
+when it does. The invariant: a request waits for an engine only when no other one is up. It knows nothing of where the
+list comes from.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import hashlib
+import logging
+import random
+import threading
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from rollq.job import Json
+from rollq.trajectory import Finish
+from rollq_worker.engine.call import Call, EngineLeft, Shared
+from rollq_worker.engine.hang_watch import HangWatch
+from rollq_worker.engine.limits import UNLIMITED
+from rollq_worker.engine.quarantine import Check, SharedLock
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.protocols import Generated
+from rollq_worker.waiting import CHECK_S, wait
+
+log = logging.getLogger(__name__)
+
+
+class EnginePool:
+    """`protocols.WorkerEngine` over the engines at some addresses. One object per process, used by all threads.
+
+    `concurrency` is that of each engine, `suspect_lock` gives the lock of an address; the other options are those of
+    `SGLangEngine`. Without engines, requests wait.
+    """
+
+    def __init__(
+        self,
+        urls: Collection[str] = (),
+        *,
+        concurrency: int = 64,
+        vocab_size: int | None = None,
+        suspect_lock: Callable[[str], SharedLock] | None = None,
+        **options: Any,
+    ) -> None:
+        self._shared = Shared(concurrency=concurrency, vocab_size=vocab_size, engines=0)
+        self._options = {"concurrency": concurrency, "share": self._shared, **options}
+        self._suspect_lock = suspect_lock
+        self._engines: tuple[SGLangEngine, ...] = ()
+        self._retired: tuple[SGLangEngine, ...] = ()
+        self._watches: dict[str, HangWatch] = {}
+        self._watching = False
+        self._aborted = threading.local()
+        """In `engine`, the job whose last reply in this thread was aborted, and by which engine."""
+        self.update(urls)
+
+    @property
+    def engines(self) -> Sequence[SGLangEngine]:
+        """The engines that are sent new requests."""
+        return self._engines
+
+    @property
+    def available(self) -> bool:
+        """Whether any engine takes requests, as far as this process knows."""
+        return any(engine.available for engine in self._engines)
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds so far in which no engine was there, or suspects were sent alone. Deadlines do not run meanwhile."""
+        return self._shared.clock.seconds
+
+    def update(self, urls: Collection[str]) -> None:
+        """The engines are now those at these addresses. One that is no longer among them gets no new requests, and its
+        connections are closed once the last one has its answer. For one thread."""
+        known = {engine.url: engine for engine in self._engines}
+        engines = tuple(known.get(url) or self._open(url) for url in dict.fromkeys(urls))
+        gone = [engine for engine in self._engines if engine not in engines]
+        for engine in engines:
+            if engine.url not in known:
+                self._shared.away.count(1)
+        self._engines = engines
+        for engine in gone:
+            self._watches.pop(engine.url).stop()
+            engine.retire()
+            self._shared.away.count(-1)
+        retired = (*self._retired, *gone)
+        self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
+        for engine in retired:
+            if engine not in self._retired:
+                engine.close()
+
+    def watch(self) -> None:
+        """Look for engines that hang, and ask those that are away, in a thread for each, until `close`."""
+        self._watching = True
+        for watch in self._watches.values():
+            watch.start()
+
+    def admit(self, ids: Sequence[int]) -> None:
+        """Note that the model sampled these ids before (a resumed journal)."""
+        self._shared.vocabulary.admit(ids)
+
+    def room(self, prompt: int) -> int:
+        """How many tokens may follow a prompt of that many tokens on any engine that is up."""
+        return min((engine.room(prompt) for engine in self._up() or self._engines), default=UNLIMITED)
+
+    def generate(
+        self,
+        ids: array[int],
+        *,
+        sampling: Mapping[str, Json],
+        max_new_tokens: int,
+        key: str,
+        check: Check,
+    ) -> Generated:
+        """Sample a continuation on the engine of the job's group; see `protocols.Engine`.
+
+        When that engine goes away the request goes on elsewhere. The rest of an aborted turn goes where its start was
+        sampled, if that engine is up.
+        """
+        with ExitStack() as quarantined:
+            call = Call(key, check, quarantined, self._has_better)
+            while True:
+                engine = self._choose(call)
+                try:
+                    generated = engine.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
+                except EngineLeft:
+                    log.info("%s leaves the engine at %s", key, engine.name)
+                    continue
+                self._aborted.engine = (key, engine) if generated.finish is Finish.ABORT else None
+                return generated
+
+    def ready(self) -> bool:
+        """Ask an engine now whether it takes requests. With several, which one is asked changes from call to call."""
+        return bool(self._engines) and self._engines[random.randrange(len(self._engines))].ready()
+
+    def abort_running(self) -> int:
+        """Abort every request of this process, as `SGLangEngine.abort_running` does."""
+        engines = (*self._engines, *self._retired)
+        with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
+            return sum(pool.map(SGLangEngine.abort_running, engines))
+
+    def cut(self, key: str | None = None) -> int:
+        """End this process's wait for that job's response (None: for all). Returns how many waits were ended."""
+        return sum(engine.cut(key) for engine in (*self._engines, *self._retired))
+
+    def close(self) -> None:
+        """Close all connections."""
+        for watch in self._watches.values():
+            watch.stop()
+        for engine in (*self._engines, *self._retired):
+            engine.close()
+
+    def _open(self, url: str) -> SGLangEngine:
+        lock = self._suspect_lock(url) if self._suspect_lock is not None else None
+        engine = SGLangEngine(url, suspect_lock=lock, **self._options)
+        self._watches[engine.url] = watch = HangWatch(engine)
+        if self._watching:
+            watch.start()
+        return engine
+
+    def _up(self) -> list[SGLangEngine]:
+        return [engine for engine in self._engines if engine.available]
+
+    def _choose(self, call: Call) -> SGLangEngine:
+        """The engine for this call now. Waits while there is none."""
+        while not (engines := self._engines):
+            wait(CHECK_S, call.check)
+        if len(engines) == 1:
+            return engines[0]
+        up = [engine for engine in engines if engine.available]
+        fit = [engine for engine in up if engine.url not in call.avoided]
+        aborted: tuple[str, SGLangEngine] | None = getattr(self._aborted, "engine", None)
+        if aborted is not None and aborted[0] == call.key and aborted[1] in fit:
+            return aborted[1]
+        return max(fit or up or engines, key=lambda engine: _weight(engine.url, call.group))
+
+    def _has_better(self, call: Call, url: str) -> bool:
+        engines = self._engines
+        here = next((engine for engine in engines if engine.url == url), None)
+        if here is None:
+            return True  # it was removed
+        if here.available and url not in call.avoided:
+            return False
+        return any(engine.available and engine.url not in call.avoided for engine in engines if engine is not here)
+
+
+def _weight(url: str, group: str) -> bytes:
+    return hashlib.blake2b(f"{url} {group}".encode(), digest_size=8).digest()

@@ -130,7 +130,8 @@ class Observed(_Texts):
     """What the environment was given, each as `{"name": ..., "arguments": {...}}`.
 
     Empty when the turn could not be acted on; more than one only with several calls per turn. `"user": [...]` is added
-    where the user said something during the action that is not the reply itself.
+    where the user said something during the action that is not the reply itself, `"reward": r` where the environment
+    gave the action a reward.
     """
     replies: Sequence[Message]
     """The tool results or user messages that answer the turn, one per action. Those of an episode's last turn get no
@@ -145,6 +146,12 @@ class Observed(_Texts):
     """The environment closed the episode."""
     at: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of its actions' rewards; None when none of them has one. Not a part of the episode's reward."""
+        rewards = [action["reward"] for action in self.actions if "reward" in action]
+        return float(sum(rewards)) if rewards else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +297,11 @@ class Trajectory:
     def turns(self) -> int:
         """Number of turns that the policy finished."""
         return sum(isinstance(event, Observed) for event in self.events)
+
+    @property
+    def turn_rewards(self) -> list[float | None]:
+        """`Observed.reward` of each finished turn. Reading it decodes texts."""
+        return [event.reward for event in self.events if isinstance(event, Observed)]
 
     @property
     def sampled_tokens(self) -> int:

@@ -59,8 +59,11 @@ COLUMNS = {
     "mask": "list bool",
     "logprobs": "list float32",
     "versions": "list string",
+    "turn_rewards": "list float64",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
+LATER = ("turn_rewards",)
+"""Columns that files of an earlier rollq do not have."""
 
 
 class ParquetFolder(TrajectoryOutput):
@@ -170,7 +173,8 @@ def check(path: Path) -> Iterator[Checked]:
 
 def _check_part(part: Path) -> Iterator[Checked]:
     at, total = 0, _file(part).metadata.num_rows
-    for job_id, of_job in groupby(_rows(part, list(COLUMNS)), key=lambda row: row["job"]):
+    there = [name for name in COLUMNS if name in _file(part).schema_arrow.names]
+    for job_id, of_job in groupby(_rows(part, there), key=lambda row: row["job"]):
         first, together = at + 1, list(of_job)
         at += len(together)
         found, wrong = record_of(together)
@@ -180,7 +184,8 @@ def _check_part(part: Path) -> Iterator[Checked]:
 def _column_faults(part: Path, schema: pa.Schema) -> list[str]:
     """Other programs may have written the rows again, and have other words for the same types."""
     found = _file(part).schema_arrow
-    wrong = [f"it has no column {field.name}" for field in schema if field.name not in found.names]
+    missing = [name for name in COLUMNS if name not in {*found.names, *LATER}]
+    wrong = [f"it has no column {name}" for name in missing]
     for field in schema:
         if field.name in found.names and _kind(found.field(field.name).type) != _kind(field.type):
             wrong.append(f"column {field.name} must be {field.type}, not {found.field(field.name).type}")

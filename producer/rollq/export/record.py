@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.trajectory import Trajectory
+from rollq.trajectory import Sampled, Trajectory
 
 
 class Unexportable(ContractError):
@@ -18,7 +18,8 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
     """The object on a line of an exported file.
 
     `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
-    lists the length of each. Where the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a
+    lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order. Where
+    the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a
     text in Redis cannot be read.
     """
     return facts(trajectory) | {
@@ -27,6 +28,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "logprobs": trajectory.logprobs.tolist(),
         "versions": trajectory.versions,
         "traces": trajectory.traces,
+        "pieces": [[len(event.ids), event.finish.value] for event in trajectory.events if isinstance(event, Sampled)],
     }
 
 
@@ -50,6 +52,7 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
         "failure": trajectory.failure.value if trajectory.failure else None,
         "reward": trajectory.reward,
         "turns": trajectory.turns,
+        "turn_rewards": trajectory.turn_rewards,
         "messages": trajectory.messages,
         "info": dict(trajectory.info),
     }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollq.errors import ContractError, FailureClass
 from rollq.job import parse_id
-from rollq.trajectory import GRADED, Stop
+from rollq.trajectory import GRADED, Finish, Stop
 
 
 class Checked(NamedTuple):
@@ -73,8 +73,8 @@ def faults(found: Mapping[str, Any]) -> list[str]:
             wrong.append(f"{name} must be {words}, not {found[name]!r:.60}")
     if wrong:
         return wrong
-    wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found)]
-    return wrong or list(_turn_faults(found))
+    wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found), *_piece_faults(found)]
+    return wrong or [*_turn_faults(found), *_turn_reward_faults(found)]
 
 
 def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
@@ -125,6 +125,25 @@ def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
             continue
         yield f"token {i}: {why}"
         return
+
+
+def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Parquet and files of an earlier rollq have no pieces."""
+    try:
+        lengths = [length for length, finish in found.get("pieces", []) if finish in {*Finish}]
+        if "pieces" in found and sum(lengths) != sum(map(bool, found["mask"])):
+            yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, found['mask']))}"
+    except (TypeError, ValueError):
+        yield f"pieces must be pairs of a length and a finish, not {found['pieces']!r:.60}"
+
+
+def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Files of an earlier rollq have none."""
+    rewards = found.get("turn_rewards", [None] * found["turns"])
+    if not _list(rewards) or not all(reward is None or _finite(reward) for reward in rewards):
+        yield f"turn_rewards must be a list of null or finite numbers, not {rewards!r:.60}"
+    elif len(rewards) != found["turns"]:
+        yield f"it has {found['turns']} turns, and {len(rewards)} turn_rewards"
 
 
 def _turn_faults(found: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ import math
 import re
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from rollq.errors import ContractError, RollqError, SettingsError
-from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder
+from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
 from rollq.trajectory import Observed, Stop
@@ -204,3 +205,19 @@ def test_without_pyarrow_the_extra_is_named(out: Path, monkeypatch: pytest.Monke
     with pytest.raises(SettingsError, match=r"this needs pyarrow, which is not installed: pip install .*\[parquet\]"):
         ParquetFolder(out, append=True)
     assert not out.exists()
+
+
+def test_rewards_of_turns_are_a_column(out: Path) -> None:
+    made = trajectory()
+    first = replace(made.events[2], actions=[{"name": "look", "arguments": {}, "reward": 0.25}])  # type: ignore[type-var]
+    save(out, replace(made, events=[*made.events[:2], first, *made.events[3:]]))
+    [row] = table(out)
+    assert row["turn_rewards"] == [0.25, None]
+    assert [checked.faults for checked in check(out)] == [[]]
+
+
+def test_a_folder_of_an_earlier_rollq_has_no_such_column(out: Path) -> None:
+    save(out, trajectory())
+    [part] = out.glob("part-*")
+    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards"]), part)
+    assert [checked.faults for checked in check(out)] == [[]]

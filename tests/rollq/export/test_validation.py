@@ -36,7 +36,7 @@ def test_what_is_exported_is_sound(shape: list[Trace], cut: bool) -> None:
 
 
 def test_an_episode_without_a_grade_is_sound_too() -> None:
-    failed = record(played(0, 0, None, Stop.FAILED)) | {"failure": "engine", "turns": 0}
+    failed = record(played(0, 0, None, Stop.FAILED)) | {"failure": "engine", "turns": 0, "turn_rewards": []}
     assert faults(failed) == []
 
 
@@ -97,6 +97,14 @@ def moved_trace(found: Record, draw: Draw) -> None:
     found["traces"][draw(st.integers(0, len(found["traces"]) - 1))] += draw(st.sampled_from([1, 7]))
 
 
+def lost_piece(found: Record, draw: Draw) -> None:
+    found["pieces"].append([draw(st.integers(1, 9)), "stop"])
+
+
+def odd_piece(found: Record, draw: Draw) -> None:
+    found["pieces"].append(draw(st.sampled_from([7, [1], ["x", "stop"], [[], "stop"]])))
+
+
 def no_reward(found: Record, draw: Draw) -> None:
     found["reward"] = None
 
@@ -121,6 +129,14 @@ def other_turns(found: Record, draw: Draw) -> None:
     found["turns"] += draw(st.sampled_from([1, 2]))
 
 
+def odd_turn_reward(found: Record, draw: Draw) -> None:
+    found["turn_rewards"][-1] = draw(st.sampled_from(["1", math.inf, True, [0.5]]))
+
+
+def lost_turn_reward(found: Record, draw: Draw) -> None:
+    found["turn_rewards"].pop()
+
+
 def lost_message(found: Record, draw: Draw) -> None:
     found["messages"].pop()
 
@@ -136,12 +152,16 @@ DAMAGES = [
     (logprob_of_the_prompt, "it was not sampled, and has logprob -0.5"),
     (shifted_logprobs, "it was not sampled, and has logprob"),
     (moved_trace, "its traces make "),
+    (lost_piece, "its pieces make "),
+    (odd_piece, "pieces must be pairs of a length and a finish"),
     (no_reward, "carry a reward"),
     (reward_of_a_failure, "carry a reward"),
     (graded_failure, "a graded episode has none"),
     (other_job, "is not run "),
     (no_job, "is not a job id"),
     (other_turns, "turns, and the mask "),
+    (odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
+    (lost_turn_reward, " turn_rewards"),
     (lost_message, "messages of the assistant"),
 ]
 
@@ -177,6 +197,16 @@ def test_damaged_rows_are_found(damage: Callable[[Record], None], said: str, sha
     found, wrong = record_of(made)
     wrong = wrong or faults(found)
     assert wrong and any(said in fault for fault in wrong), wrong
+
+
+def test_files_of_an_earlier_rollq_have_no_turn_rewards() -> None:
+    old = record(played(0, 0, 1.0))
+    del old["turn_rewards"]
+    assert faults(old) == []
+    [row] = rows(played(0, 0, 1.0), 7)
+    del row["turn_rewards"]
+    found, wrong = record_of([row])
+    assert wrong == [] and faults(found) == []
 
 
 @given(sound_traces.filter(lambda shape: len(shape) > 1))

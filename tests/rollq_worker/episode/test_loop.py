@@ -1,5 +1,7 @@
 """The agent loop against the fakes: what is sent, what is recorded, how it ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollq import errors
@@ -9,6 +11,7 @@ from rollq_worker.episode.loop import MAX_MALFORMED
 from rollq_worker.failures import DeadlineExceeded
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
 from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation, ReadTurn
+from tests.rollq.samples import decoded, encoded
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes, run
 
 
@@ -181,3 +184,28 @@ def test_an_opening_that_is_not_the_users_own_is_the_environments_failure():
             return "Ticket 7"
 
     assert run("bye", environment=Mute(), user=FakeUser(["never said"])).messages[1]["content"] == "Ticket 7"
+
+
+class Paying(FakeEnvironment):
+    """Pays for each step."""
+
+    def __init__(self, *rewards):
+        super().__init__()
+        self.rewards = iter(rewards)
+
+    def step(self, action):
+        return replace(super().step(action), reward=next(self.rewards))
+
+
+def test_rewards_of_steps_are_recorded_with_their_actions():
+    trajectory = run(CALL, CALL, "bye", environment=Paying(0.25, None, -1))
+    assert trajectory.turn_rewards == [0.25, None, -1.0]
+    assert trajectory.events[2].actions == [{"name": "add", "arguments": {"a": 1}, "reward": 0.25}]
+    assert trajectory.reward == 1.0  # the grade is apart from them
+    assert decoded(encoded(trajectory)).turn_rewards == [0.25, None, -1.0]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "1", True])
+def test_a_step_has_a_finite_reward_or_none(reward):
+    with pytest.raises(errors.EnvironmentFailure, match=r"environment.step\(add\): TypeError: the reward is"):
+        run(CALL, environment=Paying(reward))

@@ -175,7 +175,10 @@ class _Episode:
                 observation = self.environment.step(action)
                 if not isinstance(observation.text, str):
                     raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-            results.append(ActionResult(action, id, observation.text, self.recording.user_messages[before:]))
+                if observation.reward is not None:
+                    check_reward(observation.reward)
+            said = self.recording.user_messages[before:]
+            results.append(ActionResult(action, id, observation.text, said, observation.reward))
             if observation.done:
                 stop = Stop.DONE
                 break
@@ -274,9 +277,7 @@ class _Episode:
         if stop is Stop.DONE:
             with errors_become(EnvironmentFailure, "environment.grade"):
                 grade = self.environment.grade()
-                reward = grade.reward
-                if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                    raise TypeError(f"the reward is {reward!r}, not a finite number")
+                check_reward(grade.reward)
                 json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
@@ -287,3 +288,9 @@ class _Episode:
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)
+
+
+def check_reward(reward: object) -> None:
+    """Raises TypeError for anything but a finite number."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise TypeError(f"the reward is {reward!r}, not a finite number")

@@ -25,6 +25,8 @@ class ActionResult:
     """The observation that the policy is shown."""
     user_messages: Sequence[str] = ()
     """What the user said during the action."""
+    reward: float | None = None
+    """What the environment gave it."""
 
     @property
     def reply(self) -> Message:
@@ -41,10 +43,13 @@ class ActionResult:
 
     @property
     def recorded(self) -> dict[str, Json]:
-        """The action as the journal has it, with the user's messages unless they are the reply itself."""
+        """The action as the journal has it, with the user's messages unless they are the reply itself, and the
+        reward that it has."""
         action: dict[str, Json] = {"name": self.action.name, "arguments": dict(self.action.arguments)}
         if list(self.user_messages) != ([self.text] if self.action.name == RESPOND else []):
             action["user"] = list(self.user_messages)
+        if self.reward is not None:
+            action["reward"] = float(self.reward)
         return action
 
 

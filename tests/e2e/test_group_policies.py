@@ -1,4 +1,5 @@
-"""Over-provisioning and dynamic sampling with real workers: stragglers are cut, and batches hold groups to learn from."""
+"""Over-provisioning and dynamic sampling with real workers: stragglers are cut, and batches hold groups with something
+to learn."""
 
 import json
 import time

@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/trainer.md"
 
 
 def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: str) -> None:
-    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "ratio" in code]
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "rloo" in code]
     ledger.submit(group("g", size=2))
     ledger.seal()
     play(ledger, "r/g/0", reward=0.0)
@@ -31,3 +31,21 @@ def test_the_policy_gradient_is_what_a_hand_computes(ledger: Ledger, redis_url: 
         exec(snippet, {"client": client, "model": model, "step": losses.append})
     assert losses == pytest.approx([-(1.0 * -1.0 + 3.0 * 1.0) / 2])  # as many sampled tokens in each row
     assert reader(ledger).group_states(["g"]) == ["acked"]
+
+
+def test_the_loop_with_a_filter_and_a_reward_function(
+    ledger: Ledger, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "keep=" in code]
+    (tmp_path / "my_rewards.py").write_text("def score(trajectory):\n    return 2 * trajectory.reward\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, rewards in (("equal", (1.0, 1.0)), ("other", (0.0, 1.0))):
+        ledger.submit(group(name))
+        for sample, reward in enumerate(rewards):
+            play(ledger, f"r/{name}/{sample}", reward)
+    ledger.seal()
+    trained: list[list[float]] = []
+    with Client(redis_url, run="r") as client:
+        exec(snippet, {"client": client, "train": lambda rows: trained.append(rows.rewards.tolist())})
+    assert trained == [[0.0, 2.0]]
+    assert reader(ledger).stats()["skips"] == {"unequal_rewards": 1}

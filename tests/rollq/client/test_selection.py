@@ -8,6 +8,7 @@ import pytest
 
 from rollq import Batch, Client, Group, Trajectory
 from rollq.errors import FunctionError, MissingGroups, NotHeld, PullTimeout, SettingsError
+from rollq.job import Purpose
 from tests.rollq.groups import end_holds, finish_groups
 from tests.rollq.samples import group, is_over, play
 
@@ -199,3 +200,48 @@ def test_a_process_whose_name_was_taken_over_is_refused(client: Client) -> None:
 def test_other_groups_are_taken_as_before(client: Client) -> None:
     finish_groups(client.ledger, *"ab", seal=True)
     assert [names(batch) for batch in client.batches(1)] == ["a", "b"]
+
+
+def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client) -> None:
+    client.admit(groups_per_batch=3, max_staleness=0)
+    client.ledger.submit(group("a"))
+    finish(client, "bC")
+    with client.consumer(keep="unequal_rewards") as consumer:
+        with pytest.raises(PullTimeout):
+            consumer.next(1, timeout=0.05)
+        play(client.ledger, "r/a/0", 0.0)
+        play(client.ledger, "r/a/1", 1.0)
+        assert names(consumer.next(2)) == "ab"
+
+
+def test_a_batch_of_more_groups_than_a_training_step_has_is_refused(client: Client) -> None:
+    client.admit(groups_per_batch=2, max_staleness=4)
+    finish(client, "abc")
+    with client.consumer() as consumer:
+        with pytest.raises(SettingsError, match=r"a batch of 3 groups is more than the 2 of a training step.*at most"):
+            consumer.next(3)
+        assert (names(consumer.next(2)), client.stats()["groups_ready"]) == ("ab", 1)
+    with client.consumer(Purpose.EVAL) as consumer, pytest.raises(PullTimeout):
+        consumer.next(3, timeout=0.05)
+
+
+def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Client) -> None:
+    client.admit(groups_per_batch=2, max_staleness=0)
+    left = iter("ABCdEf")
+
+    def work() -> None:
+        """A producer that enters what is admitted, and workers that finish it at once."""
+        while client.reader.standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
+            finish(client, letter)
+
+    batches = []
+    with client.consumer(name="trainer", keep="unequal_rewards") as consumer:
+        for _ in range(20):
+            work()
+            try:
+                batches.append(consumer.next(2, timeout=0.05))
+                break
+            except PullTimeout:
+                assert client.stats()["groups_ready"] + client.stats()["groups_held"] <= 2
+    assert [(names(batch), batch.step) for batch in batches] == [("df", 0)]
+    assert client.stats()["skips"] == {"unequal_rewards": 4}

@@ -8,7 +8,7 @@
 -- reply  ok | lost group | fenced
 check_indexes()
 local token, owner, why, filling, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', {}, {}, {}
-local meta, trained = typed('run', 'hash'), 0
+local meta, used = typed('run', 'hash'), 0
 local hold = typed('hold:' .. token, 'set')
 for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
 if taken_over(token, owner) then return { 'fenced' } end
@@ -37,7 +37,7 @@ for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
   redis.call('SREM', hold, group.name)
   shrink(group, token)
-  if why == '' and group.purpose == 'train' then trained = trained + 1 end
+  if group.purpose == 'train' and not filling then used = used + 1 end
   count(why == '' and 'groups_acked' or 'groups_skipped')
   count(why == '' and 'delivered' or 'skipped', group.done)
   if why ~= '' then count('skipped:' .. why) end
@@ -52,5 +52,9 @@ if #groups > 0 then
   wake_consumers(groups[1].purpose)
   wake_producers()
 end
-if trained > 0 and redis.call('HEXISTS', meta, 'batch') == 1 then redis.pcall('HINCRBY', meta, 'trained', trained) end
+if used > 0 and redis.call('HEXISTS', meta, 'batch') == 1 then
+  redis.pcall('HINCRBY', meta, 'trained', used)
+  -- The trainer may go on without the skipped group, or ask for another (take.lua).
+  if why ~= '' then redis.pcall('HINCRBY', meta, 'lent', used) end
+end
 return { 'ok' }

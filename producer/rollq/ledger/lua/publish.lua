@@ -16,6 +16,7 @@ if was and name == version and was ~= step then return { 'name', was } end
 allow_without_memory() -- the trainer acknowledges, which makes room, only after this
 redis.call('HSET', meta, 'step', step, 'version', version, 'published', published + 1, 'publication', token)
 redis.call('HSET', versions, version, step)
+redis.call('HDEL', meta, 'lent')
 if was and step <= was and batch then
   redis.call('HSET', meta, 'trained', math.min(stored_number(trained), step * stored_number(batch)))
 end

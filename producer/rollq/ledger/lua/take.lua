@@ -198,6 +198,13 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
   return reply
 end
 
+local lent = most and stored_number(field('run', 'lent')) or 0
+if lent > 0 and not again then -- the trainer asks for others in place of the groups that it skipped
+  allow_without_memory()
+  redis.call('HDEL', prefix .. 'run', 'lent')
+  redis.call('HSET', prefix .. 'run', 'trained', math.max(0, stored_number(field('run', 'trained')) - lent))
+  wake_producers()
+end
 local over = sealed and count_open == 0 and count_ready == 0 and #mine == 0 and (others == 0 or (renewed and idle))
 local ends = others > 0 and redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 if wake and not over then

@@ -1,0 +1,121 @@
+"""A trainer publishes its policies and bounds its staleness, also when Redis loses its last writes."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rollq.client.client import Client
+from rollq.errors import ContractError, SettingsError
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Published
+from rollq.staleness import Staleness
+from tests.rollq.groups import play_groups
+from tests.rollq.samples import job, reader
+from tests.waiting import until
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def lose_the_last_publication(ledger: Ledger) -> None:
+    """What a power cut does to what was written in the last second."""
+    ledger.redis.hset(ledger.keys.meta, mapping={"step": 0, "version": "0", "published": 1, "publication": "older"})
+    ledger.redis.delete(f"{ledger.keys.prefix}versions")
+
+
+def test_a_batch_knows_its_policy_and_the_steps_of_its_tokens(client: Client, ledger: Ledger) -> None:
+    client.publish(0)
+    client.submit([job(0, "a")])
+    play_groups(ledger, "a")  # version 1 samples its tokens
+    client.publish(3, "three")
+    assert client.published() == Published(3, "three")
+    batch = next(client.batches(1))
+    assert (batch.policy_step, batch.version_steps, batch.groups[0].started_step) == (3, {"1": 1}, 0)
+    assert batch.staleness == Staleness(max=2, mean=2.0, unknown_tokens=0)
+
+
+def test_a_run_without_versions_has_none(client: Client, ledger: Ledger) -> None:
+    client.submit([job(0, "a")])
+    play_groups(ledger, "a")
+    batch = next(client.batches(1))
+    assert (client.published(), batch.policy_step, batch.groups[0].started_step) == (None, None, None)
+    assert batch.staleness.unknown_tokens == 8
+
+
+def test_a_producer_goes_on_as_soon_as_a_policy_is_published(redis_url: str, client: Client, ledger: Ledger) -> None:
+    client.admit(1, 0)
+    producer = Client(redis_url, run="r")
+    thread = threading.Thread(target=producer.submit, args=([job(0, name) for name in "abc"],))
+    thread.start()
+    for step, name in enumerate("abc"):
+        until(lambda at=step + 1: reader(ledger).stats()["submitted"] == 2 * at)
+        play_groups(ledger, name)
+        batch = next(client.batches(1))
+        assert batch.policy_step == batch.groups[0].started_step == step
+        batch.ack()
+        client.publish(step + 1)
+    thread.join(60)
+    assert not thread.is_alive()
+    producer.close()
+
+
+def test_a_consumer_says_a_lost_publication_again(
+    client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.admit(1, 1)
+    client.publish(0)
+    client.publish(1)
+    client.submit([job(0, "a")])
+    play_groups(ledger, "a")
+    lose_the_last_publication(ledger)
+    with caplog.at_level(logging.WARNING, "rollq"):
+        batch = next(client.batches(1))
+    assert batch.policy_step == 1
+    assert client.published() == Published(1, "1")
+    assert "Redis has lost the publication of step 1: it is said again" in caplog.text
+
+
+def test_a_producer_says_lost_settings_again(client: Client, ledger: Ledger) -> None:
+    client.admit(8, 1)
+    client.publish(0)
+    client.publish(1)
+    client.submit([job(0, "a")])
+    lose_the_last_publication(ledger)
+    ledger.redis.hdel(ledger.keys.meta, "batch", "staleness", "running")
+    client.submit([job(0, "b")])
+    standing = reader(ledger).standing()
+    assert standing.published == Published(1, "1")
+    assert standing.admission and standing.admission.groups_per_batch == 8
+
+
+def test_another_trainer_has_published_since(redis_url: str, client: Client, ledger: Ledger) -> None:
+    client.publish(5)
+    client.submit([job(0, "a")])
+    play_groups(ledger, "a")
+    with Client(redis_url, run="r") as restored:
+        restored.publish(2)
+    assert next(client.batches(1)).policy_step == 2
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", 1 << 53, None])
+def test_a_step_is_a_whole_number(client: Client, step: object) -> None:
+    with pytest.raises(ContractError, match="run r: the step of a policy is a whole number from 0, not"):
+        client.publish(step)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", 1, "x" * 257, b"1"])
+def test_a_version_is_a_text(client: Client, name: object) -> None:
+    with pytest.raises(ContractError, match="run r: a weight version is a text of 1 to 256 characters, not"):
+        client.publish(1, name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (8, -1), (8, 1, 0), (True, 1), (8, 1.5), (10**7, 1), ("8", 1)])
+def test_admission_takes_whole_numbers(client: Client, numbers: tuple[int, int]) -> None:
+    with pytest.raises(SettingsError, match=r"is a whole number from [01] to 1000000, not"):
+        client.admit(*numbers)
+    assert client.stats()["admission"] is None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rollq.errors import ContractError
 from rollq_worker.audit.comparison import WORST
 from rollq_worker.audit.report import spread
 from rollq_worker.audit.scorer import Scores, ScoringRefused
@@ -121,7 +122,7 @@ def test_a_shifted_file_is_named_as_such(by: int) -> None:
         shifted["logprobs"][i] = true_logprob(tokens, (i + by) % len(tokens))
     found = audit(shifted)
     assert (found["verdict"], found["shift"]) == ("bad", by)
-    assert found["reasons"][-1].endswith("later" if by > 0 else "earlier")
+    assert any(reason.endswith("later" if by > 0 else "earlier") for reason in found["reasons"])
 
 
 def test_a_confident_policy_is_not_taken_for_shifted() -> None:
@@ -136,3 +137,78 @@ def test_a_confident_policy_is_not_taken_for_shifted() -> None:
 def test_a_file_without_sampled_tokens_proves_nothing() -> None:
     found = audit(record(mask=[0] * 16, versions=[None] * 16))
     assert (found["tokens"], found["mean_abs"], found["verdict"]) == (0, None, "incomplete")
+
+
+class TestRareFaults:
+    """They do not move the mean or the 99th percentile of a whole file."""
+
+    def records(self, count: int) -> list[dict[str, Any]]:
+        """Two turns each: 4 sampled tokens and a stop; 3 tokens, an interruption, and 4 more with a stop."""
+        mask = [0] * 4 + [1] * 5 + [0] * 2 + [1] * 7
+        tokens = array("I", [(7 * i * i + 3) % 50 for i in range(len(mask))])
+        found = {
+            "tokens": tokens.tolist(),
+            "mask": mask,
+            "logprobs": [true_logprob(tokens, i) if bit else 0.0 for i, bit in enumerate(mask)],
+            "versions": ["v1" if bit else None for bit in mask],
+            "traces": [len(mask)],
+            "pieces": [[5, "stop"], [3, "abort"], [4, "stop"]],
+            "messages": [
+                {"role": "user"},
+                {"role": "assistant", "tool_calls": [{}]},
+                {"role": "tool"},
+                {"role": "assistant"},
+            ],
+        }
+        return [record(job=f"r/g/{i}", **found | {"logprobs": list(found["logprobs"])}) for i in range(count)]
+
+    PLACES = {"first": 4, "call": 6, "stop": 8, "bridge": 11, "text": 12, "interruption": 14}  # noqa: RUF012
+
+    def test_each_token_has_its_class(self) -> None:
+        found = audit(*self.records(1))["classes"]
+        assert {name: tally["tokens"] for name, tally in found.items()} == {
+            "interruption": 1, "first": 1, "bridge": 1, "stop": 2, "call": 3, "text": 4,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("name", PLACES)
+    def test_a_class_of_which_one_in_a_hundred_is_off_is_named(self, name: str) -> None:
+        records = self.records(500)
+        assert audit(*records)["verdict"] == "ok"
+        for changed in records[::100]:
+            changed["logprobs"][self.PLACES[name]] += 0.5
+        found = audit(*records)
+        assert found["verdict"] == "bad" and found["p99_abs"] < 0.1 and found["mean_abs"] < 0.01
+        total = found["classes"][name]["tokens"]
+        assert found["reasons"] == [f"5 of {total} tokens of class {name} are off by more than 0.125"]
+
+    def test_one_shifted_trajectory_of_many_is_found(self) -> None:
+        records = self.records(500)
+        places = [i for i, bit in enumerate(records[0]["mask"]) if bit]
+        tokens = array("I", records[0]["tokens"])
+        for i in places[:-1]:
+            records[77]["logprobs"][i] = true_logprob(tokens, i + 1)
+        found = audit(*records)
+        assert (found["verdict"], found["faulty"], found["shift"]) == ("bad", 1, 0)
+        assert found["reasons"][-1] == "too many tokens are off in 1 of 500 trajectories, first in r/g/77"
+        assert [(fault["job"], fault["turn"]) for fault in found["faults"]] == [("r/g/77", None)]
+
+    def test_one_bad_turn_of_a_long_trajectory_is_found(self) -> None:
+        mask = [0] * 4 + [1] * 600 + [0] * 2 + [1] * 20
+        tokens = array("I", [(7 * i * i + 3) % 50 for i in range(len(mask))])
+        logprobs = [true_logprob(tokens, i) if bit else 0.0 for i, bit in enumerate(mask)]
+        for i in range(607, 611):
+            logprobs[i] += 0.3
+        versions = ["v1" if bit else None for bit in mask]
+        fields = {"tokens": tokens.tolist(), "mask": mask, "logprobs": logprobs, "versions": versions, "traces": [626]}
+        found = audit(record(**fields))
+        assert (found["verdict"], [fault["turn"] for fault in found["faults"]]) == ("bad", [1])
+
+    def test_two_outliers_prove_nothing(self) -> None:
+        records = self.records(50)
+        for changed in records[:2]:
+            changed["logprobs"][self.PLACES["stop"]] += 0.5
+        assert audit(*records)["verdict"] == "ok"
+
+    def test_pieces_that_do_not_fit_the_mask_are_refused(self) -> None:
+        with pytest.raises(ContractError, match="its pieces do not make up its 12 sampled tokens"):
+            audit({**self.records(1)[0], "pieces": [[5, "stop"]]})

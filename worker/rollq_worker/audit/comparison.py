@@ -16,6 +16,7 @@ from itertools import compress
 from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.scorer import Scorer, Scores, ScoringRefused
+from rollq_worker.audit.token_classes import Fault, Tally, TokenClass
 
 LIKELIEST = 128
 """Number of likeliest tokens from which the normaliser at a temperature other than 1 is computed."""
@@ -82,6 +83,10 @@ class ComparisonResult:
     """For each shift: the sum of |recorded - scored that many positions later|, over the same tokens."""
     shifted: int = 0
     """Number of tokens in those sums."""
+    classes: dict[TokenClass, Tally] = field(default_factory=lambda: {kind: Tally() for kind in TokenClass})
+    """The tokens by their place in a turn."""
+    faults: list[Fault] = field(default_factory=list)
+    """The trajectory, or turns of it, with too many outliers."""
     worst: list[ComparedToken] = field(default_factory=list)
     """The WORST tokens with the largest differences, largest first."""
 
@@ -103,10 +108,11 @@ class Auditor:
         if parameter := trajectory.incomparable:
             result.skipped[f"sampled with {parameter}"] = trajectory.sampled
             return result
-        start = 0
+        start, scored = 0, dict[int, float]()
         for length in trajectory.traces:
-            self._compare_trace(trajectory, start, start + length, result)
+            scored |= self._compare_trace(trajectory, start, start + length, result)
             start += length
+        _classify(trajectory, scored, result)
         return result
 
     def decode(self, token: ComparedToken) -> float | None:
@@ -121,28 +127,32 @@ class Auditor:
         except ScoringRefused:
             return None
 
-    def _compare_trace(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> None:
+    def _compare_trace(
+        self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
+    ) -> Mapping[int, float]:
+        """The scores of the trace's tokens that could be compared, by position."""
         positions = self._positions(trajectory, start, end, result)
         if not positions:
-            return
+            return {}
         first, ids = positions[0], trajectory.tokens[start : positions[-1] + 1]
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
-            return
+            return {}
         likeliest = LIKELIEST if trajectory.temperature != 1.0 else 0
         try:
             scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
-            return
+            return {}
         if likeliest and scores.likeliest is None:
             result.skipped[NO_LIST] += len(positions)
-            return
+            return {}
         logprobs = rescale(scores, trajectory.temperature)
         scored = {i: logprob for i in positions if (logprob := logprobs[i - first]) is not None}
         if len(scored) < len(positions):
             result.skipped[FLAT] += len(positions) - len(scored)
         _compare(trajectory, start, scored, result)
+        return scored
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
         """Positions of a trace's sampled tokens that this engine can score."""
@@ -190,6 +200,23 @@ def _compare(
             result.shifted += 1
             for shift in SHIFTS:
                 result.shifts[shift] += abs(recorded - scored[i + shift])
+
+
+def _classify(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:
+    """Tally the compared tokens by class, and look for turns that are off. A trajectory that is off as a whole is one
+    fault."""
+    whole, faults = Tally(), list[Fault]()
+    for number, turn in enumerate(trajectory.turns()):
+        of_turn = Tally()
+        for i, kind in turn.classes():
+            if i in scored:
+                difference = abs(trajectory.logprobs[i] - scored[i])
+                result.classes[kind].add(difference)
+                of_turn.add(difference)
+        whole.join(of_turn)
+        if of_turn.bad("turn"):
+            faults.append(Fault(result.job, number, of_turn))
+    result.faults = [Fault(result.job, None, whole)] if whole.bad("trajectory") else faults
 
 
 def largest_differences(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:

@@ -9,13 +9,17 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import json
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import accumulate, compress, groupby
+from operator import itemgetter
 from pathlib import Path
 
 from rollq.errors import ContractError, SettingsError
 from rollq.job import Json
+from rollq.trajectory import Finish
+from rollq_worker.audit.token_classes import SampledTurn
 
 CHANGES_LOGPROBS: Mapping[str, Json] = {
     "frequency_penalty": 0,
@@ -45,7 +49,27 @@ class ExportedTrajectory:
     logprobs: array[float]
     versions: Sequence[str | None]
     traces: Sequence[int]
+    pieces: Sequence[tuple[int, str]]
+    """Length and finish of each of the engine's replies."""
+    calls: Sequence[bool]
+    """For each turn that has a message, whether it called a tool."""
     sampling: Mapping[str, Json]
+
+    def turns(self) -> Iterator[SampledTurn]:
+        """The sampled tokens of each turn, in order."""
+        starts, pieces = list(accumulate(self.traces)), iter(self.pieces)
+        end, number, trace = 0, 0, -1
+        while (begin := self.mask.find(1, end)) >= 0:
+            found = self.mask.find(0, begin)
+            end = found if found >= 0 else len(self.mask)
+            ends, finish = [begin], ""
+            while ends[-1] < end:
+                length, finish = next(pieces)
+                ends.append(ends[-1] + length)
+            before, trace = trace, bisect_right(starts, begin)
+            calls = number < len(self.calls) and self.calls[number]
+            yield SampledTurn(begin, end, trace != before, calls, ends[1:], finish == Finish.STOP)
+            number += 1
 
     @property
     def sampled(self) -> int:
@@ -105,6 +129,8 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             logprobs=array("d", record["logprobs"]),
             versions=list(record["versions"]),
             traces=list(record.get("traces", [len(record["tokens"])])),
+            pieces=_pieces(record),
+            calls=[bool(m.get("tool_calls")) for m in record.get("messages", []) if m["role"] == "assistant"],
             sampling=dict(record.get("sampling") or {}),
         )
         _check(trajectory)
@@ -115,6 +141,13 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
     return trajectory
 
 
+def _pieces(record: Mapping[str, Json]) -> list[tuple[int, str]]:
+    """Of a file without them, written by an earlier rollq: a piece for each turn, which ended by itself."""
+    if "pieces" in record:
+        return [(length, str(finish)) for length, finish in record["pieces"]]
+    return [(sum(run), Finish.STOP) for run in map(list, map(itemgetter(1), groupby(record["mask"]))) if run[0]]
+
+
 def _check(trajectory: ExportedTrajectory) -> None:
     lengths = {name: len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
     if len(set(lengths.values())) > 1:
@@ -123,6 +156,8 @@ def _check(trajectory: ExportedTrajectory) -> None:
         raise ValueError(f"its traces {list(trajectory.traces)} do not make up its {len(trajectory.tokens)} tokens")
     if trajectory.mask.translate(None, b"\0\1"):
         raise ValueError("its mask holds more than 0 and 1")
+    if sum(length for length, _ in trajectory.pieces) != trajectory.sampled:
+        raise ValueError(f"its pieces do not make up its {trajectory.sampled} sampled tokens")
     first = 0
     for length in trajectory.traces:
         if trajectory.mask[first]:

@@ -6,12 +6,13 @@ file may be long. It knows nothing of engines.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rollq.job import Json
 from rollq_worker.audit.comparison import SHIFTS, WORST, ComparedToken, ComparisonResult, largest_differences
+from rollq_worker.audit.token_classes import OUTLIER
 
 MAX_MEAN = 0.01
 """Largest mean difference of a good file, in nats.
@@ -25,7 +26,7 @@ MAX_P99 = 0.1
 on the CPU."""
 MIN_COMPARED = 0.95
 """Share of the sampled tokens that must be compared."""
-ROUNDING = (0.01, 0.125)
+ROUNDING = (0.01, OUTLIER)
 """Differences in nats that one rounding step of a bf16 logit explains: 0.0625 for logits from 8 to 16, 0.125 up to 32.
 
 Smaller differences count as equal. Larger ones have another cause.
@@ -54,6 +55,8 @@ class Report:
 
     def __init__(self) -> None:
         self.trajectories = 0
+        self.faulty = 0
+        """Number of trajectories with a fault."""
         self.total = ComparisonResult("all")
 
     def add(self, result: ComparisonResult) -> None:
@@ -63,6 +66,10 @@ class Report:
         self.total.shifted += result.shifted
         for shift, value in result.shifts.items():
             self.total.shifts[shift] += value
+        for kind, tally in result.classes.items():
+            self.total.classes[kind].join(tally)
+        self.faulty += bool(result.faults)
+        self.total.faults = (self.total.faults + result.faults)[:WORST]
         self.total.worst = largest_differences([*self.total.worst, *result.worst])
 
     def revise(self, decode: Callable[[ComparedToken], float | None]) -> None:
@@ -100,6 +107,9 @@ class Report:
             "max_abs_prefill": numbers["max_abs"],
             "revised": sum(new < token.difference for new, token in zip(revised, worst, strict=True)),
             "shift": self.shift,
+            "classes": {kind.value: tally.as_json() for kind, tally in self.total.classes.items()},
+            "faulty": self.faulty,
+            "faults": [fault.as_json() for fault in self.total.faults],
             "worst": [token.as_json() for token in worst],
             "verdict": self.verdict,
         }
@@ -124,7 +134,18 @@ class Report:
         if self.shift:
             direction = "later" if self.shift > 0 else "earlier"
             reasons.append(f"the recorded logprobs fit the tokens one position {direction}")
-        return reasons
+        return [*reasons, *self._outliers()]
+
+    def _outliers(self) -> Iterator[str]:
+        """Faults that are too rare to move the numbers of the whole file."""
+        for kind, tally in self.total.classes.items():
+            if tally.bad("class"):
+                off = f"{tally.outliers} of {tally.tokens}"
+                yield f"{off} tokens of class {kind} are off by more than {OUTLIER:g}"
+        if self.faulty:
+            first = self.total.faults[0]
+            where = first.job if first.turn is None else f"turn {first.turn} of {first.job}"
+            yield f"too many tokens are off in {self.faulty} of {self.trajectories} trajectories, first in {where}"
 
     def _gaps(self) -> list[str]:
         compared, skipped = len(self.total.differences), self.total.skipped.total()

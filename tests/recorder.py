@@ -6,7 +6,7 @@ Each line of its file is one answered call, in the order of the answers: `{"head
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from aiohttp import web
 
 
 class Recorder:
-    """Forwards everything to `upstream` and appends the /generate calls to `file`."""
+    """Forwards everything to `upstream` but the paths in `missing`, and appends the /generate calls to `file`."""
 
-    def __init__(self, upstream: str, file: Path) -> None:
+    def __init__(self, upstream: str, file: Path, missing: Collection[str] = ()) -> None:
+        self.missing = missing
         self.upstream = upstream.rstrip("/")
         self.url = ""
         """Of the proxy itself, set when it is ready."""
@@ -46,6 +47,8 @@ class Recorder:
                 await runner.cleanup()
 
     async def forward(self, request: web.Request) -> web.Response:
+        if request.path in self.missing:
+            return web.json_response({"detail": "Not Found"}, status=404)
         body = await request.read()
         headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
         url = self.upstream + request.path_qs
@@ -77,9 +80,9 @@ def _json(body: bytes) -> Any:
 
 
 @contextmanager
-def recording(upstream: str, file: Path) -> Iterator[Recorder]:
+def recording(upstream: str, file: Path, missing: Collection[str] = ()) -> Iterator[Recorder]:
     """A recorder on a port of its own, in a thread."""
-    recorder, ready = Recorder(upstream, file), threading.Event()
+    recorder, ready = Recorder(upstream, file, missing), threading.Event()
     loop = asyncio.new_event_loop()
     until = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(recorder.run(until, ready)))

@@ -14,6 +14,7 @@ from typing import Any
 from rollq.export.record import record
 from rollq.job import Job
 from rollq.trajectory import Sampled, Trajectory
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
@@ -34,7 +35,7 @@ class RecordedEngine:
 
     server: Server
     proxy: Recorder
-    engine: SGLangEngine
+    engine: SGLangEngine | EnginePool
 
     def play(self, job: Job) -> Trajectory:
         """One episode, as a worker plays it."""

@@ -68,11 +68,6 @@ def train(flags, args):
         output = slime.generate_rollout(args, rollout, source)
         samples = [sample for group in output.samples for sample in group]
         raw, rewards = slime.reward_post_process(args, samples)
-        print(
-            f"rollout {rollout}: {len(output.samples)} groups, {len(samples)} samples, mean reward {mean(raw):.2f},"
-            f" staleness {output.metrics['rollout/rollq/staleness_max']}",
-            flush=True,
-        )
         if flags.out:
             with flags.out.open("a") as out:
                 for sample, reward in zip(samples, rewards, strict=True):
@@ -85,6 +80,11 @@ def train(flags, args):
                         "index": sample.index,
                     }
                     out.write(json.dumps(row) + "\n")
+        print(
+            f"rollout {rollout}: {len(output.samples)} groups, {len(samples)} samples, mean reward {mean(raw):.2f},"
+            f" staleness {output.metrics['rollout/rollq/staleness_max']}",
+            flush=True,
+        )
         if rollout in flags.save:
             source.save(rollout)
 

@@ -1,0 +1,166 @@
+"""Episodes for the coroutines of one process: each is submitted once, and waited for by its job id.
+
+verl asks for every session by itself, in several processes. So a job is a group of one here, and nothing is taken from
+the queue: results are read by job id, and acknowledged when no checkpoint needs them any more. One thread does all of
+it, with one round trip to Redis for all that wait. It knows nothing of verl.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rollq.client.client import Client
+from rollq.errors import ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
+from rollq.job import Job
+from rollq.ledger.deliveries import Deliveries
+from rollq.servers.connection import RetryLoop
+from rollq.trajectory import Trajectory
+
+log = logging.getLogger("rollq")
+
+LOOK_S = 0.25
+"""Seconds between two looks at what is waited for."""
+AHEAD = 10_000_000
+"""Episodes that may be unacknowledged: verl itself bounds how many it asks for."""
+AT_ONCE = 64
+"""Trajectories that are read, and groups that are acknowledged, in one round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    job: Job
+    step: int
+    future: "Future[Trajectory]"
+
+
+class Episodes:
+    """The episodes of one run that this process waits for. The client is its own."""
+
+    def __init__(self, client: Client, keep_steps: int) -> None:
+        """`keep_steps`: an episode is acknowledged when this process asks for one of a step more than that much
+        later."""
+        self._client = client
+        self._deliveries = Deliveries(client.ledger.redis, client.run, client.ledger.scripts.durability)
+        self._keep_steps = keep_steps
+        self._retry = RetryLoop(reconnect=True)
+        self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
+        self._waiting: dict[str, list[_Wanted]] = {}
+        """By group."""
+        self._fetched: dict[str, int] = {}
+        """The step of each episode that was handed on and is not acknowledged, by group."""
+        self._step = -1
+        """The latest step that asked."""
+        self._token = f"{uuid.uuid4().hex[:16]}/0"
+        self._thread = threading.Thread(target=self._run, name="rollq-episodes", daemon=True)
+        self._thread.start()
+
+    async def play(self, job: Job, step: int) -> Trajectory:
+        """The finished episode of a job that is a group of its own. `step`: the training step that asks for it.
+
+        The same job again, in this process or another one, is the same episode. Raises RolloutFailure when it ended
+        without a grade, LedgerError when it is acknowledged, JobConflict when its id was submitted with other content,
+        and redis's errors when Redis is away for longer than its client waits.
+        """
+        future: Future[Trajectory] = Future()
+        self._new.put(_Wanted(replace(job, run=self._client.run), step, future))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Stop waiting, and close the client. What is being played goes on, and can be asked for again."""
+        self._new.put(None)
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._submit_new():
+                    return
+                self._look()
+            except Exception as e:  # the episodes stay where they are, and the same job can be asked for again
+                log.exception("run %s: waiting for episodes failed", self._client.run)
+                for group in list(self._waiting):
+                    self._fail(group, e)
+
+    def _submit_new(self) -> bool:
+        """Waits a moment for new jobs, and submits all that there are. False: close."""
+        wait_s = LOOK_S if self._waiting else None
+        while True:
+            try:
+                wanted = self._new.get(timeout=wait_s)
+            except queue.Empty:
+                return True
+            if wanted is None:
+                return False
+            if wanted.future.set_running_or_notify_cancel():
+                self._waiting.setdefault(wanted.job.group, []).append(wanted)
+                self._submit(wanted.job)
+                self._advance(wanted.step)
+            wait_s = 0.0
+
+    def _submit(self, job: Job) -> None:
+        try:
+            submitted = self._client.submit([job], ahead=AHEAD)
+        except Exception as e:  # of this job alone
+            return self._fail(job.group, e)
+        if submitted.acked:
+            why = f"an episode of more than {self._keep_steps} steps later was asked for since"
+            remedy = "use another run, or a larger keep_steps"
+            self._fail(job.group, LedgerError(f"job {job.id} was acknowledged, because {why}: {remedy}"))
+
+    def _advance(self, step: int) -> None:
+        """Acknowledges what this process fetched for steps that no checkpoint needs any more."""
+        if step <= self._step:
+            return
+        self._step = step
+        old = [group for group, asked in self._fetched.items() if asked < step - self._keep_steps]
+        for groups in _parts(old):
+            try:
+                self._retry(partial(self._deliveries.ack, self._token, groups))
+            except NotHeld as e:
+                log.warning("run %s has another consumer, and should be verl's alone: %s", self._client.run, e)
+            for group in groups:
+                del self._fetched[group]
+
+    def _look(self) -> None:
+        """Hands on what has ended."""
+        groups = list(self._waiting)
+        states = self._retry(lambda: self._client.reader.group_states(groups))
+        ended = [group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")]
+        for some in _parts(ended):
+            self._hand_on(some)
+        for group, state in zip(groups, states, strict=True):
+            if state == "dropped":
+                self._fail(group, self._failure(self._waiting[group][0].job.id))
+            elif not state:  # Redis came back without its last writes
+                self._submit(self._waiting[group][0].job)
+
+    def _hand_on(self, groups: Sequence[str]) -> None:
+        jobs = [self._waiting[group][0].job.id for group in groups]
+        for group, found in zip(groups, self._retry(lambda: self._client.reader.read(jobs)), strict=True):
+            if isinstance(found, ContractError):
+                self._fail(group, found)
+                continue
+            for wanted in self._waiting.pop(group):
+                self._fetched[group] = wanted.step
+                wanted.future.set_result(found)
+
+    def _fail(self, group: str, error: Exception) -> None:
+        for wanted in self._waiting.pop(group, []):
+            wanted.future.set_exception(error)
+
+    def _failure(self, job_id: str) -> RolloutFailure:
+        state = self._retry(lambda: self._client.job(job_id))
+        error = RolloutFailure(f"job {job_id} ended without a grade, of class {state.failure}: {state.reason}")
+        error.failure = state.failure or FailureClass.JOB
+        return error
+
+
+def _parts(groups: Sequence[str]) -> list[Sequence[str]]:
+    return [groups[first : first + AT_ONCE] for first in range(0, len(groups), AT_ONCE)]

@@ -29,7 +29,7 @@ Try everything on this machine:       rollq demo
 Start the parts, each in a terminal:  rollq redis, rollq engine, rollq worker
 Submit jobs and take the results:     rollq submit, rollq pull
 Measure a policy:                     rollq eval
-Load new weights into the engines:    rollq sync
+Load new weights into the engines:    rollq sync, rollq publish
 Change the engines of workers:        rollq engines
 Look at runs and trajectories:        rollq stats, rollq show
 Check an exported file:               rollq validate
@@ -53,6 +53,7 @@ OWN_COMMANDS = {
     "cancel": "dead_jobs",
     "engines": "engines",
     "sync": "sync",
+    "publish": "publish",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {"demo": "demo", "engine": "engine", "worker": "worker", "audit": "worker", "doctor": "worker"}

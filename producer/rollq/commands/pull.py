@@ -59,6 +59,13 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--reward", metavar="MODULE:FUNCTION", help="rewards of a function of yours in place of the environment's"
     )
+    parser.add_argument(
+        "--extras",
+        type=extra_names,
+        default=[],
+        metavar="NAME,...",
+        help="write these arrays, too, of the episodes that have them; they leave Redis with the others",
+    )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
     parser.add_argument(
         "--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again a minute later"
@@ -67,10 +74,19 @@ def add(commands: Commands) -> None:
     add_durability(parser)
     add_json(
         parser,
-        "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops;"
+        "end stdout with one JSON object: run, groups, missing, delivered, duplicates, reward_mean, stops,"
+        " staleness_max;"
         " with --out: repeated",
     )
     parser.set_defaults(run=run)
+
+
+def extra_names(text: str) -> list[str]:
+    """An argument type: names of arrays beside the journals."""
+    names = text.split(",")
+    if all(names):
+        return names
+    raise argparse.ArgumentTypeError(f"expected names separated by commas, not {text!r}")
 
 
 class Pull:
@@ -83,6 +99,8 @@ class Pull:
         """How often each job was acknowledged, or received with --no-ack."""
         self.summary = Summary()
         self.rewards: list[float] = []
+        self.stalest: int | None = None
+        """The largest staleness of a batch; None in a run that publishes no steps."""
         self._out = out
 
     @property
@@ -96,6 +114,8 @@ class Pull:
         if not self.args.no_ack:
             batch.ack()
         self.rewards += batch.rewards
+        if batch.policy_step is not None:
+            self.stalest = max(self.stalest or 0, batch.staleness.max)
         for trajectory in batch.trajectories:
             self.jobs[trajectory.job.id] += 1
             self.summary.add(trajectory)
@@ -110,6 +130,7 @@ class Pull:
             "duplicates": sum(count - 1 for count in self.jobs.values()),
             "reward_mean": fsum(self.rewards) / len(self.rewards) if self.rewards else None,
             "stops": dict(self.summary.stops),
+            "staleness_max": self.stalest,
             **({"repeated": self._out.repeated} if self._out else {}),
         }
 
@@ -159,7 +180,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         # No more than is ready: the producer may be waiting for acknowledgements before it submits the rest.
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
-    with client.consumer(args.purpose, keep=args.keep, reward=args.reward) as consumer:
+    with client.consumer(args.purpose, keep=args.keep, reward=args.reward, extras=args.extras) as consumer:
         why = partial(explain, client.reader, args.purpose)
         for batch in batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)):
             try:
@@ -189,7 +210,8 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
         return
     mean = "-" if found["reward_mean"] is None else f"{found['reward_mean']:.3f}"
     stops = ", ".join(f"{stop} {count}" for stop, count in pull.summary.stops.most_common())
-    print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}")
+    stale = "" if pull.stalest is None else f", staleness {pull.stalest} at most"
+    print(f"{found['groups']} groups, {found['delivered']} trajectories, reward {mean}, stops {stops or '-'}{stale}")
     if found.get("repeated"):
         print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
     if args.no_ack and found["groups"]:

@@ -72,6 +72,8 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     lines = [f"run       {counts['run']}, {'sealed' if counts['sealed'] else 'open for more'}"]
     for subject, keys in ROWS.items():
         lines.append(f"{subject:<9} " + "   ".join(f"{counts[key]} {key.removeprefix('groups_')}" for key in keys))
+    if counts["policy"] or counts["admission"]:
+        lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
     lines.append(f"reward    {mean} mean")
     for subject in ("stops", "failures", "skips"):
@@ -80,6 +82,17 @@ def table(counts: Mapping[str, Any]) -> list[str]:
     if counts["waits"]:
         lines.append(f"waits     {counts['waits']}")
     return lines
+
+
+def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | None) -> str:
+    text = f"step {published['step']}, version {published['weight_version']}" if published else "none published"
+    if admission is None:
+        return text
+    running = f", {admission['max_running']} running" if admission["max_running"] else ""
+    return (
+        f"{text}   max staleness {admission['max_staleness']}   {admission['groups_per_batch']} groups a batch{running}"
+        f"   {admission['trained']} trained   capacity {admission['capacity']}"
+    )
 
 
 def _fidelity(counts: Mapping[str, Any]) -> str:

@@ -83,6 +83,21 @@ def _add_order(parser: argparse.ArgumentParser) -> None:
         help="wait while this many groups are unacknowledged, over all producers of the run (%(default)s)",
     )
     parser.add_argument(
+        "--groups-per-batch",
+        type=whole(1),
+        metavar="B",
+        help="groups that a training step takes; with --max-staleness, groups wait until they cannot become too old",
+    )
+    parser.add_argument(
+        "--max-staleness",
+        type=whole(0),
+        metavar="S",
+        help="most steps that the policy may be ahead of the one under which a group began; 0: on policy",
+    )
+    parser.add_argument(
+        "--max-running", type=whole(1), metavar="N", help="with --max-staleness: most groups that are being played"
+    )
+    parser.add_argument(
         "--keep",
         type=number(0, above=True),
         metavar="DAYS",
@@ -120,6 +135,10 @@ def budgets(text: str) -> dict[FailureClass, int]:
 def run(args: argparse.Namespace) -> int:
     if (args.min_viable or 0) > args.size:
         raise SettingsError(f"--min-viable {args.min_viable} is more than --size {args.size}")
+    if (args.groups_per_batch is None) != (args.max_staleness is None):
+        raise SettingsError("--groups-per-batch and --max-staleness go together")
+    if args.max_running is not None and args.max_staleness is None:
+        raise SettingsError("--max-running needs --groups-per-batch and --max-staleness")
     job_flags.check_jobs(args, args.refill)
     refilled: Sequence[str] = ()
     with (
@@ -134,6 +153,9 @@ def run(args: argparse.Namespace) -> int:
         job_flags.pin_tokenizer(args, client)
         if args.keep is not None:
             client.keep(args.keep)
+        if args.max_staleness is not None:
+            client.admit(args.groups_per_batch, args.max_staleness, args.max_running)
+            progress.say("waits whenever groups would become too old: keep the trainer publishing its steps")
         done = client.submit(jobs, ahead=args.ahead, source=job_flags.source_name(args))
         if args.refill:
             progress.say("waits until the groups are settled, to replace dropped ones: keep `rollq worker` running")

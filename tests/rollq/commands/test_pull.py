@@ -21,6 +21,7 @@ from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
+from rollq.trajectory_extras import Extra
 from tests.rollq.groups import drop_group, end_holds, finish_groups
 from tests.rollq.samples import group, play, reader
 
@@ -139,6 +140,7 @@ def test_a_pull_ends_when_a_sealed_run_has_fewer_groups(
     assert pull(redis_url, 5, "--no-ack", "--json") == 1
     said = capsys.readouterr()
     assert json.loads(said.out) | {"stops": None} == {
+        "staleness_max": None,
         "run": "r", "groups": 2, "missing": 3, "delivered": 4, "duplicates": 0, "reward_mean": 1.0, "stops": None
     }  # fmt: skip
     assert "run r: the run is sealed and has no more: 3 of 5 groups are missing" in said.err
@@ -356,3 +358,16 @@ def test_a_filter_that_keeps_nothing_empties_the_run(redis_url: str, ledger: Led
     finish_groups(ledger, "a", "b", seal=True)
     assert pull(redis_url, 2, "--keep", "pull_rules:none", "--out", str(out)) == 1
     assert reader(ledger).stats()["skips"] == {"pull_rules:none": 2}
+
+
+def test_extras_are_written_when_they_are_asked_for(redis_url: str, ledger: Ledger, tmp_path: Path) -> None:
+    experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
+    for name in ("a", "b"):
+        ledger.submit(group(name, size=1))
+        play(ledger, f"r/{name}/0", routed_experts=experts)
+    assert pull(redis_url, 1, "--out", str(tmp_path / "a.jsonl"), "--extras", "routed_experts,top_p_ids") == 0
+    assert pull(redis_url, 1, "--out", str(tmp_path / "b.jsonl")) == 0
+    with_extras, without = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("a", "b"))
+    assert with_extras["extras"] == {"routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}}
+    assert "extras" not in without
+    assert cli.main(["validate", str(tmp_path / "a.jsonl")]) == 0

@@ -15,6 +15,7 @@ from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
+from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, check_redis, refuses_writes, retry
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
@@ -99,6 +100,7 @@ def test_what_ends_and_hands_out_work_goes_through(ledger: Ledger, full: Callabl
     ledger.republish("r/b/0")
     (taken,) = take(ledger, 1, "t")
     deliveries(ledger).renew_holds(["t"], 100.0)
+    Versions(ledger.redis, "r").publish(1, "1", "p")  # the trainer acknowledges after it
     ack(ledger, "t", taken.id)  # which makes room
     DeadLetters(ledger.redis, "r").cancel("r/b/0")
     DeadLetters(ledger.redis, "r").discard("r/b/0")

@@ -39,6 +39,7 @@ from rollq.trajectory import (
     Trajectory,
     VersionSpan,
 )
+from rollq.trajectory_extras import Extra
 
 if TYPE_CHECKING:
     from rollq.client.client import Client
@@ -53,6 +54,7 @@ __all__ = [
     "ContractError",
     "EngineFailure",
     "EnvironmentFailure",
+    "Extra",
     "FailureClass",
     "Fenced",
     "Finish",

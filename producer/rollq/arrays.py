@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rollq.errors import ContractError
 from rollq.extras import needs
 from rollq.trajectory import Sampled, Segment
+from rollq.trajectory_extras import Extra
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -27,6 +28,20 @@ Array = TypeVar("Array")
 TOKEN_DTYPES = ("int64", "int32")
 PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
 """The arrays of `SegmentArrays` that have an entry per token."""
+
+
+def array_of(extra: Extra) -> Numpy:
+    """The array of `Extra.shape`, read-only. Raises SettingsError without numpy, ContractError for a dtype that numpy
+    does not have in that size."""
+    with needs("numpy"):
+        import numpy as np
+    try:
+        dtype = np.dtype(extra.dtype).newbyteorder("<")
+    except TypeError as e:
+        raise ContractError(f"numpy has no dtype {extra.dtype!r}: read extra.data yourself") from e
+    if dtype.itemsize != extra.itemsize:
+        raise ContractError(f"an entry of this extra has {extra.itemsize} bytes, one of {extra.dtype} {dtype.itemsize}")
+    return np.frombuffer(extra.data, dtype).reshape(extra.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.errors import FailureClass
 from rollq.job import Job, Json
+from rollq.trajectory_extras import Extra
 
 Message = dict[str, Any]
 """One chat message in OpenAI's form; the `arguments` of a tool call are a JSON string."""
@@ -240,6 +241,8 @@ class Trajectory:
     job: Job
     header: Header
     events: Sequence[Event]
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    """Arrays beside the journal, by name: those that were asked for and that the episode has."""
 
     @property
     def closed(self) -> Closed | None:

@@ -10,10 +10,12 @@ from dataclasses import replace
 import redis
 
 from rollq.job import Job, Purpose
+from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job, read_trajectory
 
 
@@ -113,11 +115,13 @@ def journal(ledger: Ledger, job_id: str, lease: str, some: Sequence[Event]) -> i
     return len(some) + 1
 
 
-def play(ledger: Ledger, job_id: str, reward: float = 1.0) -> str:
-    """The whole episode; returns its lease."""
+def play(ledger: Ledger, job_id: str, reward: float = 1.0, **extras: Extra) -> str:
+    """The whole episode, with these arrays beside it; returns its lease."""
     lease = claim(ledger, job_id, f"token-{job_id}-{reward}").lease
     *some, end = events(reward)
     index = journal(ledger, job_id, lease, some)
     blob = encode_event(end, job_id)
+    if extras:
+        save_extras(ledger.scripts, job_id, lease, extras)
     ledger.complete(job_id, lease, index, [blob], turns=2, sampled_tokens=4, total_tokens=11)
     return lease

@@ -4,7 +4,7 @@ It shares only Redis with the workers. A restarted client continues: its state i
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -206,6 +206,7 @@ class Client:
         step: int | None = None,
         keep: Keep | None = None,
         reward: Reward | None = None,
+        extras: Sequence[str] = (),
     ) -> Iterator[Batch]:
         """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
@@ -215,7 +216,7 @@ class Client:
         the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others those of `consumer`.
         """
         check_wanted(groups, timeout)
-        consumer = self.consumer(purpose, order=order, name=name, step=step, keep=keep, reward=reward)
+        consumer = self.consumer(purpose, order=order, name=name, step=step, keep=keep, reward=reward, extras=extras)
         return self._batches(consumer, groups, timeout, exact)
 
     def consumer(
@@ -227,6 +228,7 @@ class Client:
         step: int | None = None,
         keep: Keep | None = None,
         reward: Reward | None = None,
+        extras: Sequence[str] = (),
     ) -> Consumer:
         """A consumer for your own loop, which may ask for another number of groups each time. Close it at the end.
 
@@ -245,6 +247,9 @@ class Client:
         and advantages of groups and batches are its numbers then; `trajectory.reward` stays the environment's. When one
         of them fails, `next` raises FunctionError, and the next call gets the same groups. Raises SettingsError for a
         function that is not there.
+
+        `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
+        them. Others are not fetched.
         """
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
@@ -258,6 +263,7 @@ class Client:
             step=step,
             keep=keep,
             reward=reward,
+            extras=extras,
             look=self._look,
         )
 

@@ -80,6 +80,7 @@ class Consumer:
         step: int | None = None,
         keep: Keep | None = None,
         reward: Reward | None = None,
+        extras: Sequence[str] = (),
         look: Callable[[int], int | None] = lambda published: None,
     ) -> None:
         """`Client.consumer` says what the arguments mean. With a name, asks Redis. Raises ContractError, SettingsError
@@ -97,7 +98,7 @@ class Consumer:
         self._ordered = order == "submitted"
         self._retry = RetryLoop()
         self._selection = Selection(
-            lambda ids: self._retry(lambda: self._reader.read(ids)),
+            lambda ids: self._retry(lambda: self._reader.read(ids, extras)),
             None if keep is None else Filter.of(keep),
             None if reward is None else RewardFunction.of(reward),
         )

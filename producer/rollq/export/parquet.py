@@ -60,9 +60,10 @@ COLUMNS = {
     "logprobs": "list float32",
     "versions": "list string",
     "turn_rewards": "list float64",
+    "extras": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
-LATER = ("turn_rewards",)
+LATER = ("turn_rewards", "extras")
 """Columns that files of an earlier rollq do not have."""
 
 

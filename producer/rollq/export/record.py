@@ -1,11 +1,14 @@
 """A trajectory as one plain JSON object: the line of an exported file."""
 
 import json
+from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
 from rollq.errors import ContractError
 from rollq.trajectory import Sampled, Trajectory
+from rollq.trajectory_extras import Extra
 
 
 class Unexportable(ContractError):
@@ -55,6 +58,14 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
         "turn_rewards": trajectory.turn_rewards,
         "messages": trajectory.messages,
         "info": dict(trajectory.info),
+        **({"extras": _extras(trajectory.extras)} if trajectory.extras else {}),
+    }
+
+
+def _extras(extras: Mapping[str, Extra]) -> dict[str, Any]:
+    return {
+        name: {"dtype": extra.dtype, "shape": list(extra.shape), "data": b64encode(extra.data).decode()}
+        for name, extra in extras.items()
     }
 
 

@@ -11,7 +11,7 @@ from rollq.export.record import as_json, facts
 from rollq.export.validation import length_faults
 from rollq.trajectory import Segment, Trajectory
 
-AS_JSON = ("labels", "sampling", "messages", "info")
+AS_JSON = ("labels", "sampling", "messages", "info", "extras")
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""
@@ -25,7 +25,7 @@ def rows(trajectory: Trajectory, digest: int) -> list[dict[str, Any]]:
     Raises ValueError when a text cannot be JSON, ContractError when one in Redis cannot be read.
     """
     known = facts(trajectory)
-    known |= {name: as_json(known[name]) for name in AS_JSON} | {"digest": digest}
+    known |= {name: as_json(known[name]) for name in AS_JSON if name in known} | {"digest": digest}
     segments = trajectory.segments() or [Segment(prompt_ids=trajectory.tokens, events=())]
     return [
         known
@@ -48,7 +48,9 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
     if wrong:
         return {}, wrong
     found = {name: value for name, value in rows[0].items() if name not in PER_ROW}
-    for name in AS_JSON:
+    if found.get("extras") is None:
+        found.pop("extras", None)
+    for name in filter(found.__contains__, AS_JSON):
         try:
             found[name] = json.loads(found[name])
         except (TypeError, ValueError, RecursionError) as e:

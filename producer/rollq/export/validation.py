@@ -4,6 +4,7 @@ Pure: a record in, words about its faults out. The formats read files and call t
 """
 
 import math
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from rollq.errors import ContractError, FailureClass
 from rollq.job import parse_id
 from rollq.trajectory import GRADED, Finish, Stop
+from rollq.trajectory_extras import Extra
 
 
 class Checked(NamedTuple):
@@ -74,7 +76,7 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     if wrong:
         return wrong
     wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found), *_piece_faults(found)]
-    return wrong or [*_turn_faults(found), *_turn_reward_faults(found)]
+    return wrong or [*_turn_faults(found), *_turn_reward_faults(found), *_extra_faults(found)]
 
 
 def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
@@ -144,6 +146,18 @@ def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"turn_rewards must be a list of null or finite numbers, not {rewards!r:.60}"
     elif len(rewards) != found["turns"]:
         yield f"it has {found['turns']} turns, and {len(rewards)} turn_rewards"
+
+
+def _extra_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    extras = found.get("extras", {})
+    if not _map(extras):
+        yield f"extras must be a mapping, not {extras!r:.60}"
+        return
+    for name, extra in extras.items():
+        try:
+            Extra(dtype=extra["dtype"], shape=extra["shape"], data=b64decode(extra["data"], validate=True))
+        except (KeyError, TypeError, ValueError) as e:  # ContractError and binascii.Error are ValueErrors
+            yield f"extra {name} is no array: {type(e).__name__}: {e}"
 
 
 def _turn_faults(found: Mapping[str, Any]) -> Iterator[str]:

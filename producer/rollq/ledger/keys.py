@@ -60,6 +60,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
+    rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
 """
 
 from dataclasses import dataclass
@@ -137,3 +138,6 @@ class Keys:
     def journal(self, job_id: str, attempt: int | None = None) -> str:
         """The current journal, or the one that was set aside under this attempt."""
         return f"{self.prefix}journal:{job_id}" + ("" if attempt is None else f"#{attempt}")
+
+    def extras(self, job_id: str) -> str:
+        return f"{self.prefix}extras:{job_id}"

@@ -12,6 +12,7 @@ import redis
 
 from rollq.errors import ContractError, FailureClass, LedgerError, UnknownSchema, Unwritable
 from rollq.job import NAME, Job, Purpose
+from rollq.ledger.job_extras import read_extras
 from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
@@ -19,6 +20,7 @@ from rollq.ledger.scripts import Scripts
 from rollq.ledger.versions import read_policy
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Header, Stop, Trajectory
+from rollq.trajectory_extras import Extra
 from rollq.wire.codec import read_trajectory
 
 COUNTS = (
@@ -150,11 +152,19 @@ class LedgerReader:
             raise LedgerError(f"job {job.id}: the journal that attempt {attempt} left is gone")
         return _ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
 
-    def read(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
-        """The trajectories of done jobs, in one round trip. A job that cannot be read has its error instead.
+    def read(self, job_ids: Sequence[str], extras: Sequence[str] = ()) -> list[Trajectory | ContractError]:
+        """The trajectories of done jobs, with the extras of these names. A job that cannot be read has its error
+        instead.
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
+        found = self._read_journals(job_ids)
+        if not extras:
+            return found
+        arrays = read_extras(self.scripts, job_ids, extras)
+        return [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
+
+    def _read_journals(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
         groups = list(dict.fromkeys(self.scripts.parse(job_id)[0] for job_id in job_ids))
         pipe = self.redis.pipeline(transaction=False)
         for group in groups:
@@ -326,6 +336,14 @@ def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Traj
         return e
     except (TypeError, ValueError) as e:
         return ContractError(f"job {job_id}: attempt {attempt!r} is no number: {e}")
+
+
+def _with_extras(
+    trajectory: Trajectory | ContractError, extras: dict[str, Extra] | ContractError
+) -> Trajectory | ContractError:
+    if isinstance(trajectory, ContractError):
+        return trajectory
+    return extras if isinstance(extras, ContractError) else replace(trajectory, extras=extras)
 
 
 def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:

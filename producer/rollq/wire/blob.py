@@ -138,19 +138,27 @@ def load(typecode: str, raw: bytes | bytearray) -> array[Any]:
 
 
 def dump_ids(ids: Iterable[Any], where: str) -> bytes:
-    """Token ids, packed: the first bytes of all numbers, then all second, third and fourth bytes. Ids are small, and
-    some are frequent, so each of these is worth compressing, and the four bytes of one number are not."""
-    raw = dump(ids, "I", where)
-    return pack_bytes(b"".join(raw[byte::4] for byte in range(4)))
+    """Token ids, packed in planes. Ids are small, and some are frequent, so each plane is worth compressing, and the
+    four bytes of one number are not."""
+    return pack_bytes(split_planes(dump(ids, "I", where), 4))
 
 
 def load_ids(packed: bytes) -> array[int]:
     """The ids that `dump_ids` packed. Raises ValueError or zlib.error."""
-    planes = unpack_bytes(packed)
-    raw, count = bytearray(len(planes)), len(planes) // 4
-    for byte in range(4):
-        raw[byte::4] = planes[byte * count : (byte + 1) * count]
-    return load("I", raw)
+    return load("I", join_planes(unpack_bytes(packed), 4))
+
+
+def split_planes(raw: bytes, size: int) -> bytes:
+    """Numbers of `size` bytes each as planes: the first bytes of all numbers, then all second bytes, and so on."""
+    return b"".join(raw[byte::size] for byte in range(size))
+
+
+def join_planes(planes: bytes, size: int) -> bytearray:
+    """What `split_planes` split. Raises ValueError."""
+    raw, count = bytearray(len(planes)), len(planes) // size
+    for byte in range(size):
+        raw[byte::size] = planes[byte * count : (byte + 1) * count]
+    return raw
 
 
 def pack_texts(texts: list[Any], where: str) -> bytes:

@@ -177,7 +177,7 @@ class TestBatches:
         submit(client, "a")
         play_groups(client.ledger, "a")
 
-        def away(reader: LedgerReader, job_ids: object) -> None:
+        def away(reader: LedgerReader, *wanted: object) -> None:
             raise ConnectionError("away")
 
         with client.consumer() as consumer:

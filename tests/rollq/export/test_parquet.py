@@ -18,6 +18,7 @@ from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
 from rollq.trajectory import Observed, Stop
+from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound
 from tests.rollq.samples import job, trajectory
 from tests.rollq.token_rows import Trace, episode, episodes
@@ -216,8 +217,16 @@ def test_rewards_of_turns_are_a_column(out: Path) -> None:
     assert [checked.faults for checked in check(out)] == [[]]
 
 
-def test_a_folder_of_an_earlier_rollq_has_no_such_column(out: Path) -> None:
+def test_a_folder_of_an_earlier_rollq_lacks_the_later_columns(out: Path) -> None:
     save(out, trajectory())
     [part] = out.glob("part-*")
-    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards"]), part)
+    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards", "extras"]), part)
     assert [checked.faults for checked in check(out)] == [[]]
+
+
+def test_extras_are_a_column_of_json(out: Path) -> None:
+    experts = Extra(dtype="int32", shape=(2,), data=bytes(8))
+    save(out, replace(trajectory(), extras={"routed_experts": experts}), trajectory(of=job(sample=1)))
+    extras = [row["extras"] for row in table(out)]
+    assert extras == ['{"routed_experts":{"dtype":"int32","shape":[2],"data":"AAAAAAAAAAA="}}', None]
+    assert [checked.faults for checked in check(out)] == [[], []]

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rollq.export.record import record
 from rollq.export.rows import record_of, rows
 from rollq.export.validation import FIELDS, faults
 from rollq.trajectory import Stop
+from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound, sound_traces
 from tests.rollq.token_rows import Trace
 
@@ -219,3 +221,16 @@ def test_texts_of_json_that_are_none() -> None:
     [row] = rows(played(0, 0, 1.0), 7)
     assert record_of([row | {"labels": "{"}])[1][0].startswith("labels is no JSON: ")
     assert record_of([row | {"info": None}])[1][0].startswith("info is no JSON: ")
+
+
+EXTRA = {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}
+
+
+@pytest.mark.parametrize(
+    "odd", [7, {"a": 7}, {"a": {**EXTRA, "shape": [3]}}, {"a": {**EXTRA, "data": "AAA"}}, {"a": {"dtype": "int32"}}]
+)
+def test_extras_are_checked(odd: Any) -> None:
+    exported = record(replace(played(0, 0, 1.0), extras={"a": Extra(dtype="int32", shape=(2,), data=bytes(8))}))
+    assert exported["extras"] == {"a": EXTRA} and faults(exported) == []
+    [fault] = faults(exported | {"extras": odd})
+    assert "extra" in fault

@@ -15,12 +15,14 @@ from redis.crc import key_slot
 from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.job_extras import save_extras
 from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import COUNTS
 from rollq.ledger.replies import Cursor
 from rollq.ledger.scripts import SHARED, Scripts
 from rollq.ledger.versions import Versions
+from rollq.trajectory_extras import Extra
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
@@ -148,6 +150,7 @@ def trained(ledger: Ledger) -> None:
 END = encode_event(closed(), "r/g/0")
 ALL = ["r/g/0", "r/g/1", "r/h/0", "r/h/1"]
 
+EXTRA = Extra(dtype="int8", shape=(2,), data=b"ab")
 CASES = [
     Case("submit", lambda ledger: None, lambda ledger: ledger.submit(group())),
     Case("submit", two_groups, lambda ledger: ledger.submit(group()[1:])),
@@ -158,6 +161,7 @@ CASES = [
         "append", half_played, lambda ledger: ledger.append("r/g/0", "1#token", 5, [encode_event(events()[2], "r/g/0")])
     ),
     Case("renew_leases", leased, lambda ledger: ledger.renew_leases([("r/g/0", "1#token"), ("r/g/1", "1#token")])),
+    Case("save_extras", half_played, lambda ledger: save_extras(ledger.scripts, "r/g/0", "1#token", {"a": EXTRA})),
     Case("complete", half_played, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
     Case("complete", over_provisioned, lambda ledger: ledger.complete("r/g/0", "1#token", 5, [END], turns=2)),
     Case("fail", half_played, lambda ledger: ledger.fail("r/g/0", "1#token", FailureClass.ENGINE, "down")),

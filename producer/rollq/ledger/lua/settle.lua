@@ -35,12 +35,12 @@ local function lease_of(id)
   return find_leases(id)[1] or attempts(id) .. '#'
 end
 
--- Deletes the journals of a job.
+-- Deletes the journals of a job, and what lies beside them.
 local function free_journals(id)
   for attempt in string.gmatch(field('job:' .. id, 'aside') or '', '%d+') do
     redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
   end
-  redis.call('DEL', prefix .. 'journal:' .. id)
+  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id)
 end
 
 -- Deletes the body and the journals of a job that is over.

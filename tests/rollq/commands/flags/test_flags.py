@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands import evaluate, submit
+from rollq.commands import evaluate, pull, submit
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
@@ -27,6 +27,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "cancel": ("--run", "r", "--all"),
     "audit": ("no-such.jsonl",),
     "engines": ("--name", "a"),
+    "publish": ("--run", "r", "--step", "1"),
 }
 """The required flags of a command."""
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
@@ -47,6 +48,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         '{"kind": "x"} y',
     ),
     job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
+    pull.extra_names: ("", ",", "a,"),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from rollq.errors import FailureClass, Fenced, LedgerError, Unwritable
+from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, Unwritable
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Finish, Header, Trajectory
+from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained
 from rollq_worker.process.attempts import attempt as attempt_module
@@ -74,6 +75,16 @@ class TestWriting:
         end(attempt, opening, *turns)
         assert calls == ["append", "complete"] and reader(ledger).stats()["done"] == 1
         assert ledger.journal(JOB)[1:-1] == [encode_event(event, JOB) for event in (opening, *turns)]
+
+    def test_extras_are_there_before_the_job_is_done(self, attempt: Attempt, ledger: Ledger, calls: list[str]) -> None:
+        events = [prompt(), sampled(0), LAST]
+        play(attempt, *events)
+        extras = {"routed_experts": Extra(dtype="int32", shape=(2,), data=bytes(8))}
+        done = Trajectory(job=attempt.job, header=HEADER, events=[*events, samples.closed()], extras=extras)
+        attempt.complete(done, TokenStats())
+        assert calls == ["save_extras", "complete"]
+        [found] = reader(ledger).read([JOB], ["routed_experts"])
+        assert not isinstance(found, ContractError) and found.extras == extras
 
     def test_a_turn_that_opens_a_new_trace_is_written_before_the_next(self, attempt: Attempt, ledger: Ledger) -> None:
         play(attempt, prompt(), sampled(0), replace(observed(0), ids=ids()))

@@ -16,6 +16,7 @@ from math import inf
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
+from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
@@ -108,7 +109,7 @@ class Attempt:
             self._call(lambda: self._write(self.ledger.append))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
-        """Append what is held back and the closing event, and end the job, in one step."""
+        """Append what is held back and the closing event, and end the job, in one step. Extras are kept before."""
         closed = trajectory.closed
         if closed is None:
             raise ContractError(f"{self.job.id}: the trajectory is not closed")
@@ -120,6 +121,8 @@ class Attempt:
             token_stats=token_stats,
         )
         last = encode_event(closed, self.job.id)
+        if trajectory.extras:
+            self._call(lambda: save_extras(self.ledger.scripts, self.job.id, self.lease, trajectory.extras))
         self._call(lambda: self._write(end, [last]))
 
     @property

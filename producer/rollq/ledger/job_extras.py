@@ -1,0 +1,69 @@
+"""Arrays beside the journals of jobs: written once at the end of an episode, read only when they are asked for.
+
+They are those of the attempt that ended the job, and are deleted with its journal.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import redis
+
+from rollq.errors import ContractError, Fenced, UnknownSchema
+from rollq.ledger.scripts import Scripts
+from rollq.trajectory_extras import Extra
+from rollq.wire.extras import decode_extra, encode_extra
+
+LEASE = "#"
+"""Field with the lease of the attempt that wrote the others. Arrays have other names."""
+
+
+def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, Extra]) -> None:
+    """Keep these arrays, in place of those of an earlier attempt. Call it before the job is completed.
+
+    Raises Fenced when the lease is lost, ContractError for an array that cannot be kept.
+    """
+    args: list[str | bytes] = [job_id, lease]
+    for name, extra in extras.items():
+        if not name or name == LEASE:
+            raise ContractError(f"job {job_id}: {name!r} is no name of an extra")
+        args += [name, encode_extra(extra, f"job {job_id}: extra {name}")]
+    if scripts.call("save_extras", args)[0] == b"fenced":
+        raise Fenced(f"job {job_id}: the lease {lease} is lost, so its extras were refused")
+
+
+def read_extras(
+    scripts: Scripts, job_ids: Sequence[str], names: Sequence[str]
+) -> list[dict[str, Extra] | ContractError]:
+    """Of each done job, the arrays of these names that it has, or why they cannot be read.
+
+    Raises LedgerError, and UnknownSchema when another version of rollq wrote one of them.
+    """
+    pipe = scripts.redis.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipe.hget(scripts.keys.job(job_id), "ended")
+        pipe.hmget(scripts.keys.extras(job_id), LEASE, *names)
+    replies = scripts.guard("reading extras", partial(pipe.execute, raise_on_error=False))
+    for reply in replies:  # a Redis that is busy or failing over: the jobs may be fine
+        if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
+            raise scripts.translated("reading extras", reply)
+    rows = zip(job_ids, replies[::2], replies[1::2], strict=True)
+    return [_decoded(job_id, names, ended, found) for job_id, ended, found in rows]
+
+
+def _decoded(job_id: str, names: Sequence[str], ended: bytes | None, found: Any) -> dict[str, Extra] | ContractError:
+    if isinstance(found, redis.ResponseError):
+        return ContractError(f"job {job_id}: extras: {found}")
+    lease, *blobs = found
+    if lease != ended:
+        return {}
+    try:
+        return {
+            name: decode_extra(blob, f"job {job_id}: extra {name}")
+            for name, blob in zip(names, blobs, strict=True)
+            if blob is not None
+        }
+    except UnknownSchema:
+        raise
+    except ContractError as e:
+        return e

@@ -39,7 +39,7 @@ class SpareMachine(RuleBasedStateMachine):
         self.jobs: dict[str, str] = {}
         self.groups = dict.fromkeys(self.shapes, "open")
         self.leases: dict[str, str] = {}
-        self.takes = 0
+        self.takes, self.rejected = 0, set[str]()
         for name, (size, spare, viable) in self.shapes.items():
             jobs = group(name, size, spare=spare, min_viable=viable)
             self.ledger.submit(jobs)
@@ -134,9 +134,11 @@ class SpareMachine(RuleBasedStateMachine):
         size, _, viable = self.shapes[taken.id]
         assert (taken.size, taken.members) == (size, self.members(taken.id, "done"))
         assert viable <= len(taken.members) <= size
-        assert len(taken.members) == size or not self.members(taken.id, "surplus")
+        # Only what the trainer rejected is missing: no surplus member comes back for it.
+        assert len(taken.members) == size or not self.members(taken.id, "surplus") or taken.id in self.rejected
         assert taken.dead == self.members(taken.id, "dead")
         if rejects:
+            self.rejected.add(taken.id)
             deliveries(self.ledger).reject(f"t/{self.takes}", taken.members[0], "torn")
             self.end(taken.members[0], "dead")
         else:

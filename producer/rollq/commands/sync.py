@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         checksums=not args.no_checksums,
     )
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(open_client(args, args.run_name)) if args.run_name else None
+        client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
         try:
             with open_progress(sys.stderr) as display:
                 updates = fleet.update(args.path, args.version, _reporter(display))

@@ -240,7 +240,7 @@ def _sync_error(
 ) -> SyncError:
     reasons = {**away, **{engine.url: f"{engine.step}: {reason}" for engine, reason in failed.items()}}
     error = SyncError(
-        f"{len(reasons)} engines do not serve version {version!r}: "
+        f"{len(reasons)} of {len(reasons) + len(updated)} engines do not serve version {version!r}: "
         + "; ".join(f"{url} ({reason})" for url, reason in reasons.items())
         + ". They generate nothing under this version until the same update is made again; see docs/weights.md"
     )

@@ -9,6 +9,7 @@ from rollq import Client, cli
 from rollq.ledger.engine_addresses import add_address
 from tests.conftest import free_port
 from tests.rollq.commands.conftest import Fails
+from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.trainers.fake_engines import FakeEngine, serving
 
 LINE = ("sync", "--path", "/weights/7", "--version", "v7")
@@ -20,6 +21,7 @@ def engine_flags(*urls: str) -> list[str]:
 
 def test_the_version_is_published_when_all_engines_have_it(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["--run", "r", "--step", "7", "--redis", redis_url]
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
     with serving(FakeEngine(), FakeEngine()) as urls:
         assert cli.main([*LINE, *engine_flags(*urls), *run]) == 0
         said = capsys.readouterr()
@@ -42,11 +44,13 @@ def test_without_a_run_the_next_step_is_said(capsys: pytest.CaptureFixture[str])
 def test_a_failed_engine_is_named_and_nothing_is_published(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     away = f"http://127.0.0.1:{free_port()}"
     run = ["--run", "r", "--step", "7", "--redis", redis_url]
+    assert cli.main([*SUBMIT, "--redis", redis_url]) == 0
+    capsys.readouterr()
     with serving(engine := FakeEngine()) as urls:
         for more in ([], ["--json"]):
             assert cli.main([*LINE, *engine_flags(*urls, away), *run, *more]) == 1
             said = capsys.readouterr()
-            assert f"rollq: 1 engines do not serve version 'v7': {away} (" in said.err
+            assert f"rollq: 1 of 2 engines do not serve version 'v7': {away} (" in said.err
             if more:
                 found = json.loads(said.out.splitlines()[-1])
                 assert [one["url"] for one in found["engines"]] == urls and list(found["failed"]) == [away]
@@ -95,8 +99,9 @@ def test_a_wrong_line_changes_nothing(flags: list[str], reason: str, fails: Fail
     assert reason in fails(*LINE, *flags)
 
 
-def test_redis_is_asked_before_the_engines(fails: Fails) -> None:
+def test_the_run_is_looked_for_before_the_engines_are_touched(redis_url: str, fails: Fails) -> None:
     with serving(engine := FakeEngine()) as urls:
-        run = ["--run", "r", "--step", "7", "--redis", f"redis://127.0.0.1:{free_port()}/0"]
-        assert "no Redis at" in fails(*LINE, *engine_flags(*urls), *run, code=1)
+        line = [*LINE, *engine_flags(*urls), "--run", "r", "--step", "7", "--redis"]
+        assert "no Redis at" in fails(*line, f"redis://127.0.0.1:{free_port()}/0", code=1)
+        assert "no run 'r' at" in fails(*line, redis_url)
     assert engine.calls == []

@@ -8,7 +8,8 @@ from urllib.parse import unquote
 from rollq.errors import SettingsError
 
 OPTIONAL = frozenset(
-    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch pyarrow rollq_worker".split()
+    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch pyarrow trl accelerate datasets"
+    " rollq_worker".split()
 )
 """Packages that only an extra brings."""
 

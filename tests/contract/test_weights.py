@@ -100,7 +100,8 @@ class TestPausedByRetraction:
         meta = body["meta_info"]
         finish = meta["finish_reason"]
         assert (finish["type"], finish["message"]) == ("abort", "Abort in waiting queue")
-        assert len(body["output_ids"]) == meta["completion_tokens"] > 0
+        # A real server hands its tokens on by the fifty, and those that it has not handed on yet are lost.
+        assert len(body["output_ids"]) == meta["completion_tokens"]
         assert "prompt_tokens" not in meta
         spans_of(meta)
 

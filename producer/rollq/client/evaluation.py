@@ -45,6 +45,7 @@ def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[J
             group=f"eval.{_short(name)}.{group_name(job.env, job.split, job.task)}",
             sample=0,
             size=k,
+            spare=0,  # the first to finish are not a fair sample
             min_viable=0,
             purpose=Purpose.EVAL,
         )

@@ -48,6 +48,14 @@ def test_it_runs_beside_training(client: Client, ledger: Ledger) -> None:
     assert reader(ledger).standing(Purpose.EVAL).unacknowledged == 0
 
 
+def test_it_takes_no_room_from_admission(client: Client, ledger: Ledger) -> None:
+    client.admit(1, 0)
+    client.submit(group("a"))  # the only group that training may start before the first step
+    evaluation = client.evaluate(TASKS, 1, "1")
+    play_tasks(ledger, [1.0], [1.0])
+    assert evaluation.result(60).complete
+
+
 def test_the_call_returns_before_anything_is_submitted(redis_url: str, client: Client) -> None:
     """A Redis that does not answer holds up the evaluation, not the trainer."""
     client.ledger.redis.execute_command("CLIENT", "PAUSE", 1500, "ALL")

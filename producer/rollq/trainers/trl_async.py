@@ -107,7 +107,7 @@ class RolloutWorker(TrainerCallback, ExportableState):
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._error: Exception | None = None
-        self._produced_at = 0.0
+        self._produced_at = time.monotonic()
 
     # The protocol of a rollout worker.
 

@@ -20,7 +20,7 @@ from tests.contract.interrupted_episodes import RecordedEngine, recorded_engine,
 from tests.waiting import until
 
 EPISODES = 8
-STEPS = ["look", "pause", "update", "verify", "flush", "continue"]
+STEPS = ["pause", "update", "verify", "continue"]
 
 
 def long_jobs(real: bool) -> list[Job]:

@@ -5,6 +5,7 @@ database             an episode's view of them
 tools, results       what the agent can do, and what it is shown
 rules                what the agent may do: the system prompt
 intents, tasks       what customers want, as instruction, script and ground truth
+desk                 `shop:desk`: short tasks for small models
 domain               the backend of customer_service, and the entry point
 """
 

@@ -4,14 +4,14 @@ It is graded as in tau-bench: 1.0 if the data ends up as the ground truth leaves
 else 0.0. Tasks are made when they are first asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import View
 from rollq_worker.environments.customer_service import Case, ConversationDomain
-from rollq_worker.environments.shop import tools
+from rollq_worker.environments.shop import desk, tools
 from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import SPLITS
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
@@ -24,20 +24,22 @@ it."""
 
 
 def load(variant: str | None) -> ConversationDomain:
-    """The entry point. Raises JobFailure: there is only one shop."""
+    """The entry point. Raises JobFailure for a variant that does not exist."""
+    if variant == "desk":
+        cases = {split: _Cases(split, size, desk.make_case) for split, size in desk.SPLITS.items()}
+        return desk.DeskDomain("shop:desk", f"shop:desk {VERSION}", ShopBackend(desk.POLICY, desk.TOOLS), cases)
     if variant is not None:
-        raise JobFailure(f"environment 'shop' has no variant {variant!r}")
-    cases = {split: _Cases(split) for split in SPLITS}
-    return ConversationDomain("shop", f"shop {VERSION}", ShopBackend(), cases)
+        raise JobFailure(f"environment 'shop' has no variant {variant!r}; it has 'desk'")
+    cases = {split: _Cases(split, size, _shop_case) for split, size in SPLITS.items()}
+    return ConversationDomain("shop", f"shop {VERSION}", ShopBackend(SYSTEM_PROMPT, tools.SCHEMAS), cases)
 
 
 class ShopBackend:
     """Implements customer_service.Backend."""
 
-    policy = SYSTEM_PROMPT
-
-    def __init__(self) -> None:
-        self.tools: Sequence[Json] = tools.SCHEMAS
+    def __init__(self, policy: str, schemas: Sequence[Json]) -> None:
+        self.policy = policy
+        self.tools = schemas
         self.stop_markers: Sequence[str] = (STOP_MARKER,)
         self.database = shared_database()
 
@@ -57,18 +59,20 @@ class ShopBackend:
 class _Cases(Sequence[Case]):
     """The tasks of a split."""
 
-    def __init__(self, split: str) -> None:
+    def __init__(self, split: str, size: int, make: Callable[[str, int], Case]) -> None:
         self._split = split
+        self._size = size
+        self._make = make
 
     def __len__(self) -> int:
-        return SPLITS[self._split]
+        return self._size
 
     def __getitem__(self, index: int) -> Case:  # type: ignore[override]
-        return _case(self._split, index)
+        return self._make(self._split, index)
 
 
 @cache
-def _case(split: str, index: int) -> Case:
+def _shop_case(split: str, index: int) -> Case:
     task = make_task(split, index)
     return Case(task=task, calls=[move for move in task.moves if move.name != RESPOND])
 

@@ -1,0 +1,97 @@
+"""What a trainer does wrong, and whether the policy still learns: one change of the rows at a time.
+
+    python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--steps 40] [--out FOLDER]
+
+All runs begin with the same policy, take the same tasks and have the same budget.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from examples.learn_shop.figure import draw
+from examples.learn_shop.learn import make_start, run
+from examples.learn_shop.policy import logprobs_of
+from examples.learn_shop.train import Change, Options, Rows
+
+
+def shift_mask(rows: Rows, model: PreTrainedModel) -> Rows:
+    """Each turn loses its first token, and the token after the turn is trained."""
+    return replace(rows, mask=rows.mask.roll(1, dims=1))
+
+
+def shift_logprobs(rows: Rows, model: PreTrainedModel) -> Rows:
+    """Each token has the logprob of the token before it."""
+    return replace(rows, logprobs=rows.logprobs.roll(1, dims=1))
+
+
+def swap_rewards(rows: Rows, model: PreTrainedModel) -> Rows:
+    """In each group, the best member and the worst one have each other's reward."""
+    advantages = rows.advantages.clone()
+    for group in rows.group_index.unique():
+        members = (rows.group_index == group).nonzero()[:, 0]
+        best, worst = members[advantages[members].argmax()], members[advantages[members].argmin()]
+        advantages[best], advantages[worst] = rows.advantages[worst], rows.advantages[best]
+    return replace(rows, advantages=advantages)
+
+
+@torch.no_grad()
+def no_ratio(rows: Rows, model: PreTrainedModel) -> Rows:
+    """The policy that is trained counts as the one that sampled, so the importance ratio is 1."""
+    logprobs: Tensor = logprobs_of(model, rows.tokens, rows.mask)[0]
+    return replace(rows, logprobs=logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    title: str
+    staleness: int = 0
+    change: Change | None = None
+
+
+CONTROLS = {
+    "correct": Control(title="correct, staleness 0"),
+    "mask": Control(title="mask shifted by one", change=shift_mask),
+    "logprobs": Control(title="logprobs shifted by one", change=shift_logprobs),
+    "rewards": Control(title="two members' rewards swapped", change=swap_rewards),
+    "stale": Control(title="correct, staleness 4", staleness=4),
+    "no-ratio": Control(title="no importance ratio, staleness 4", staleness=4, change=no_ratio),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/learn"))
+    parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
+    parser.add_argument("--steps", type=int, default=Options.steps)
+    parser.add_argument("--warm-steps", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+
+    start = make_start(args.out, args.warm_steps, args.seed, say)
+    histories = {}
+    for name in args.only.split(","):
+        control = CONTROLS[name]
+        say(f"control: {control.title}")
+        options = Options(steps=args.steps, staleness=control.staleness, seed=args.seed)
+        histories[control.title] = run(start, args.out / f"control-{name}", options, say, change=control.change)
+        picture = draw(histories, args.out / "controls.png")
+    for title, history in histories.items():
+        say(f"{title}: {history[0]['held_out']:.2f} -> {history[-1]['held_out']:.2f}")
+    say(f"figure: {picture}")
+
+
+if __name__ == "__main__":
+    main()

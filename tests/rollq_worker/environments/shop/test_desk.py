@@ -1,0 +1,50 @@
+"""The service desk: each request takes its own moves, and the moves of another request do not earn the reward."""
+
+from rollq_worker.environments import domain
+from rollq_worker.environments.shop import desk
+from rollq_worker.environments.shop.tools import TRANSFER
+from rollq_worker.protocols import Action
+from tests.rollq_worker.environments.episodes import play
+
+DESK = domain("shop:desk")
+DEV = range(DESK.splits()["dev"])
+
+
+def outcome(moves: list[Action]) -> object:
+    """What the moves leave in the data."""
+    call = moves[0]
+    return "nothing" if call.name == "respond" else TRANSFER if call.name == TRANSFER else repr(call)
+
+
+def test_only_the_moves_that_have_the_same_outcome_earn_the_reward() -> None:
+    for index in DEV:
+        own = list(DESK.task("dev", index).moves)
+        for other in range(index - index % desk.KINDS, index - index % desk.KINDS + desk.KINDS):
+            moves = list(DESK.task("dev", other).moves)
+            reward = play(DESK, "dev", index, moves)[0].reward
+            assert reward == float(outcome(moves) == outcome(own)), (index, other)
+
+
+def test_a_clerk_who_does_anything_earns_a_quarter() -> None:
+    rewards = [
+        play(DESK, "dev", index, DESK.task("dev", other).moves)[0].reward
+        for index in range(desk.KINDS)
+        for other in range(desk.KINDS)
+    ]
+    assert sum(rewards) / len(rewards) == 0.25
+
+
+def test_openings_are_unique_and_held_out_customers_are_in_no_training_task() -> None:
+    openings = {
+        split: [DESK.task(split, index).opening for index in range(size)] for split, size in DESK.splits().items()
+    }
+    everything = [opening for split in openings.values() for opening in split]
+    assert len(set(everything)) == len(everything)
+    names = {split: {opening.split(" about ")[0] for opening in found} for split, found in openings.items()}
+    assert not names["train"] & names["test"]
+
+
+def test_tools_take_no_order_id() -> None:
+    environment = DESK.open("dev", 0, {})
+    assert [tool["function"]["name"] for tool in environment.tools] == ["cancel_order", "set_gift_wrap", TRANSFER]
+    assert all("order_id" not in tool["function"]["parameters"]["properties"] for tool in environment.tools)

@@ -1,0 +1,112 @@
+"""The service desk: the shop's smallest tasks, for small models. `shop:desk` is its name.
+
+The data, the tools and the grading are the shop's. A customer makes one request in the first message. The desk has the
+customer's order open, so no tool takes an order id, and no amount has to be told. The first message of the agent to the
+customer ends the conversation. A prompt has about an eighth of the tokens of the shop's.
+
+Task i of a split is a pure function of (split, i). Tasks i and j concern the same order if i // KINDS == j // KINDS.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+
+from rollq.job import Json
+from rollq_worker.environments.customer_service import Case, Conversation, ConversationDomain
+from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
+from rollq_worker.environments.shop.records import Order, Status, all_records
+from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
+from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Observation, Task
+
+POLICY = f"""\
+You are the service desk of an online shop, with the customer's order on your screen. Do with one tool call what the \
+customer asks for, then tell them. An order can be cancelled only as {CANCEL_REASONS[0]} or {CANCEL_REASONS[1]}. Hand \
+over who does not recognise a charge or closes the account. Refuse everything else without a tool call.
+"""
+
+SORRY = "I am sorry, I cannot do that."
+REQUESTS: Sequence[tuple[str, Action | None]] = (
+    ("I no longer need my order. Please cancel it.", Action("cancel_order", {"reason": CANCEL_REASONS[0]})),
+    ("I ordered by mistake. Please cancel my order.", Action("cancel_order", {"reason": CANCEL_REASONS[1]})),
+    ("My order is a present. Please have it gift-wrapped.", Action("set_gift_wrap", {"wrapped": True})),
+    ("My card was charged and I do not know for what.", Action(TRANSFER, {"summary": "Unknown charge."})),
+    ("I want my account to be closed.", Action(TRANSFER, {"summary": "Closing the account."})),
+    ("I have found it cheaper in another shop. Please cancel my order.", None),
+    ("Please cancel the order of my friend, who has no time.", None),
+    ("Please give me a discount on my order.", None),
+)
+"""What customers say, and the call that it takes; None where the policy refuses."""
+KINDS = len(REQUESTS)
+PENDING = 2
+"""Number of pending orders of each customer."""
+SPLITS: Mapping[str, int] = {split: customers * PENDING * KINDS for split, customers in CUSTOMERS.items()}
+
+
+def _without_order(schema: Json) -> Json:
+    function = schema["function"]
+    properties = {name: value for name, value in function["parameters"]["properties"].items() if name != "order_id"}
+    parameters = {**function["parameters"], "properties": properties, "required": list(properties)}
+    return {**schema, "function": {**function, "parameters": parameters}}
+
+
+TOOLS: Sequence[Json] = tuple(
+    _without_order(schema)
+    for schema in SCHEMAS
+    if schema["function"]["name"] in {call.name for _, call in REQUESTS if call}
+)
+
+
+class DeskDomain(ConversationDomain):
+    """A conversation domain whose episodes name the order in each call."""
+
+    def open(self, split: str, index: int, args: Mapping[str, Json]) -> Conversation:
+        super().open(split, index, args)
+        return Desk(self, self._find(split, index), order_of(split, index).order_id)
+
+
+class Desk(Conversation):
+    def __init__(self, domain: ConversationDomain, case: Case, order_id: str) -> None:
+        super().__init__(domain, case)
+        self._order_id = order_id
+
+    def step(self, action: Action) -> Observation:
+        return super().step(on_order(action, self._order_id))
+
+
+def on_order(action: Action, order_id: str) -> Action:
+    """The call as the shop's tools take it."""
+    if action.name in (RESPOND, TRANSFER):
+        return action
+    return Action(action.name, {**action.arguments, "order_id": order_id})
+
+
+def order_of(split: str, index: int) -> Order:
+    """The order that the desk has open."""
+    records = all_records()
+    customer = records.customers[records.task_customers[split, index // (PENDING * KINDS)]]
+    pending = [records.orders[id] for id in customer.order_ids if records.orders[id].status is Status.PENDING]
+    return pending[index // KINDS % PENDING]
+
+
+@cache
+def make_case(split: str, index: int) -> Case:
+    """Task `index` of a split. The caller has checked both."""
+    task = make_task(split, index)
+    order_id = order_of(split, index).order_id
+    return Case(task=task, calls=[on_order(move, order_id) for move in task.moves if move.name != RESPOND])
+
+
+def make_task(split: str, index: int) -> Task:
+    order = order_of(split, index)
+    asks, call = REQUESTS[index % KINDS]
+    opening = f"Hello, this is {all_records().customers[order.customer_id].name} about order {order.order_id}. {asks}"
+    goodbye = Action(RESPOND, {"content": "It is done." if call else SORRY})
+    moves = (goodbye,) if call is None else (call,) if call.name == TRANSFER else (call, goodbye)
+    return Task(
+        id=f"shop:desk/{split}/{index}",
+        hash=sha256(repr((order, opening, moves, POLICY)).encode()).hexdigest()[:16],
+        instruction=f"You ask the service desk: {asks}",
+        opening=opening,
+        replies=(f"Thank you, that is all. {STOP_MARKER}",),
+        moves=moves,
+    )

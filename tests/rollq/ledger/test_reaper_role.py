@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from rollq.errors import LedgerError
-from rollq.ledger import reaper_role
+from rollq.ledger import reaping
 from rollq.ledger.keys import REAPER
-from rollq.ledger.reaper_role import ROLE_S, ReaperRole
+from rollq.ledger.reaping import ROLE_S, ReaperRole
 from rollq.servers.connection import connect
 
 
@@ -31,7 +31,7 @@ def test_one_worker_has_it_as_long_as_it_renews(client: "redis.Redis") -> None:
 
 
 def test_a_dead_one_is_replaced(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaper_role, "ROLE_S", 0.2)
+    monkeypatch.setattr(reaping, "ROLE_S", 0.2)
     first, second = ReaperRole(client, "a"), ReaperRole(client, "b")
     first.take()
     while left := second.take():  # ends, because the role does

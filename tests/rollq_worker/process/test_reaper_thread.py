@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from rollq.errors import Unwritable
-from rollq.ledger import reaper_role
+from rollq.ledger import reaping
 from rollq.ledger.keys import REAPER, WORKERS
 from rollq.ledger.live_workers import live_workers
 from rollq.servers.connection import connect
@@ -61,7 +61,7 @@ def test_one_of_many_reaps_and_all_are_live(client: "redis.Redis", monkeypatch: 
 
 def test_a_dead_reaper_is_replaced(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper_module, "TICK_S", 0.02)
-    monkeypatch.setattr(reaper_role, "ROLE_S", 0.5)
+    monkeypatch.setattr(reaping, "ROLE_S", 0.5)
     first, second = Counted(client, "a"), Counted(client, "b")
     first.start()
     until(lambda: first.ticks)
@@ -109,7 +109,7 @@ def test_it_outlives_everything_and_says_that_it_is_alive(
 def test_one_that_stands_by_is_alive_too(
     client: "redis.Redis", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper_role.ReaperRole, "take", lambda self: 0.01)
+    monkeypatch.setattr(reaping.ReaperRole, "take", lambda self: 0.01)
     alive = tmp_path / "alive"
     monkeypatch.setattr(reaper_module, "STAND_BY_S", 0.0)
     monkeypatch.setattr(reaper_module, "TICK_S", 0.01)

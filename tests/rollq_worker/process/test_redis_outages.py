@@ -18,7 +18,7 @@ from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
 from rollq.job import Job
-from rollq.ledger import constants, reaper_role
+from rollq.ledger import constants, reaping
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import RETRIES, connect
@@ -39,7 +39,7 @@ TIMES = {
     attempt: ["SHORT_WAIT_S"],
     leases: ["LEASE_S", "RENEW_EVERY_S", "TICK_S", "REPORT_S"],
     reaper: ["TICK_S", "LOOK_EVERY_S", "PUBLISH_S", "STAND_BY_S", "REGISTER_EVERY_S"],
-    reaper_role: ["ROLE_S"],
+    reaping: ["ROLE_S"],
 }
 LEASE_S = constants.LEASE_S / SCALE
 LONG_S = LEASE_S + 2.0

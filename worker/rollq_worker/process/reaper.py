@@ -17,7 +17,6 @@ from typing import Any
 
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
-from rollq.ledger.active_runs import ActiveRuns
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.live_workers import (
     REGISTER_EVERY_S,
@@ -27,7 +26,7 @@ from rollq.ledger.live_workers import (
     register,
     unregister,
 )
-from rollq.ledger.reaper_role import ReaperRole
+from rollq.ledger.reaping import ActiveRuns, ReaperRole
 from rollq.ledger.replies import Publication
 from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq_worker.process.outbox import Outbox

@@ -9,6 +9,7 @@ import pytest
 from rollq import Client, cli
 from rollq.commands import progress
 from rollq.ledger.ledger import Ledger
+from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
 from tests.rollq.groups import drop_group, play_groups, take
 from tests.rollq.samples import group, reader
@@ -99,6 +100,22 @@ def test_budgets_on_the_line(redis_url: str, ledger: Ledger, capsys: pytest.Capt
     capsys.readouterr()
     assert cli.main([*base, "--budget", "engine=9"]) == 2
     assert "run r has a budget of 8 failures of class engine, not 9" in capsys.readouterr().err
+
+
+def test_spare_members_are_submitted_with_their_group(
+    redis_url: str, ledger: Ledger, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*SUBMIT, "--size", "2", "--spare", "1", "--redis", redis_url, "--json"]
+    for new, known in ((12, 0), (0, 12)):
+        assert cli.main(line) == 0
+        said = capsys.readouterr()
+        assert "spare 1" in said.err
+        found = json.loads(said.out)
+        assert (found["size"], found["new"], found["known"]) == (2, new, known)
+    play_groups(ledger, "shop.train.0")
+    assert (reader(ledger).stats()["surplus"], reader(ledger).stats()["groups_ready"]) == (1, 1)
+    said = fails(*SUBMIT, "--purpose", "eval", "--spare", "1", "--redis", redis_url)
+    assert "spare is 1, and an evaluation has none" in said
 
 
 def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,22 @@ def test_a_digest_is_of_the_content() -> None:
     assert job_digest(job()).hex() == "b7d2b5e0df9cc90ffdaa0504e09f3574"
 
 
+def test_spare_members_are_behind_the_other_fields() -> None:
+    made = job(2, size=2, spare=3, seq=4)
+    blob = encode_job(made)
+    assert decode_job(blob, "r/g/2") == made
+    fields = msgpack.unpackb(blob)
+    assert (len(fields), fields[-1]) == (23, {"spare": 3})
+    assert job_digest(made) != job_digest(replace(made, spare=1))
+    assert len(msgpack.unpackb(encode_job(replace(made, sample=0, spare=0)))) == 22
+
+
+@pytest.mark.parametrize("later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None])
+def test_later_fields_that_are_not_known_are_refused(later: object) -> None:
+    with pytest.raises(ContractError, match="r/g/0"):
+        decode_job(msgpack.packb([*msgpack.unpackb(encode_job(job())), later]), "r/g/0")
+
+
 def test_another_job_is_refused() -> None:
     with pytest.raises(ContractError, match="r/g/1"):
         decode_job(encode_job(job()), "r/g/1")

@@ -134,8 +134,9 @@ def test_a_missing_file_or_another_kind_of_file(fails: Fails, file: Path) -> Non
 
 
 def test_a_file_has_only_flags_of_its_command(fails: Fails, file: Path) -> None:
-    file.write_text("epochs = 2")
-    assert "'epochs' is not a flag" in fails("eval", "--config", "run.toml")
+    for flag in ("epochs", "spare"):
+        file.write_text(f"{flag} = 2")
+        assert f"'{flag}' is not a flag" in fails("eval", "--config", "run.toml")
     assert "unrecognized arguments: --config" in fails("stats", "--config", "run.toml")
 
 

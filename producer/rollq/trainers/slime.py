@@ -9,7 +9,6 @@ restarts from checkpoint k gets the batches after k as they were. Settings are a
 file of `--custom-config-path`; docs/slime.md lists them. Read from slime 0.3.1.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,12 +20,9 @@ from rollq.client.consumer import Consumer
 from rollq.errors import ContractError, LedgerError, MissingGroups, SettingsError
 from rollq.job import Job
 from rollq.trainers.slime_engines import check_count, engine_urls, list_engines, publish
-from rollq.trainers.slime_samples import batch_samples, group_samples, reward_post_process
-from rollq.trajectory import Stop
+from rollq.trainers.slime_samples import TRUNCATED, batch_samples, group_samples, reward_post_process
 
 __all__ = ["DataSource", "generate_rollout", "reward_post_process"]
-
-log = logging.getLogger("rollq")
 
 PREFIX = "rollq_"
 """How the names of the settings begin."""
@@ -39,7 +35,10 @@ REFUSED = {
     "rm_type": (None, "the environment grades, or the function that rollq_reward names"),
     "reward_key": (None, "a reward is one number"),
     "rollout_all_samples_process_path": (None, "groups that are not kept are not handed out again after a restart"),
-    "rollout_global_dataset": (True, "without it, slime never tells its data source which checkpoints it has"),
+    "rollout_global_dataset": (
+        True,
+        "leave out --disable-rollout-global-dataset, or slime never tells its checkpoints",
+    ),
 }
 """slime's arguments that cannot have another value here, with this value and the reason."""
 
@@ -66,7 +65,7 @@ class SlimeSettings:
         for name, (wanted, why) in REFUSED.items():
             if (value := getattr(args, name, wanted)) != wanted:
                 flag = f"--{name.replace('_', '-')}"
-                raise SettingsError(f"slime's {name} must be {wanted!r} with rollq, not {value!r}: {why} (see {flag})")
+                raise SettingsError(f"slime's {flag} must be {wanted!r} with rollq, not {value!r}: {why}")
         given = {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
         known = [field.name for field in fields(cls)]
         if unknown := sorted({*given} - {*known}):
@@ -248,7 +247,7 @@ def _evaluate(args: Any, rollout_id: int, data_source: DataSource, version: str)
             raise LedgerError(f"run {client.run}: no try of the evaluation {dataset.name} was graded: see `rollq dead`")
         data[dataset.name] = {
             "rewards": [one.reward for one in tries],
-            "truncated": [one.stop in (Stop.TURNS, Stop.LENGTH) for one in tries],
+            "truncated": [one.stop in TRUNCATED for one in tries],
         }
     return RolloutFnEvalOutput(data=data)
 

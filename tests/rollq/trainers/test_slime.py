@@ -199,10 +199,10 @@ def test_an_empty_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollout_top_p": 0.9}, r"rollout_top_p must be 1.0 with rollq, not 0.9.*--rollout-top-p"),
+        ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
         ({"use_rollout_routing_replay": True}, "no routed experts"),
         ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),
-        ({"rollout_global_dataset": False}, "which checkpoints"),
+        ({"rollout_global_dataset": False}, "leave out --disable-rollout-global-dataset"),
         ({"rollq_runs": "r"}, "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url"),
         ({"rollq_run": ""}, "put `rollq_run: NAME` into the file of slime's --custom-config-path"),
     ],

@@ -3,7 +3,6 @@
 It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +12,8 @@ from rollq.client.celery_publisher import Publisher
 from rollq.client.collector import Collector
 from rollq.client.consumer import Consumer, Order, check_wanted
 from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
+from rollq.client.policy_publication import PolicyPublication
 from rollq.client.producer import Producer
-from rollq.client.publication import Publication
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.functions import Keep, Reward
 from rollq.job import NAME, Job, Purpose
@@ -30,12 +29,8 @@ from rollq.servers.durability import Durability
 from rollq.settings import Settings
 from rollq.trajectory import Trajectory
 
-log = logging.getLogger("rollq")
-
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
-MOST_GROUPS = 1_000_000
-"""Largest number that `admit` takes."""
 MOST_DAYS = 36_500
 """Days for which a run may be told to keep its records."""
 
@@ -85,7 +80,6 @@ class Client:
         self._publisher = Publisher(settings.broker_url)
         self._evaluations: list[Evaluation] = []
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
-        self._publication: Publication | None = None
 
     @property
     def broker_error(self) -> str | None:
@@ -157,15 +151,6 @@ class Client:
         `publish`. `max_running`: most groups that are being played at a time. Evaluation is not bounded. The numbers
         are fixed for the run: other ones raise SettingsError.
         """
-        for name, number, least in (
-            ("groups_per_batch", groups_per_batch, 1),
-            ("max_staleness", max_staleness, 0),
-            ("max_running", 1 if max_running is None else max_running, 1),
-        ):
-            if type(number) is not int or not least <= number <= MOST_GROUPS:
-                raise SettingsError(
-                    f"run {self.run}: {name} is a whole number from {least} to {MOST_GROUPS}, not {number!r}"
-                )
         self._producer.fix("admission", lambda: self.versions.admit(groups_per_batch, max_staleness, max_running))
 
     def publish(self, step: int, weight_version: str | None = None) -> None:
@@ -176,23 +161,12 @@ class Client:
         says that the trainer went back to a checkpoint. When Redis loses the publication, this client says it again.
         Raises ContractError for a wrong step or version, SettingsError when the version that is served is another step.
         """
-        publication = Publication(self.versions, step, str(step) if weight_version is None else weight_version)
-        self._producer.fix("publication", publication)
-        self._publication = publication
+        version = str(step) if weight_version is None else weight_version
+        self._producer.publish(PolicyPublication(self.versions, step, version))
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
         return retry(self.versions.published)
-
-    def _look(self, published: int) -> int | None:
-        """Says again what Redis has lost when the ledger knows fewer publications than this client. Returns the step
-        then."""
-        if self._publication is None or not self._publication.is_lost(published):
-            return None
-        step = self._publication.step
-        log.warning("run %s: Redis has lost the publication of step %d: it is said again", self.run, step)
-        self._producer.fix_again()
-        return step
 
     def batches(
         self,
@@ -264,7 +238,7 @@ class Client:
             keep=keep,
             reward=reward,
             extras=extras,
-            look=self._look,
+            look=self._producer.look,
         )
 
     def evaluate(

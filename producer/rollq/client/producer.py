@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from rollq.client.celery_publisher import Publisher
+from rollq.client.policy_publication import PolicyPublication
 from rollq.client.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import FailureClass, Gap
@@ -51,11 +52,27 @@ class Producer:
         """All sources that were submitted here, by name."""
         self._settings: dict[str, Callable[[], None]] = {}
         """What was fixed for the run here, to be fixed again when Redis has lost its last writes."""
+        self._publication: PolicyPublication | None = None
+        """The last one."""
 
     def fix(self, what: str, call: Callable[[], None]) -> None:
         """Fixes something for the run, now and whenever the producer goes back."""
         retry(call)
         self._settings[what] = call
+
+    def publish(self, publication: PolicyPublication) -> None:
+        """What `Client.publish` says."""
+        self.fix("publication", publication)
+        self._publication = publication
+
+    def look(self, published: int) -> int | None:
+        """Says again what Redis has lost, when it knows fewer publications than this client. Returns the step then."""
+        said = self._publication
+        if said is None or not said.is_lost(published):
+            return None
+        log.warning("run %s: Redis has lost the publication of step %d: it is said again", self._ledger.run, said.step)
+        self.fix_again()
+        return said.step
 
     def fix_again(self) -> None:
         """Redis has lost its last writes: fixes everything again that was fixed here."""

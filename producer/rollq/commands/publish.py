@@ -2,7 +2,7 @@
 
 import argparse
 
-from rollq.client.publication import LAST_STEP
+from rollq.client.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client
 from rollq.commands.flags.shared import Commands, add_durability, add_redis, add_run, whole
 from rollq.errors import SettingsError

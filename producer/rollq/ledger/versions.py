@@ -11,6 +11,9 @@ from rollq.errors import SettingsError
 from rollq.ledger.replies import Admission, Published
 from rollq.ledger.scripts import Scripts
 
+MOST_GROUPS = 1_000_000
+"""Largest number that `admit` takes."""
+
 
 class Versions:
     """The policies of one run.
@@ -44,8 +47,17 @@ class Versions:
         return Published(int(step), version.decode()) if step else None
 
     def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
-        """Fix how many groups for training may run ahead of the trainer. Raises SettingsError when the run has other
-        numbers."""
+        """Fix how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
+        when the run has others."""
+        for name, number, least in (
+            ("groups_per_batch", groups_per_batch, 1),
+            ("max_staleness", max_staleness, 0),
+            ("max_running", 1 if max_running is None else max_running, 1),
+        ):
+            if type(number) is not int or not least <= number <= MOST_GROUPS:
+                raise SettingsError(
+                    f"run {self.run}: {name} is a whole number from {least} to {MOST_GROUPS}, not {number!r}"
+                )
         ours = [groups_per_batch, max_staleness, max_running or 0]
         status, *theirs = self.scripts.call("admit", ours)
         if status == b"other":

@@ -12,7 +12,7 @@ LONGEST_NAME = 256
 """Number of characters of a weight version's name."""
 
 
-class Publication:
+class PolicyPublication:
     """One publication. Each call says it; the ledger counts it once. Threads may call it."""
 
     def __init__(self, versions: Versions, step: int, weight_version: str) -> None:

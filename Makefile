@@ -1,15 +1,23 @@
-# make demo | test | test-sglang | chaos | rollback | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-sglang | chaos | rollback | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo test test-sglang chaos rollback lint bench clean
+.PHONY: demo learn learn-controls test test-sglang chaos rollback lint bench clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
 	@echo "rollq itself is in $(BIN): . $(BIN)/activate"
+
+# A tiny policy learns, in about 20 minutes on two cores; see docs/learn.md. ARGS="--staleness 0", "--sglang VENV".
+learn: $(VENV)/.learn
+	@$(BIN)/python -m examples.learn_shop.learn $(ARGS)
+
+# The same with one thing wrong at a time. ARGS="--only mask,logprobs".
+learn-controls: $(VENV)/.learn
+	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
 test: $(VENV)/.test  ## all tests but those on the real SGLang server
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang" $(ARGS)
@@ -50,6 +58,11 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq and what its demo needs ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]'
 	@touch $@
+
+$(VENV)/.learn: pyproject.toml | $(VENV)/.pip
+	@echo "Installing rollq, torch and what the example draws with (minutes) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,torch]' --group learn
+	@touch $@ $(VENV)/.demo
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."

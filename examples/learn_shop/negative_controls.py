@@ -32,13 +32,8 @@ def shift_logprobs(rows: Rows, model: PreTrainedModel) -> Rows:
 
 
 def swap_rewards(rows: Rows, model: PreTrainedModel) -> Rows:
-    """In each group, the best member and the worst one have each other's reward."""
-    advantages = rows.advantages.clone()
-    for group in rows.group_index.unique():
-        members = (rows.group_index == group).nonzero()[:, 0]
-        best, worst = members[advantages[members].argmax()], members[advantages[members].argmin()]
-        advantages[best], advantages[worst] = rows.advantages[worst], rows.advantages[best]
-    return replace(rows, advantages=advantages)
+    """Members 0 and 1 of a group have each other's reward, and so on. (All groups are complete, of an even size.)"""
+    return replace(rows, advantages=rows.advantages.view(-1, 2).flip(1).flatten())
 
 
 @torch.no_grad()
@@ -59,7 +54,7 @@ CONTROLS = {
     "correct": Control(title="correct, staleness 0"),
     "mask": Control(title="mask shifted by one", change=shift_mask),
     "logprobs": Control(title="logprobs shifted by one", change=shift_logprobs),
-    "rewards": Control(title="two members' rewards swapped", change=swap_rewards),
+    "rewards": Control(title="rewards of members swapped in pairs", change=swap_rewards),
     "stale": Control(title="correct, staleness 4", staleness=4),
     "no-ratio": Control(title="no importance ratio, staleness 4", staleness=4, change=no_ratio),
 }

@@ -24,7 +24,7 @@ from rollq_worker.environments.shop.desk import KINDS, SPLITS
 
 ENV = "shop:desk"
 BUDGET = Budget(max_turns=4, max_new_tokens=64)
-RATE, WARM_UP, CLIP = 3e-4, 5, 0.2
+RATE, WARM_UP, CLIP = 5e-4, 5, 0.2
 WAIT_S = 300.0
 
 Rows = PaddedArrays[Tensor]

@@ -1,4 +1,4 @@
-"""The policy before it learns: taught by a clerk who knows all forms but mostly does what another customer wanted."""
+"""The policy before it learns: taught by a clerk who knows all forms and mostly mistakes one request for another."""
 
 import random
 from array import array
@@ -21,8 +21,10 @@ from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users.scripted import ScriptedUser
 
-RIGHT = 0.1
-"""How often the clerk surely does what this customer asked for. Else it is any of the requests, this one included."""
+RIGHT = 0.3
+"""How often the clerk does what the customer asked for."""
+MISTAKEN = 3
+"""Else request k is taken for request k + MISTAKEN, which never earns the reward."""
 ROWS = 32
 RATE = 1e-2
 
@@ -47,11 +49,12 @@ def demonstration(tokenizer: Tokenizer, rng: random.Random) -> Trajectory:
     """One episode of a random task, played by the clerk."""
     desk = domain("shop:desk")
     index = rng.randrange(desk.splits()["train"])
-    meant = index if rng.random() < RIGHT else index - index % KINDS + rng.randrange(KINDS)
+    kind = index % KINDS if rng.random() < RIGHT else (index + MISTAKEN) % KINDS
+    meant = index - index % KINDS + kind
     task, environment = desk.task("train", index), desk.open("train", index, {})
     return play(
         Job(env="shop:desk", task=index, run="clerk", group=f"{index}"),
-        engine=Clerk(tokenizer, [*desk.task("train", meant).moves, *desk.task("train", 5).moves]),
+        engine=Clerk(tokenizer, [*desk.task("train", meant).moves]),
         renderer=ChatRenderer(tokenizer, environment.tools),
         environment=environment,
         user=ScriptedUser(task.opening, task.replies),

@@ -93,8 +93,13 @@ class Quarantine:
                     self._changed.notify_all()
 
     def _free(self, engine: str, suspect: Suspect | None) -> bool:
-        first = next((other for other in self._suspects if other.engine == engine), None)
-        return first is suspect and (suspect is None or not self._in_flight[engine])
+        here = [other for other in self._suspects if other.engine == engine]
+        if suspect is None:
+            return not here
+        # One that was alone at a death waits until the others have been tried, on whichever engine they are.
+        fewest = min(other.deaths for other in self._suspects)
+        first = min(here, key=lambda other: other.deaths)
+        return suspect is first and suspect.deaths == fewest and not self._in_flight[engine]
 
     def answered(self) -> None:
         """Note that a request got its answer, so the engine works for others."""

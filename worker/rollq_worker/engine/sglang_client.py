@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
@@ -132,18 +133,17 @@ class SGLangEngine:
         another one."""
         self._validate(ids, max_new_tokens, call.key)
         call.unavailable, call.connection_lost = 0, False
-        with self._slot(call.check):
+        check = partial(self._check, call)
+        with self._slot(check):
             while True:
-                call.check()
-                if call.has_better(call, self.url):
-                    raise EngineLeft
+                check()
                 room = min(max_new_tokens, self.room(len(ids)))
                 if room <= 0:
                     return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
                 try:
                     if self.tokenizer_differs():
                         raise EngineUnavailable(OTHER_TOKENIZER)
-                    with self._shared.quarantine.gate(self.url, call.suspect, call.check), self._turn(call):
+                    with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
                         generated = self._request(ids, sampling, room, call)
                 except EngineUnavailable as e:
                     self._unavailable(e, call)
@@ -244,11 +244,17 @@ class SGLangEngine:
         finally:
             self._slots.release()
 
-    def _turn(self, call: Call) -> AbstractContextManager[None]:
+    def _check(self, call: Call) -> None:
+        """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills the engine."""
+        call.check()
+        if call.has_better(call, self.url):
+            raise EngineLeft
+
+    def _turn(self, call: Call, check: Check) -> AbstractContextManager[None]:
         """The turn of a suspect among those of all workers."""
         if call.suspect is None or self._suspect_lock is None:
             return nullcontext()
-        return self._suspect_lock(call.check)
+        return self._suspect_lock(check)
 
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
         key = call.key

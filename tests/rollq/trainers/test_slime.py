@@ -14,9 +14,10 @@ from rollq.ledger.ledger import Ledger
 from rollq.trainers import slime_engines
 from rollq.trainers.slime import DataSource, generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups
-from tests.rollq.samples import group, play
+from tests.rollq.samples import group, play, reader
 from tests.rollq.trainers.fake_engines import FakeEngine, serving
 from tests.rollq.trainers.slime_packages import STAND_IN, arguments, slime_at
+from tests.waiting import until
 
 FILTERS = "tests.rollq.trainers.slime_filters"
 Make = Callable[..., DataSource]
@@ -64,9 +65,17 @@ def members(*groups: str) -> list[list[str]]:
 def test_groups_come_whole_and_in_the_order_of_submission(source: Make, ledger: Ledger) -> None:
     for name in "abcd":
         ledger.submit(group(name))
-    play_groups(ledger, "d", "b", "c", "a")
+    play_groups(ledger, "d", "b")
     made = source()
+
+    def play_the_rest() -> None:
+        until(lambda: reader(ledger).standing().wanted)  # slime waits, although two groups are ready
+        play_groups(ledger, "c", "a")
+
+    worker = threading.Thread(target=play_the_rest)
+    worker.start()
     assert [jobs(rollout(made, step)) for step in range(2)] == [members("a", "b"), members("c", "d")]
+    worker.join()
 
 
 def test_a_short_group_never_reaches_slime(source: Make, ledger: Ledger) -> None:

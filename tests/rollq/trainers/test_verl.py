@@ -233,10 +233,17 @@ def test_one_bad_session_leaves_the_others_alone(loop: Make, ledger: Ledger) -> 
     assert isinstance(unplayable, ContractError) and "temperature" in str(unplayable)
 
 
-def test_a_session_with_other_content_is_refused(loop: Make, ledger: Ledger) -> None:
-    asyncio.run(played(ledger, loop, row(task=1)))
-    with pytest.raises(JobConflict):
-        asyncio.run(session(loop, row(task=2)))
+def test_a_session_with_other_content_is_refused_alone(loop: Make, ledger: Ledger) -> None:
+    asyncio.run(played(ledger, loop, row("v", task=1)))
+
+    async def both() -> list[Any]:
+        good = asyncio.create_task(session(loop, row()))
+        await submitted(ledger, "r/u.0/0")
+        return await asyncio.gather(session(loop, row("v", task=2)), answered(ledger, good), return_exceptions=True)
+
+    conflict, good = asyncio.run(both())
+    assert isinstance(conflict, JobConflict)
+    assert good.reward_score == 1.0
 
 
 def test_the_old_trainer_is_refused(loop: Make) -> None:

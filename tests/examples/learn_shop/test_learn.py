@@ -13,7 +13,7 @@ from examples.learn_shop.train import Options
 
 @pytest.mark.parametrize("name", ["correct", "logprobs"])
 def test_a_run_of_two_steps(models: list[str], tmp_path: Path, name: str) -> None:
-    options = Options(steps=2, groups=2, size=2, held_out=2, evaluate_every=2)
+    options = Options(steps=2, groups=2, size=2, held_out=8, evaluate_every=2)
     lines: list[str] = []
     history = run(models[0], tmp_path, options, lines.append, change=CONTROLS[name].change)
     assert [numbers["step"] for numbers in history] == [0, 1, 2]

@@ -33,7 +33,7 @@ Change = Callable[[Rows, PreTrainedModel], Rows]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    steps: int = 60
+    steps: int = 50
     staleness: int = 0
     groups: int = 16
     """Groups of a batch."""

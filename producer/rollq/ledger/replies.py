@@ -115,7 +115,8 @@ class Admission:
     step: int
     """The published step; 0 before the first publication."""
     trained: int
-    """Groups that were acknowledged since the run has admission, or since the trainer went back to a checkpoint."""
+    """Groups whose places in the training steps so far are used, without those that are held: acknowledged, skipped by
+    the trainer, or left out of a published step."""
     capacity: int
     """How many groups may enter now; 0 or less: none."""
 

@@ -49,9 +49,7 @@ def test_names_of_versions_have_an_order(versions: Versions) -> None:
 
 def test_the_version_that_is_served_is_no_other_step(versions: Versions) -> None:
     publish(versions, 3, "default")
-    with pytest.raises(
-        SettingsError, match=r"'default' is step 3, not 4: .* each step another name"
-    ):
+    with pytest.raises(SettingsError, match=r"'default' is step 3, not 4: .* each step another name"):
         publish(versions, 4, "default")
     assert versions.published() == Published(3, "default")
 
@@ -149,10 +147,37 @@ def test_a_trainer_that_goes_back_gets_new_groups(versions: Versions, ledger: Le
     assert enter(ledger, "de") == "d"
 
 
-def test_a_run_that_begins_at_a_late_step_is_bounded_too(versions: Versions, ledger: Ledger) -> None:
+@pytest.mark.parametrize("step", [1000, 999_999_999])
+@pytest.mark.parametrize("admitted", ["before", "after"])
+def test_a_run_that_begins_at_a_late_step_is_bounded_too(
+    versions: Versions, ledger: Ledger, admitted: str, step: int
+) -> None:
+    """Whether admission is fixed before the first publication or after it."""
+    if admitted == "before":
+        versions.admit(2, 1, None)
+    publish(versions, step)
     versions.admit(2, 1, None)
-    publish(versions, 1000)
     assert enter(ledger, "abcdefgh") == "abcd"
+    play_groups(ledger, "a", "b")
+    take(ledger, 2, "t")
+    assert enter(ledger, "efgh") == ""  # they would be too old when the trainer comes to them
+    publish(versions, step + 1)
+    ack(ledger, "t")
+    assert enter(ledger, "efgh") == "ef"
+
+
+def test_what_a_short_batch_left_out_is_used_once(versions: Versions, ledger: Ledger) -> None:
+    versions.admit(2, 0, None)
+    enter(ledger, "ab")
+    play_groups(ledger, "a", "b")
+    take(ledger, 1, "t")
+    publish(versions, 1)
+    ack(ledger, "t")
+    assert deliveries(ledger).take(2, "u").unread  # b is too old now
+    assert enter(ledger, "cdef") == "cd"
+    play_groups(ledger, "c", "d")
+    take(ledger, 2, "u")
+    assert enter(ledger, "ef") == ""
 
 
 def test_groups_go_in_the_order_of_submission_and_a_batch_at_a_time(versions: Versions, ledger: Ledger) -> None:
@@ -188,7 +213,7 @@ def test_a_group_that_a_dead_consumer_held_for_too_long_is_skipped(versions: Ver
     publish(versions, 2)
     enter(ledger, "c")
     play_groups(ledger, "c")
-    found = [deliveries(ledger).take(1, "t") for _ in range(3)]
+    found = [deliveries(ledger).take(1, "t") for _ in range(3)]  # as many at a time as are wanted
     assert [taken.unread for taken in found] == [True, True, False]
     assert [taken.id for taken in found[-1].groups] == ["c"]
     assert reader(ledger).stats()["skips"] == {"stale": 2}

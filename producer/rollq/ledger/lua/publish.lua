@@ -2,14 +2,15 @@
 -- not above the published one is that of a restored checkpoint: the groups that were trained after it do not count.
 -- `number` is that of an earlier publication which is said again, because Redis may have lost it; it changes nothing
 -- when the ledger knows it, or a later one.
--- reads and writes  run versions open:<purpose> ready:<purpose> waiting:<purpose> wake:<session>
+-- reads and writes  run versions held:train wake:<session>
 -- ARGV   step version token number (0: a new publication)
 -- reply  ok number (of publications) | name step (which has that version's name)
 local meta, versions = typed('run', 'hash'), typed('versions', 'hash')
 local step, version, token, number = tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
 local was, name, published, last, batch, trained =
   unpack(redis.call('HMGET', meta, 'step', 'version', 'published', 'publication', 'batch', 'trained'))
-was, published = whole(was, 0, MOST), stored_number(published)
+typed('held:train', 'zset')
+was, published, trained = whole(was, 0, MOST), stored_number(published), stored_number(trained)
 if last == token or (number > 0 and published >= number) then return { 'ok', published } end
 if was and name == version and was ~= step then return { 'name', was } end
 
@@ -17,8 +18,10 @@ allow_without_memory() -- the trainer acknowledges, which makes room, only after
 redis.call('HSET', meta, 'step', step, 'version', version, 'published', published + 1, 'publication', token)
 redis.call('HSET', versions, version, step)
 redis.call('HDEL', meta, 'lent')
-if was and step <= was and batch then
-  redis.call('HSET', meta, 'trained', math.min(stored_number(trained), step * stored_number(batch)))
+if batch then
+  batch = stored_number(batch)
+  if was and step <= was then trained = math.min(trained, step * batch) end
+  set_trained(trained, step, batch)
 end
 wake_producers()
 return { 'ok', published + 1 }

@@ -29,7 +29,7 @@ if since == 0 then since = time end
 local sealed, known, most, staleness, step, published =
   unpack(checked('run', 'hash', 'HMGET', 'sealed', 'seq', 'batch', 'staleness', 'step', 'published'))
 step, published = step or (most and '0') or '', stored_number(published)
-most = purpose == 'train' and most and stored_number(most) -- in a run with admission
+most = purpose == 'train' and most and stored_number(most) -- nil or false: without admission
 local LIMIT = 1000
 
 local function dropped() return stored_number(field('count', 'groups_dropped')) end
@@ -49,27 +49,29 @@ local function hand_out(groups)
   return reply
 end
 
--- Whether the group began under a policy that is too old by now. Admission sees to it that no group gets there, unless
--- it was held while a trainer went on: by a consumer that died, for example.
-local function too_old(group)
-  local started = most and whole(field('group:' .. group.name, 'started'), 0, MOST)
-  return started and stored_number(step) - started > stored_number(staleness)
-end
-
-local function skip_old(groups)
-  local found = false
-  for _, group in ipairs(groups) do
-    if too_old(group) then
-      found = true
-      redis.call('ZREM', ready, group.name)
+-- Skips the next groups that began under a policy that is too old by now, and says whether there were any. Admission
+-- sees to it that no group gets there, unless a trainer went on without it: it took a short batch, or a consumer died.
+local function skip_old()
+  local old = {}
+  for _, name in ipairs(checked('ready:train', 'zset', 'ZRANGE', 0, wanted - 1)) do
+    local started = whole(field('group:' .. name, 'started'), 0, MOST)
+    if started and stored_number(step) - started > stored_number(staleness) then old[#old + 1] = name end
+  end
+  if #old == 0 then return false end
+  check_indexes()
+  allow_without_memory()
+  for _, name in ipairs(old) do
+    local group = group_or_drop(name, time)
+    if group then
+      redis.call('ZREM', ready, name)
       shrink(group, token)
       count('groups_skipped')
       count('skipped', group.done)
       count('skipped:stale')
     end
   end
-  if found then wake_producers() end
-  return found
+  wake_producers()
+  return true
 end
 
 local function give_back_what_ran_out()
@@ -155,6 +157,7 @@ end
 wanted = wanted - #mine
 local some_held = checked('held:' .. purpose, 'zset', 'ZCARD') > 0
 if some_held then give_back_what_ran_out() end
+if most and not again and skip_old() then return { 'again' } end
 
 local count_open, count_ready = checked('open:' .. purpose, 'zset', 'ZCARD'), checked('ready:' .. purpose, 'zset', 'ZCARD')
 local others, renewed, idle, own = 0, true, true, {}
@@ -178,7 +181,6 @@ if there >= wanted or (last and not exact and there + #mine > 0) then
     end
     groups[#groups + 1], all[#all + 1] = group, group
   end
-  if skip_old(groups) then return { 'again' } end
   table.sort(all, function(a, b) return a.seq < b.seq end)
   local reply = hand_out(all)
   for _, group in ipairs(groups) do
@@ -202,7 +204,7 @@ local lent = most and stored_number(field('run', 'lent')) or 0
 if lent > 0 and not again then -- the trainer asks for others in place of the groups that it skipped
   allow_without_memory()
   redis.call('HDEL', prefix .. 'run', 'lent')
-  redis.call('HSET', prefix .. 'run', 'trained', math.max(0, stored_number(field('run', 'trained')) - lent))
+  set_trained(stored_number(field('run', 'trained')) - lent, stored_number(step), most)
   wake_producers()
 end
 local over = sealed and count_open == 0 and count_ready == 0 and #mine == 0 and (others == 0 or (renewed and idle))

@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/learn"))
     parser.add_argument("--steps", type=int, default=Options.steps)
-    parser.add_argument("--warm-steps", type=int, default=120)
+    parser.add_argument("--warm-steps", type=int, default=160)
     parser.add_argument(
         "--staleness", type=int, default=None, help="train at this bound only (default: at 0, then at 1)"
     )

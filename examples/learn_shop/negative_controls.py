@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/learn"))
     parser.add_argument("--only", default=",".join(CONTROLS), help="names with commas between them")
     parser.add_argument("--steps", type=int, default=Options.steps)
-    parser.add_argument("--warm-steps", type=int, default=120)
+    parser.add_argument("--warm-steps", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     transformers.logging.disable_progress_bar()

@@ -23,7 +23,7 @@ from rollq.client.celery_publisher import Publisher
 from rollq.job import Job
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import LiveWorker
+from rollq.ledger.workers.live_workers import LiveWorker
 from rollq.servers.connection import connect
 from rollq_worker.process.reaper import LOOK_EVERY_S, Reaper
 

@@ -17,8 +17,8 @@ from rollq.client.client import Client
 from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import live_workers
 from rollq.ledger.replies import Publication
+from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.connection import connect
 from tests.conftest import REPO, free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play, reader

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from rollq.errors import LedgerError
 from rollq.job import QUEUE, Purpose, parse_id
 from rollq.ledger.constants import HOLD_S, LEASE_S
-from rollq.ledger.live_workers import AWAY, LiveWorker, live_workers
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import Admission
+from rollq.ledger.workers.live_workers import AWAY, LiveWorker, live_workers
 
 log = logging.getLogger("rollq")
 

@@ -4,7 +4,7 @@ import argparse
 
 from rollq.commands.connect import open_redis
 from rollq.commands.flags.shared import Commands, add_redis, http_url, name
-from rollq.ledger.engine_addresses import add_address, read_addresses, remove_address
+from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
 from rollq.urls import mask_url
 
 

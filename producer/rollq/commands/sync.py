@@ -23,7 +23,7 @@ from rollq.commands.flags.shared import (
 )
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
-from rollq.ledger.engine_addresses import read_list
+from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.trainers.engine_control import PauseMode
 from rollq.trainers.fleet import EngineUpdate, Fleet

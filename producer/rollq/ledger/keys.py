@@ -6,9 +6,9 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:runs                   zset  run -> when it was first submitted to
     rollq:active                 zset  runs that have queued or leased jobs -> when they last got some
     rollq:reaper                 str   the worker that reaps now; expires when it stops
-    rollq:workers                hash  live worker -> what it plays (live_workers.py)
-    rollq:turn:<hash>            str   token of the worker that sends a suspect request: lock.py
-    rollq:engines:<name>         set   addresses of engines, which operators edit: engine_addresses.py
+    rollq:workers                hash  live worker -> what it plays (workers/live_workers.py)
+    rollq:turn:<hash>            str   token of the worker that sends a suspect request: workers/lock.py
+    rollq:engines:<name>         set   addresses of engines, which operators edit: workers/engine_addresses.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
     rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own

@@ -9,8 +9,8 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.errors import SettingsError, SyncError
-from rollq.ledger.engine_addresses import add_address, read_addresses, remove_address
 from rollq.ledger.replies import Published
+from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
 from rollq.trainers.engine_control import Connection, ControlFailure
 from rollq.trainers.fleet import Fleet
 

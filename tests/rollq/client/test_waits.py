@@ -12,7 +12,7 @@ from rollq.client.waits import WaitLog, explain, other_runs
 from rollq.errors import PullTimeout
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import AWAY, READY, LiveWorker, register
+from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import claim, group, job, reader
 from tests.waiting import until

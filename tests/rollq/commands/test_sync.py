@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, cli
-from rollq.ledger.engine_addresses import add_address
+from rollq.ledger.workers.engine_addresses import add_address
 from tests.conftest import free_port
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT

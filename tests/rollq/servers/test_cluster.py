@@ -15,8 +15,8 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.keys import Keys
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.lock import RedisLock
 from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.workers.lock import RedisLock
 from rollq.servers import cluster as cluster_module
 from rollq.servers.connection import check_redis, connect
 from rollq.servers.durability import Durability

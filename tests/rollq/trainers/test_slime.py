@@ -9,8 +9,8 @@ import pytest
 
 from rollq import Client
 from rollq.errors import FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
-from rollq.ledger.engine_addresses import read_addresses
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.workers.engine_addresses import read_addresses
 from rollq.trainers import slime_engines
 from rollq.trainers.slime import DataSource, generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups

@@ -6,8 +6,8 @@ from typing import Any
 from rollq.job import Budget, Job
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import LiveWorker
 from rollq.ledger.replies import Claim, Publication
+from rollq.ledger.workers.live_workers import LiveWorker
 
 
 def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0) -> Claim:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollq.ledger.engine_addresses import add_address, read_addresses, remove_address
 from rollq.ledger.keys import ENGINES
+from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
 from rollq.servers.connection import connect
 from rollq_worker.process import engine_list
 from rollq_worker.process.engine_list import EngineList

@@ -12,8 +12,8 @@ from rollq.ledger import constants
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS, WORKERS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import register, unregister
 from rollq.ledger.replies import Claim, Publication
+from rollq.ledger.workers.live_workers import register, unregister
 from rollq.servers.connection import connect
 from rollq_worker.process import outbox as outbox_module
 from rollq_worker.process import reaper as reaper_module

@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from rollq.errors import Unwritable
-from rollq.ledger import reaping
 from rollq.ledger.keys import REAPER, WORKERS
-from rollq.ledger.live_workers import live_workers
+from rollq.ledger.workers import reaping
+from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.connection import connect
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper

@@ -188,7 +188,7 @@ def check_redis(found: Settings) -> Check:
 
 def check_engines(found: Settings, tokenizer: "Tokenizer | None") -> list[Check]:
     """Check every engine, also those in a file or in Redis."""
-    from rollq.ledger.engine_addresses import read_list
+    from rollq.ledger.workers.engine_addresses import read_list
 
     checks: list[Check] = []
     for source in found.engine_urls:

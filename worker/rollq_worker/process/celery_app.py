@@ -23,8 +23,8 @@ from celery.worker import state
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.keys import QUEUE, celery_queue
-from rollq.ledger.live_workers import AWAY, READY, LiveWorker
-from rollq.ledger.lock import RedisLock
+from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker
+from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
 from rollq.urls import mask_url

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
-from rollq.ledger.engine_addresses import read_list
+from rollq.ledger.workers.engine_addresses import read_list
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.settings import FILE, REDIS
 

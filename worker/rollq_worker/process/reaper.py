@@ -18,7 +18,8 @@ from typing import Any
 from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.live_workers import (
+from rollq.ledger.replies import Publication
+from rollq.ledger.workers.live_workers import (
     REGISTER_EVERY_S,
     LiveWorker,
     live_workers,
@@ -26,8 +27,7 @@ from rollq.ledger.live_workers import (
     register,
     unregister,
 )
-from rollq.ledger.reaping import ActiveRuns, ReaperRole
-from rollq.ledger.replies import Publication
+from rollq.ledger.workers.reaping import ActiveRuns, ReaperRole
 from rollq.servers.connection import CONNECTION_ERRORS, WARN_EVERY_S
 from rollq_worker.process.outbox import Outbox
 

@@ -1,7 +1,7 @@
 -- The live workers; the entries of dead ones are removed. Belongs to no run.
 -- reads and writes  KEYS[1]: rollq:workers
 -- ARGV   the age in seconds at which an entry is a dead worker's
--- reply  name, entry as JSON (live_workers.py), name, entry, ...
+-- reply  name, entry as JSON (workers/live_workers.py), name, entry, ...
 local time, live, all = tonumber(redis.call('TIME')[1]), {}, redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local at = tonumber(string.match(all[i + 1], '^{"at": (%d+),'))

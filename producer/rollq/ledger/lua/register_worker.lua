@@ -1,6 +1,6 @@
 -- A worker says that it lives, and what it plays. Belongs to no run.
 -- reads and writes  KEYS[1]: rollq:workers
--- ARGV   name, its entry as JSON without the time (live_workers.py)
+-- ARGV   name, its entry as JSON without the time (workers/live_workers.py)
 -- reply  ok
 local time = redis.call('TIME')
 -- Redis refuses HSET without memory unless the script has written before.

@@ -8,7 +8,7 @@ import redis
 
 from rollq.errors import LedgerError
 from rollq.ledger.keys import WORKERS
-from rollq.ledger.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
+from rollq.ledger.workers.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
 from rollq.servers.connection import connect
 
 WORKER = LiveWorker(

@@ -9,7 +9,7 @@ from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.reaping import ActiveRuns
+from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.servers.connection import connect
 from tests.rollq.samples import claim, group
 

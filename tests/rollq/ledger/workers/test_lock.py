@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from rollq.ledger import lock as lock_module
 from rollq.ledger.keys import LOCKS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.lock import RedisLock
+from rollq.ledger.workers import lock as lock_module
+from rollq.ledger.workers.lock import RedisLock
 from tests.waiting import until
 
 

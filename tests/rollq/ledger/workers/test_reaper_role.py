@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from rollq.errors import LedgerError
-from rollq.ledger import reaping
 from rollq.ledger.keys import REAPER
-from rollq.ledger.reaping import ROLE_S, ReaperRole
+from rollq.ledger.workers import reaping
+from rollq.ledger.workers.reaping import ROLE_S, ReaperRole
 from rollq.servers.connection import connect
 
 

@@ -130,13 +130,18 @@ def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
-    """Parquet and files of an earlier rollq have no pieces."""
+    """A turn ends with a piece. Parquet and files of an earlier rollq have no pieces."""
     try:
         lengths = [length for length, finish in found.get("pieces", []) if finish in {*Finish}]
-        if "pieces" in found and sum(lengths) != sum(map(bool, found["mask"])):
-            yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, found['mask']))}"
+        ends = {*accumulate(lengths)}
     except (TypeError, ValueError):
         yield f"pieces must be pairs of a length and a finish, not {found['pieces']!r:.60}"
+        return
+    turns = [*accumulate(len(list(run)) for sampled, run in groupby(found["mask"]) if sampled)]
+    if "pieces" in found and sum(lengths) != sum(map(bool, found["mask"])):
+        yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, found['mask']))}"
+    elif "pieces" in found and not ends >= {*turns}:
+        yield f"its pieces end at {sorted(ends)!r:.60} of the sampled tokens, and the turns at {turns!r:.60}"
 
 
 def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:

@@ -176,6 +176,12 @@ def test_damage_is_found(damage: Callable[[Record, Draw], None], said: str, shap
     assert any(said in fault for fault in faults(found)), faults(found)
 
 
+def test_a_piece_of_two_turns_is_found() -> None:
+    found = of([(2, [([2], 1), ([1, 2], 1)])])
+    found["pieces"] = [[3, "abort"], [2, "stop"]]
+    assert faults(found) == ["its pieces end at [3, 5] of the sampled tokens, and the turns at [2, 5]"]
+
+
 ROW_DAMAGES: list[tuple[str, Callable[[Record], None], str]] = [
     ("length", lambda row: row["mask"].pop(), "its lengths differ"),
     ("null list", lambda row: row.update(logprobs=None), "logprobs is null"),

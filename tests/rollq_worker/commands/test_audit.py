@@ -53,7 +53,8 @@ def test_a_good_file(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureF
     assert audit(file, engine.url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == (
-        "trajectories tokens skipped mean_abs p99_abs max_abs max_abs_prefill revised shift worst verdict".split()
+        "trajectories tokens skipped mean_abs p99_abs max_abs max_abs_prefill revised shift classes faulty faults worst"
+        " verdict".split()
     )
     assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 2, 0.0, "ok")
 

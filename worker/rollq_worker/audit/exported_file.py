@@ -10,10 +10,9 @@ import json
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, groupby
-from operator import itemgetter
 from pathlib import Path
 
 from rollq.errors import ContractError, SettingsError
@@ -145,7 +144,12 @@ def _pieces(record: Mapping[str, Json]) -> list[tuple[int, str]]:
     """Of a file without them, written by an earlier rollq: a piece for each turn, which ended by itself."""
     if "pieces" in record:
         return [(length, str(finish)) for length, finish in record["pieces"]]
-    return [(sum(run), Finish.STOP) for run in map(list, map(itemgetter(1), groupby(record["mask"]))) if run[0]]
+    return [(length, Finish.STOP) for length in _sampled_runs(record["mask"])]
+
+
+def _sampled_runs(mask: Iterable[int]) -> list[int]:
+    """The lengths of the runs of sampled tokens, which are the turns."""
+    return [len(list(run)) for sampled, run in groupby(mask) if sampled]
 
 
 def _check(trajectory: ExportedTrajectory) -> None:
@@ -156,8 +160,10 @@ def _check(trajectory: ExportedTrajectory) -> None:
         raise ValueError(f"its traces {list(trajectory.traces)} do not make up its {len(trajectory.tokens)} tokens")
     if trajectory.mask.translate(None, b"\0\1"):
         raise ValueError("its mask holds more than 0 and 1")
-    if sum(length for length, _ in trajectory.pieces) != trajectory.sampled:
-        raise ValueError(f"its pieces do not make up its {trajectory.sampled} sampled tokens")
+    pieces = [length for length, _ in trajectory.pieces]
+    whole = all(type(n) is int and n > 0 for n in pieces) and sum(pieces) == trajectory.sampled
+    if not whole or not {*accumulate(_sampled_runs(trajectory.mask))} <= {*accumulate(pieces)}:
+        raise ValueError(f"its pieces do not make up its {trajectory.sampled} sampled tokens, turn by turn")
     first = 0
     for length in trajectory.traces:
         if trajectory.mask[first]:

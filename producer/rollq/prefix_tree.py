@@ -8,6 +8,7 @@ from __future__ import annotations  # numpy's names are not there at run time
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rollq.arrays import PER_TOKEN, Array, PackedArrays, Row, SegmentArrays, pack, tensors
@@ -54,13 +55,22 @@ class _Node:
     end: int
     row: int
     """The row of those tokens that are sampled."""
-    children: list[_Node] = field(default_factory=list)
+    children: dict[int, list[_Node]] = field(default_factory=dict)
+    """By their first token, so that a row looks only at those that may begin like it. Several begin with the same token
+    where it was sampled: sampled tokens are not shared."""
     last_of: list[int] = field(default_factory=list)
     """The rows that end here."""
     at: int = 0
     """Where it begins in the tree's arrays."""
     parent: int = -1
     """The token before it, likewise; -1 at a root."""
+
+    def add(self, child: _Node, tokens: Numpy) -> None:
+        self.children.setdefault(int(tokens[child.begin]), []).append(child)
+
+    @property
+    def all_children(self) -> list[_Node]:
+        return list(chain.from_iterable(self.children.values()))
 
 
 def share_prefixes(rows: Sequence[Row], *, dtype: str = "int64") -> PrefixTree[Numpy]:
@@ -75,7 +85,7 @@ def share_prefixes(rows: Sequence[Row], *, dtype: str = "int64") -> PrefixTree[N
     parents, last = np.arange(-1, len(order) - 1), np.zeros(len(rows), "int64")
     for node in reversed(nodes):  # children first
         end = node.at + node.end - node.begin
-        ends[node.at : end] = max([end, *(ends[child.at] for child in node.children)])
+        ends[node.at : end] = max([end, *(ends[child.at] for child in node.all_children)])
         row_index[node.at : end], parents[node.at], last[node.last_of] = node.row, node.parent, end - 1
     per_token = {name: getattr(packed, name)[order] for name in PER_TOKEN}
     kept = {shared.name: getattr(packed, shared.name) for shared in fields(SegmentArrays)}
@@ -102,17 +112,18 @@ def _insert(root: _Node, row: int, packed: PackedArrays[Numpy]) -> None:
     prompt_end = begin + int(packed.prompt_lengths[row])
     node, at = root, begin
     while at < prompt_end:
+        alike = node.children.get(int(packed.tokens[at]), ())
         shared, child = max(
-            ((_common(packed.tokens, child, at, prompt_end), child) for child in node.children),
+            ((_common(packed.tokens, child, at, prompt_end), child) for child in alike),
             key=lambda found: found[0],
             default=(0, node),
         )
         if not shared:
             break
         if shared < child.end - child.begin:
-            _split(child, shared)
+            _split(child, shared, packed.tokens)
         node, at = child, at + shared
-    node.children.append(_Node(at, end, row, last_of=[row]))
+    node.add(_Node(at, end, row, last_of=[row]), packed.tokens)
 
 
 def _common(tokens: Numpy, node: _Node, at: int, end: int) -> int:
@@ -123,20 +134,21 @@ def _common(tokens: Numpy, node: _Node, at: int, end: int) -> int:
     return first if length and differ[first] else length
 
 
-def _split(node: _Node, length: int) -> None:
+def _split(node: _Node, length: int, tokens: Numpy) -> None:
     rest = _Node(node.begin + length, node.end, node.row, node.children, node.last_of)
-    node.end, node.children, node.last_of = node.begin + length, [rest], []
+    node.end, node.children, node.last_of = node.begin + length, {}, []
+    node.add(rest, tokens)
 
 
 def _depth_first(root: _Node) -> list[_Node]:
     """All nodes below the root, in the order of the arrays, each with its places there."""
     found: list[_Node] = []
-    todo, at = root.children[::-1], 0
+    todo, at = root.all_children[::-1], 0
     while todo:
         node = todo.pop()
         node.at, at = at, at + node.end - node.begin
-        for child in node.children:
+        for child in node.all_children:
             child.parent = at - 1
         found.append(node)
-        todo += reversed(node.children)
+        todo += reversed(node.all_children)
     return found

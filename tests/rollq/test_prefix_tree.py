@@ -1,15 +1,19 @@
 """The prefix tree holds the packed rows, each sampled token once, and a model sees each row as if it were alone."""
 
 import itertools
+from array import array
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
+from rollq import prefix_tree
 from rollq.batch import Batch
 from rollq.prefix_tree import PrefixTree
 from tests.rollq.token_rows import batch_of, batches, episode
+
+common = prefix_tree._common
 
 
 def row_places(tree: "PrefixTree[Any]", row: int) -> Any:
@@ -66,6 +70,20 @@ def test_a_later_trace_shares_what_an_earlier_one_sampled_and_does_not_train_it_
     tree = check(batch_of([trajectory]))
     assert len(tree.tokens) == sum(trajectory.traces) - len(context)
     assert int(tree.mask.sum()) == trajectory.sampled_tokens
+
+
+def test_a_row_looks_only_at_the_prompts_that_begin_like_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 groups of 4 with a common opening, so each row follows two nodes, whatever the number of groups."""
+    compared = []
+    monkeypatch.setattr(prefix_tree, "_common", lambda *where: compared.append(1) or common(*where))
+    numbers, groups = itertools.count(1000), []
+    for _ in range(100):
+        group = with_siblings(batch_of([episode([(5, [([2], 1)])], numbers, sample) for sample in range(4)]))
+        group.trajectories[0].events[0].ids[:2] = array("I", [1, 3])
+        groups.append(group.trajectories)
+    tree = check(batch_of(*groups))
+    assert (tree.parents == -1).sum() == 1
+    assert len(compared) <= 2 * 4 * len(groups)
 
 
 def test_an_empty_batch_is_an_empty_tree() -> None:

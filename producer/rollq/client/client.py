@@ -12,7 +12,7 @@ from rollq.client.celery_publisher import Publisher
 from rollq.client.collector import Collector
 from rollq.client.consumer import Consumer, Order, check_wanted
 from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
-from rollq.client.policy_publication import PolicyPublication
+from rollq.client.policy_publication import PolicyPublication, check_version
 from rollq.client.producer import Producer
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.functions import Keep, Reward
@@ -253,11 +253,14 @@ class Client:
         apart.
 
         The same call after a restart goes on where it was, and returns the stored result once it is complete. Raises
-        ContractError for wrong tasks or `k`, SettingsError when no version was published and none is given.
+        ContractError for wrong tasks, `k`, version or name, SettingsError when no version was published and none is
+        given. A sealed run takes no new groups, so `Evaluation.result` raises LedgerError then.
         """
-        version = version or self._published_version()
-        jobs = evaluation_jobs(self.run, name or version, list(tasks), k)
-        collector = Collector(LedgerReader(self.ledger.redis, self.run), jobs, name=name or version, version=version)
+        version = self._published_version() if version is None else version
+        check_version(self.run, version)
+        name = version if name is None else name
+        jobs = evaluation_jobs(self.run, name, list(tasks), k)
+        collector = Collector(LedgerReader(self.ledger.redis, self.run), jobs, name=name, version=version)
         # No limit to the groups: the tasks are counted, and workers may not be there yet.
         evaluation = Evaluation(collector, lambda: self._producer.submit(jobs, 0, source_name(jobs)))
         self._evaluations = [*(other for other in self._evaluations if not other.done()), evaluation]

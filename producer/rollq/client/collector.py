@@ -44,7 +44,6 @@ class Collector:
         self._store = Store(reader.scripts)
         self._found: dict[str, TaskResult] = {}
         self._left_out: dict[str, None] = {}
-        self._stored: dict[str, TaskResult] | None = None
 
     @property
     def graded(self) -> int:
@@ -55,22 +54,31 @@ class Collector:
     def rewards(self) -> list[float]:
         return [one.reward for task in self._found.values() for one in task.tries]
 
-    def look(self) -> list[str]:
-        """Reads the groups that have finished since the last look. Returns the groups that Redis does not know:
-        submit them again.
+    def check(self) -> None:
+        """For before the submission. Raises SettingsError when an evaluation of other tasks has the same name."""
+        self._load()
 
-        Raises LedgerError for a group that is gone without having been evaluated, SettingsError when an evaluation of
-        other tasks has the same name.
+    def look(self) -> list[str]:
+        """Reads the groups that have finished since the last look. Returns the groups that neither Redis nor the stored
+        result knows: submit them again. The result knows those whose records have expired (`Client.keep`).
+
+        Raises LedgerError for a group that is gone without having been evaluated.
         """
         pending = [job for job in self.jobs if job.group not in self._found and job.group not in self._left_out]
         unknown = []
         states = self.reader.group_states([job.group for job in pending])
+        stored = {task.group: task for task in self._load()} if {"acked", ""} & {*states} else {}
         for job, state in zip(pending, states, strict=True):
             match state:
                 case "ready" | "held":
                     self._read(job)
+                case "acked" | "" if job.group in stored:
+                    self._found[job.group] = stored[job.group]
                 case "acked":
-                    self._found[job.group] = self._from_store(job)
+                    raise LedgerError(
+                        f"group {job.run}/{job.group} was acknowledged before this evaluation had read it, for example"
+                        " by `rollq pull --purpose eval`. Evaluate again under another run or name"
+                    )
                 case "dropped":
                     self._left_out[job.group] = None
                 case "":
@@ -99,16 +107,6 @@ class Collector:
         log.error("group %s/%s is left out of the evaluation: %s", job.run, job.group, why)
         self._left_out[job.group] = None
 
-    def _from_store(self, job: Job) -> TaskResult:
-        if self._stored is None:
-            self._stored = {task.group: task for task in self._load()}
-        if job.group not in self._stored:
-            raise LedgerError(
-                f"group {job.run}/{job.group} was acknowledged before this evaluation had read it, for example by"
-                " `rollq pull --purpose eval`. Evaluate again under another run or name"
-            )
-        return self._stored[job.group]
-
     def _load(self) -> Sequence[TaskResult]:
         stored = self._store.load(self._name)
         if stored is None:
@@ -116,9 +114,10 @@ class Collector:
         ours = {job.group for job in self.jobs}
         theirs = {*(task.group for task in stored.tasks), *stored.left_out}
         if (stored.size, theirs) != (self.jobs[0].size, ours):
+            there, another = (f"evaluation {self._name!r}", "name") if self._name else ("the evaluation", "run")
             raise SettingsError(
-                f"run {self.reader.run} has an evaluation {self._name!r} of {len(theirs)} tasks with {stored.size}"
-                f" tries each, and this one has {len(ours)} with {self.jobs[0].size}: give it another name"
+                f"{there} of run {self.reader.run} has other tasks or tries: {len(theirs)} tasks with {stored.size}"
+                f" tries each, and this one {len(ours)} with {self.jobs[0].size}. Use another {another}"
             )
         return stored.tasks
 
@@ -138,8 +137,8 @@ class Collector:
         )
 
     def save(self) -> Result:
-        """Stores the result. Raises SettingsError when an evaluation of other tasks has the same name."""
-        self._load()
+        """Stores the result. Raises what `check` raises."""
+        self.check()
         result = self.result()
         self._store.save(result)
         return result

@@ -34,10 +34,15 @@ LONGEST_NAME = 40
 def evaluation_jobs(run: str, name: str, tasks: Sequence[Job], k: int) -> list[Job]:
     """Sample 0 of each group of an evaluation inside a run: `eval.<name>.<env>.<split>.<task>`.
 
-    Raises ContractError for no tasks, a task that is there twice, and a `k` that is no number of tries.
+    Raises ContractError for no tasks, a task that is there twice, a `k` that is no number of tries, and a name that is
+    no text.
     """
     if type(k) is not int or k < 1:
         raise ContractError(f"k must be a whole number of tries of at least 1, not {k!r}")
+    if not isinstance(name, str) or not name:
+        raise ContractError(f"run {run}: the name of an evaluation is a text, not {name!r}")
+    if odd := [task for task in tasks if not isinstance(task, Job)]:
+        raise ContractError(f"run {run}: the tasks of an evaluation are Jobs, not {odd[0]!r:.100}")
     jobs = [
         replace(
             job,
@@ -122,6 +127,7 @@ class Evaluation:
     def _collect(self) -> Result:
         collector, pause = self._collector, FIRST_PAUSE_S
         wait = WaitLog(partial(explain, collector.reader, Purpose.EVAL))
+        self._retry(collector.check)
         self._submit()
         while True:
             if self._retry(collector.look):

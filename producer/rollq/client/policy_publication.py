@@ -12,6 +12,14 @@ LONGEST_NAME = 256
 """Number of characters of a weight version's name."""
 
 
+def check_version(run: str, weight_version: object) -> None:
+    """Raises ContractError for what is no weight version's name."""
+    if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_NAME:
+        raise ContractError(
+            f"run {run}: a weight version is a text of 1 to {LONGEST_NAME} characters, not {weight_version!r:.300}"
+        )
+
+
 class PolicyPublication:
     """One publication. Each call says it; the ledger counts it once. Threads may call it."""
 
@@ -19,11 +27,7 @@ class PolicyPublication:
         """Raises ContractError for a wrong step or version."""
         if type(step) is not int or not 0 <= step < LAST_STEP:
             raise ContractError(f"run {versions.run}: the step of a policy is a whole number from 0, not {step!r}")
-        if not isinstance(weight_version, str) or not 0 < len(weight_version) <= LONGEST_NAME:
-            raise ContractError(
-                f"run {versions.run}: a weight version is a text of 1 to {LONGEST_NAME} characters, not"
-                f" {weight_version!r:.300}"
-            )
+        check_version(versions.run, weight_version)
         self.step, self.number = step, 0
         """`number`: how many publications the run had with this one; 0: it was not said yet."""
         self._versions, self._version, self._token = versions, weight_version, uuid.uuid4().hex

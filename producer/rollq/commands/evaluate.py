@@ -26,7 +26,7 @@ from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
 from rollq.errors import PullTimeout, SettingsError
 from rollq.evaluation import report
-from rollq.evaluation.comparison import Comparison, compare
+from rollq.evaluation.comparison import Comparison, check_tasks, compare
 from rollq.evaluation.result import Result
 from rollq.evaluation.store import Store
 from rollq.export import jsonl
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     with open_client(args, args.show[0], known=True) as client:
-        result = _stored(client.reader, args.show)
-        _report(args, client, result, _comparison(args, client, result))
+        result, other = _stored(client.reader, args.show), _other(args, client)
+        _report(args, client, result, compare(result, other, report.title(other)) if other else None)
     return 0 if result.complete else 1
 
 
@@ -105,12 +105,9 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
     raise SettingsError(f"run {run_name} has no evaluation{f' {evaluation!r}' * bool(evaluation)}; {there}")
 
 
-def _comparison(args: argparse.Namespace, client: Client, result: Result) -> Comparison | None:
-    """Raises SettingsError when the other evaluation is not there, or has other tasks."""
-    if not args.compare:
-        return None
-    other = _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare)
-    return compare(result, other, report.title(other))
+def _other(args: argparse.Namespace, client: Client) -> Result | None:
+    """The evaluation to compare with. Raises SettingsError when it is not there."""
+    return _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare) if args.compare else None
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -122,30 +119,43 @@ def _evaluate(args: argparse.Namespace) -> int:
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         if out:
             out.run_began = client.reader.began
-        if args.compare:
-            _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare)  # before anything is played
+        tasks = list(job_flags.jobs(args))
+        collector = Collector(client.reader, tasks, on_group=out.save if out else lambda trajectories: None)
+        collector.check()
+        if other := _other(args, client):  # before anything is played
+            check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
         progress = stack.enter_context(open_progress(sys.stderr))
         progress.say(job_flags.describe(args))
         submit = partial(_submit, args, client, progress)
-        on_group = out.save if out else lambda trajectories: None
-        collector = Collector(client.reader, list(job_flags.jobs(args)), on_group=on_group)
         submit()
         _collect(args, collector, submit, client, progress)
         progress.close()
         result = collector.save()
         if out:
             collector.ack()
-        _report(args, client, result, _comparison(args, client, result), time.monotonic() - began)
-    if result.complete:
-        return 0
-    missing = result.size * len(result.left_out)
-    print(
-        f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
-        f" out; the reasons: rollq dead --run {args.run_name}; to play them again: rollq requeue --run"
-        f" {args.run_name}, then repeat this line",
-        file=sys.stderr,
-    )
-    return 1
+        comparison = compare(result, other, report.title(other)) if other and result.complete else None
+        _report(args, client, result, comparison, time.monotonic() - began)
+        _say_what_stays(args, client, result)
+    return 0 if result.complete else 1
+
+
+def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) -> None:
+    """On stderr: how to play dead tries again, and how to free the trajectories in Redis."""
+    name = args.run_name
+    if not result.complete:
+        missing = result.size * len(result.left_out)
+        print(
+            f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
+            f" out{', so nothing is compared' if args.compare else ''}; the reasons: rollq dead --run {name}; to play"
+            f" them again: rollq requeue --run {name}, then repeat this line",
+            file=sys.stderr,
+        )
+    if not args.out and (kept := client.reader.standing(Purpose.EVAL).unacknowledged):
+        print(
+            f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the result, repeat this line"
+            f" with --out FILE; to delete both: rollq drop --run {name} --whole-run --yes",
+            file=sys.stderr,
+        )
 
 
 def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
@@ -225,6 +235,6 @@ def _show_commands(args: argparse.Namespace, client: Client, result: Result) -> 
     def command(job_id: str) -> str:
         if job_id in lines:
             return f"rollq show {args.out}:{lines[job_id]}"
-        return f"{job_id} (only in the file that --out wrote)" if job_id in acked else f"rollq show {job_id}"
+        return f"{job_id} (its trajectory has left Redis)" if job_id in acked else f"rollq show {job_id}"
 
     return command

@@ -4,12 +4,12 @@ The difference is taken within each task, so how hard the tasks are cancels out,
 of the two means suggest (arXiv 2411.00640, section 4.2).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rollq.errors import SettingsError
-from rollq.evaluation.result import Result
+from rollq.evaluation.result import Result, TaskKey
 from rollq.evaluation.statistics import Estimate, estimate
 
 SHOWN = 5
@@ -42,14 +42,9 @@ class Comparison:
 
 def compare(after: Result, before: Result, name: str) -> Comparison:
     """`after` against `before`, which is called `name`. Raises SettingsError when their tasks differ."""
-    ours, theirs = ({task.key: task for task in result.tasks} for result in (after, before))
-    if ours.keys() != theirs.keys() or not ours:
-        raise SettingsError(
-            f"run {after.run} cannot be compared with {name}: their graded tasks differ."
-            f" {_only(after.run, ours.keys() - theirs.keys())}{_only(name, theirs.keys() - ours.keys())}"
-            " A comparison is paired by task: evaluate the same tasks, and play dead tries again"
-        )
-    paired = replace(before, tasks=[theirs[key] for key in ours])
+    check_tasks(after.run, [task.key for task in after.tasks], before, name)
+    theirs = {task.key: task for task in before.tasks}
+    paired = replace(before, tasks=[theirs[task.key] for task in after.tasks])
     changes = [Change(now.title, then.reward, now.reward) for now, then in zip(after.tasks, paired.tasks, strict=True)]
     return Comparison(
         before=name,
@@ -63,13 +58,24 @@ def compare(after: Result, before: Result, name: str) -> Comparison:
     )
 
 
+def check_tasks(run: str, tasks: Iterable[TaskKey], before: Result, name: str) -> None:
+    """Raises SettingsError when these tasks of the run are not those of `before`."""
+    ours, theirs = {*tasks}, {task.key for task in before.tasks}
+    if ours != theirs or not ours:
+        raise SettingsError(
+            f"run {run} cannot be compared with {name}: their graded tasks differ."
+            f" {_only(run, ours - theirs)}{_only(name, theirs - ours)}"
+            " A comparison is paired by task: evaluate the same tasks, and play dead tries again"
+        )
+
+
 def _mean(differences: Sequence[float]) -> Estimate:
     found = estimate(differences)
     assert found is not None  # there are tasks
     return found
 
 
-def _only(name: str, keys: Collection[tuple[str, str, int]]) -> str:
+def _only(name: str, keys: Collection[TaskKey]) -> str:
     if not keys:
         return ""
     titles = ["/".join(map(str, key)) for key in sorted(keys)]

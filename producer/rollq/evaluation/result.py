@@ -8,6 +8,9 @@ from typing import NamedTuple
 from rollq.evaluation.statistics import SUCCESS, Estimate, estimate, pass_hat
 from rollq.trajectory import Sampled, Trajectory
 
+TaskKey = tuple[str, str, int]
+"""A task's environment, split and number: what makes it the same task in another evaluation."""
+
 
 class Try(NamedTuple):
     """One graded try at a task."""
@@ -33,8 +36,7 @@ class TaskResult:
     """Number of tokens that each weight version sampled, by the engine's names."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """What makes it the same task in another evaluation."""
+    def key(self) -> TaskKey:
         return self.env, self.split, self.task
 
     @property

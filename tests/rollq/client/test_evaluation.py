@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_a_dead_try_leaves_its_task_out_until_it_is_played_again(client: Client,
     assert found.complete and [task.reward for task in found.tasks] == [0.5, 1.0]
 
 
+def test_a_stored_result_outlives_the_records_of_its_groups(client: Client, ledger: Ledger) -> None:
+    client.keep(1.0)
+    evaluation = client.evaluate(TASKS, 1, "1")
+    play_tasks(ledger, [1.0], [0.0])
+    found = evaluation.result(60)
+    assert ledger.redis.delete(*(ledger.keys.acked(name) for name in GROUPS)) == 2  # what their expiry does
+    assert client.evaluate(TASKS, 1, "1").result(60) == found
+    assert client.stats()["submitted"] == 2
+
+
 def test_groups_that_redis_lost_are_submitted_again(client: Client, ledger: Ledger) -> None:
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0])
@@ -141,9 +152,10 @@ def test_other_tasks_need_another_name(client: Client, ledger: Ledger) -> None:
     evaluation = client.evaluate(TASKS, 1, "1")
     play_tasks(ledger, [1.0], [1.0])
     evaluation.result(60)
-    with pytest.raises(SettingsError, match="has an evaluation '1' of 2 tasks with 1 tries each, and this one has 1"):
-        client.evaluate(TASKS[:1], 1, "1").result(60)
     more = [Job(env="shop", split="train", task=5)]
+    with pytest.raises(SettingsError, match="evaluation '1' of run r has other tasks or tries: 2 tasks with 1 tries"):
+        client.evaluate(more, 1, "1").result(60)
+    assert client.stats()["submitted"] == 2  # it was refused before anything was submitted
     other = client.evaluate(more, 1, "1", name="train")
     play_tasks(ledger, [1.0], groups=["eval.train.shop.train.5"])
     assert other.result(60).name == "train"
@@ -167,17 +179,28 @@ def test_names_of_versions_become_names_of_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "k", "words"),
+    ("call", "words"),
     [
-        ([], 1, "an evaluation needs at least one task"),
-        (TASKS, 0, "k must be a whole number of tries of at least 1, not 0"),
-        ([*TASKS, TASKS[0]], 1, "an evaluation has each task once"),
-        (TASKS, 60_000, "at most 10000 samples"),
+        ({"tasks": []}, "an evaluation needs at least one task"),
+        ({"tasks": [3]}, "the tasks of an evaluation are Jobs, not 3"),
+        ({"k": 0}, "k must be a whole number of tries of at least 1, not 0"),
+        ({"tasks": [*TASKS, TASKS[0]]}, "an evaluation has each task once"),
+        ({"k": 60_000}, "at most 10000 samples"),
+        ({"version": 200}, "a weight version is a text of 1 to 256 characters, not 200"),
+        ({"version": ""}, "a weight version is a text of 1 to 256 characters, not ''"),
+        ({"name": 5}, "the name of an evaluation is a text, not 5"),
     ],
 )
-def test_wrong_calls(client: Client, tasks: list[Job], k: int, words: str) -> None:
+def test_wrong_calls(client: Client, call: dict[str, Any], words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        client.evaluate(tasks, k, "1")
+        client.evaluate(**{"tasks": TASKS, "k": 1, "version": "1", **call})
+
+
+def test_a_sealed_run_takes_no_evaluation(client: Client) -> None:
+    client.submit(group("a"))
+    client.seal()
+    with pytest.raises(LedgerError, match="run r is sealed"):
+        client.evaluate(TASKS, 1, "1").result(60)
 
 
 def test_its_thread_ends_with_the_client(redis_url: str) -> None:

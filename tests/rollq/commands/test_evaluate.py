@@ -77,7 +77,18 @@ def test_failures_come_with_the_line_that_shows_them(
     number = int(shown.split()[2].rpartition(":")[2])
     assert json.loads(out.read_text().splitlines()[number - 1])["job"] == "e/shop.test.2/0"
     assert cli.main(["eval", "--show", "e", "--redis", redis_url]) == 0
-    assert "e/shop.test.2/0 (only in the file that --out wrote)" in capsys.readouterr().out
+    assert "e/shop.test.2/0 (its trajectory has left Redis)" in capsys.readouterr().out
+
+
+def test_it_says_how_to_free_what_stays_in_redis(
+    connection: "redis.Redis", line: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated(connection, line, "e", REWARDS)
+    assert cli.main(["eval", "--run", "e", *line]) == 0
+    assert "3 groups stay in Redis" in capsys.readouterr().err
+    assert cli.main(["eval", "--run", "e", *line, "--out", str(tmp_path / "e.jsonl")]) == 0
+    assert cli.main(["eval", "--run", "e", *line]) == 0
+    assert "stay in Redis" not in capsys.readouterr().err
 
 
 def test_two_runs_are_compared_task_by_task(
@@ -97,6 +108,34 @@ def test_two_runs_are_compared_task_by_task(
     assert cli.main(["eval", "--run", "few", *other]) == 0
     said = fails("eval", "--show", "few", "--compare", "old", "--redis", redis_url)
     assert "their graded tasks differ. Only in old: shop/test/0." in said
+
+
+def test_other_tasks_are_refused_before_they_are_played(
+    connection: "redis.Redis", line: Sequence[str], redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated(connection, line, "e", REWARDS)
+    assert cli.main(["eval", "--run", "e", *line]) == 0
+    more = ["--redis", redis_url, "--env", "shop", "--tasks", "0-3", "--size", "2"]
+    assert cli.main(["eval", "--run", "e", *more]) == 2
+    assert "the evaluation of run e has other tasks or tries: 3 tasks with 2 tries" in capsys.readouterr().err
+    assert cli.main(["eval", "--run", "f", *more, "--compare", "e"]) == 2
+    assert "their graded tasks differ. Only in f: shop/test/3." in capsys.readouterr().err
+    assert not list(connection.scan_iter("rollq:{f}:*"))
+    assert not connection.exists("rollq:{e}:group:shop.test.3")
+
+
+def test_a_dead_try_costs_the_comparison_and_not_the_report(
+    connection: "redis.Redis", line: Sequence[str], redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated(connection, line, "old", REWARDS)
+    assert cli.main(["eval", "--run", "old", *line]) == 0
+    evaluated(connection, line, "new", {0: [1.0, 1.0], 1: [1.0, 0.0], 2: [1.0]})
+    assert cli.main(["cancel", "new/shop.test.2/1", "--run", "new", "--redis", redis_url]) == 0
+    capsys.readouterr()
+    assert cli.main(["eval", "--run", "new", *line, "--compare", "old"]) == 1
+    said = capsys.readouterr()
+    assert "reward   mean 0.750" in said.out and "compare" not in said.out
+    assert "2 of 6 tries are missing, and their tasks are left out, so nothing is compared" in said.err
 
 
 def test_what_is_not_stored_names_what_is(

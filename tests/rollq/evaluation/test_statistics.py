@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.evaluation.statistics import Estimate, estimate, pass_hat
+from rollq.evaluation.statistics import MOST_DRAWS, Estimate, estimate, pass_hat, resamples
 
 
 @pytest.mark.parametrize(("n", "c"), [(n, c) for n in range(1, 7) for c in range(n + 1)])
@@ -52,6 +52,20 @@ def test_the_interval_is_that_of_counted_resamples() -> None:
     found = estimate([1.0] * 6 + [0.0] * 4)
     assert found is not None
     assert (found.low, found.high) == (0.3, 0.9)
+
+
+@pytest.mark.parametrize(("tasks", "times"), [(2, 10_000), (100, 10_000), (400, 2500), (1000, 1000), (50_000, 1000)])
+def test_many_tasks_are_drawn_fewer_times(tasks: int, times: int) -> None:
+    assert resamples(tasks) == times
+    assert tasks > 1000 or tasks * times <= MOST_DRAWS
+
+
+def test_the_interval_of_many_tasks_is_that_of_the_normal_distribution() -> None:
+    chance = random.Random(2)
+    found = estimate([chance.random() for _ in range(1000)])
+    assert found is not None and found.stderr is not None and found.low is not None and found.high is not None
+    assert found.low == pytest.approx(found.mean - 1.96 * found.stderr, abs=0.2 * found.stderr)
+    assert found.high == pytest.approx(found.mean + 1.96 * found.stderr, abs=0.2 * found.stderr)
 
 
 def test_few_tasks() -> None:

@@ -26,6 +26,7 @@ from rollq_worker.commands.demo.processes import DemoProcesses
 from rollq_worker.tokens.tokenizer import load_tokenizer
 
 CONCURRENCY = 64
+CORES = 2
 Say = Callable[[str], None]
 
 
@@ -50,6 +51,7 @@ def run(
     """One run with processes of its own. Returns the numbers of all steps, which are also in results.json."""
     folder.mkdir(parents=True, exist_ok=True)
     model = AutoModelForCausalLM.from_pretrained(start)
+    torch.set_num_threads(1 if options.staleness else CORES)  # on policy, nothing else runs while the trainer does
     history: list[dict[str, Any]] = []
     began = time.monotonic()
     with DemoProcesses(say) as processes, ExitStack() as stack:
@@ -92,7 +94,6 @@ def main() -> None:
     parser.add_argument("--engine", help="an SGLang server that runs, of a model of the shape of OUT/start")
     args = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)  # the engine has the other core
     began = time.monotonic()
 
     def say(line: str) -> None:

@@ -69,7 +69,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
     began = time.monotonic()
 
     def say(line: str) -> None:

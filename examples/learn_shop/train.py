@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from examples.learn_shop.policy import logprobs_of, save
 from rollq import Batch, Budget, Client, Job
 from rollq.arrays import PaddedArrays
+from rollq.client.evaluation import Evaluation
 from rollq.trainers.fleet import Fleet
 from rollq_worker.environments.shop.desk import KINDS, SPLITS
 
@@ -56,13 +58,12 @@ def learn(
     threading.Thread(target=client.submit, args=(tasks(options),), daemon=True).start()
     batches = client.batches(groups=options.groups, timeout=WAIT_S)
     for step in range(options.steps + 1):
-        held_out = (
-            evaluate(client, options.held_out) if step % options.evaluate_every == 0 or step == options.steps else {}
-        )
-        if step == options.steps:
-            yield {"step": step, **held_out}
-            return
         began = time.monotonic()
+        due = step % options.evaluate_every == 0 or step == options.steps
+        evaluation = evaluate(client, options.held_out) if due else None
+        if step == options.steps:
+            yield {"step": step, **held_out(evaluation)}
+            return
         batch = next(batches)
         waited = time.monotonic()
         rows = batch.arrays().torch()
@@ -73,11 +74,12 @@ def learn(
         optimizer.step()
         warm_up.step()
         trained = time.monotonic()
+        numbers |= held_out(evaluation)  # before the weights change
         publish(client, fleet, model, folder, step + 1)
         batch.ack()
         ended = time.monotonic()
         seconds = {"wait_s": waited - began, "train_s": trained - waited, "sync_s": ended - trained}
-        yield {"step": step, **held_out, **facts(batch, rows, ended - began), **numbers, **seconds}
+        yield {"step": step, **facts(batch, rows, ended - began), **numbers, **seconds}
 
 
 def policy_loss(model: PreTrainedModel, rows: Rows) -> tuple[Tensor, dict[str, float]]:
@@ -104,15 +106,18 @@ def tasks(options: Options) -> Iterator[Job]:
         yield Job(env=ENV, task=task, group=f"train-{number}", size=options.size, budget=BUDGET, seed=seed)
 
 
-def evaluate(client: Client, tasks: int) -> dict[str, Any]:
-    """Mean reward on tasks of customers that are in no training task, in all and by kind of request."""
-    jobs = [Job(env=ENV, split="test", task=task, budget=BUDGET) for task in range(tasks)]
-    result = client.evaluate(jobs, k=1).result(timeout=WAIT_S)
-    kinds = [[task.reward for task in result.tasks if task.task % KINDS == kind] for kind in range(KINDS)]
-    return {
-        "held_out": sum(map(sum, kinds)) / sum(map(len, kinds)),
-        "held_out_kinds": [sum(rewards) / len(rewards) for rewards in kinds],
-    }
+def evaluate(client: Client, tasks: int) -> Evaluation:
+    """Begin an evaluation of the policy that is published now."""
+    return client.evaluate([Job(env=ENV, split="test", task=task, budget=BUDGET) for task in range(tasks)], k=1)
+
+
+def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
+    """Its mean reward, in all and by kind of request."""
+    if evaluation is None:
+        return {}
+    tasks = evaluation.result(timeout=WAIT_S).tasks
+    kinds = [fmean(task.reward for task in tasks if task.task % KINDS == kind) for kind in range(KINDS)]
+    return {"held_out": fmean(task.reward for task in tasks), "held_out_kinds": kinds}
 
 
 def facts(batch: Batch, rows: Rows, seconds: float) -> dict[str, Any]:

@@ -140,6 +140,6 @@ def broker_options(url: str) -> tuple[str, dict[str, Any]]:
 
 def mask_url(url: str) -> str:
     """The address with every password replaced by `***`. A name without a password is masked too: it may be a token."""
-    masked = re.sub(r"(?<=://)([^/?#@:]*):(.*)@", r"\1:***@", url)
-    masked = re.sub(r"(?<=://)[^/?#@:]+@", "***@", masked)
+    masked = re.sub(r"((?<=://)|^(?!\w+://))([^/?#@:]*):(.*)@", r"\2:***@", url)  # also where the scheme is missing
+    masked = re.sub(r"((?<=://)|^)[^/?#@:]+@", "***@", masked)
     return re.sub(r"(?i)([?&;,](?:\w*password|api_?key|key|token|secret)=)[^&;,]*", r"\1***", masked)

@@ -99,6 +99,8 @@ def test_what_would_be_right_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("redis://:SE@CR/ET@h", "redis://:***@h"),
         ("redis://h/0?password=SECRET&db=1", "redis://h/0?password=***&db=1"),
         ("http://h:30000", "http://h:30000"),
+        ("user:SECRET@h:30000", "user:***@h:30000"),
+        ("SECRET@h:30000", "***@h:30000"),
     ],
 )
 def test_no_password_is_shown(url: str, masked: str) -> None:

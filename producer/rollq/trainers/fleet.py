@@ -1,8 +1,8 @@
 """New weights for a fleet of SGLang engines: pause, update with the version in the same call, verify, continue.
 
 Each engine goes its own way, and no engine waits for the others to pause: every token carries the version of the
-engine that sampled it, so engines may differ for a while, and an engine stands still only for its own load. It
-continues as soon as another one has reported the same checksum. What always holds: an engine generates only with
+engine that sampled it, so engines may differ for a while. An engine continues as soon as another one has reported the
+same checksum, or when no other one is left to do so. What always holds: an engine generates only with
 weights that were verified under their name. One that fails stays paused, and the others go on.
 
 Nothing here knows runs or Redis: publish the version (`Client.publish`) when the update has returned.
@@ -99,9 +99,9 @@ class Fleet:
         are named `version`, verified and continued. SGLang 0.5.20 and newer take such weights between
         `/begin_weight_update` and `/end_weight_update`, which are the trainer's to call.
 
-        When an engine cannot be paused, those that were generating continue with their old weights, and SyncError is
-        raised. When the block raises, all engines stay paused, because their weights may be half written: repeat the
-        transfer, or call `update` with a checkpoint.
+        When an engine cannot be paused, those that were generating continue with their old weights, and SyncError
+        names those that stay paused. When the block raises, all engines stay paused, because their weights may be half
+        written: repeat the transfer, or call `update` with a checkpoint.
         """
         _checked(version)
         engines = self._pause_all(version, report)
@@ -139,17 +139,20 @@ class Fleet:
         """All engines, paused. Raises SyncError."""
         engines, away = self._engines(report)
         generated: list[Engine] = []
+        unclear: dict[Engine, str] = {}
 
         def pause(engine: Engine) -> None:
             serving = engine.look()
             engine.pause(self._pause, serving)
             if serving.paused is False:
                 generated.append(engine)
+            elif serving.paused is None:
+                unclear[engine] = "it cannot say whether it was paused before, so it stays paused"
 
         _, failed = _parallel(engines, pause)
         if away or failed:
-            _parallel(generated, Engine.resume)
-            raise _sync_error(version, failed, away)
+            _, stuck = _parallel(generated, Engine.resume)
+            raise _sync_error(version, {**failed, **stuck, **unclear}, away)
         return engines
 
     def _verified(self, engine: Engine, wanted: Serving, agreement: "_Agreement") -> EngineUpdate:

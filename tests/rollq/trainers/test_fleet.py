@@ -252,6 +252,16 @@ class TestPaused:
         assert [engine.paused for engine in engines] == ["retract", None, None]
         assert [engine.version for engine in engines] == ["0"] * 3
 
+    def test_those_that_stay_paused_without_a_transfer_are_named(self) -> None:
+        engines = [FakeEngine(), FakeEngine(OLD), FakeEngine(), FakeEngine()]
+        engines[0].answers["/pause_generation"] = (500, "")
+        engines[2].answers["/continue_generation"] = (500, "")
+        with serving(*engines) as urls, pytest.raises(SyncError) as caught, Fleet(urls).paused("7"):
+            pytest.fail("there is nothing to transfer to")
+        assert {*caught.value.failed} == {*urls[:3]}
+        assert "cannot say whether it was paused before" in caught.value.failed[urls[1]]
+        assert [engine.paused for engine in engines] == [None, "abort", "retract", None]
+
 
 class TestVersions:
     def test_an_engine_that_was_started_meanwhile_is_found(self) -> None:
@@ -262,7 +272,9 @@ class TestVersions:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("urls", [[], ["http://a:1", "http://a:1/"], ["a:1"], ["ftp://a"], ["http://a:b"], ["http://u:p@a:1"]])
+    @pytest.mark.parametrize(
+        "urls", [[], ["http://a:1", "http://a:1/"], ["a:1"], ["ftp://a"], ["http://a:b"], ["http://u:p@a:1"]]
+    )
     def test_addresses_must_make_a_fleet(self, urls: list[str]) -> None:
         with pytest.raises(SettingsError):
             Fleet(urls)

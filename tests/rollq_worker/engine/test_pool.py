@@ -133,10 +133,10 @@ LEFT: list[Answer] = [
 class TestLeaving:
     @pytest.mark.parametrize("answer", LEFT)
     def test_an_engine_that_takes_no_requests_or_fails_them_is_left(self, fleet: Fleet, answer: Answer) -> None:
-        home = fleet.home("run/group")
+        home, before = fleet.home("run/group"), fleet.pool.outage_s
         home.then = answer
         assert generate(fleet.pool).finish is Finish.STOP
-        assert fleet.pool.outage_s == pytest.approx(0, abs=1e-3)
+        assert fleet.pool.outage_s == before
 
     def test_a_request_that_fails_everywhere_fails(self, fleet: Fleet) -> None:
         for engine in fleet.running.values():
@@ -179,6 +179,21 @@ class TestLeaving:
         home.then, home.paths["/health"] = good_reply, (200, b"")
         assert client.ready() and fleet.home("run/group") is home
 
+    def test_a_lost_connection_to_an_engine_that_lives_is_no_death(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollq_worker.engine.sglang_client.CONNECTION_LOST_BACKOFF_S", (0.0, 0.0))
+        home = fleet.home("run/group")
+        [client] = [engine for engine in fleet.pool.engines if engine.url == home.url]
+
+        def full_for_others(body: dict[str, Any]) -> Any:
+            client._availability.mark_down("full", refused=True)
+            return "reset"
+
+        home.answers = [full_for_others] * 3
+        assert generate(fleet.pool).finish is Finish.STOP
+        assert not home.answers  # it went there again each time, because it lives
+
     def test_an_engine_with_another_tokenizer_is_left(self, fleet: Fleet) -> None:
         home = fleet.home("run/group")
         for engine in fleet.running.values():
@@ -195,15 +210,15 @@ class TestLeaving:
         monkeypatch.setattr(hang_watch, "AWAY_S", 0.02)
         fleet = make_fleet(2)
         fleet.pool.watch()
-        first, last = fleet.ports
+        (first, last), start = fleet.ports, fleet.pool.outage_s
         fleet.stop(first)
         assert not all(engine.ready() for engine in fleet.pool.engines)
-        assert fleet.pool.available and fleet.pool.outage_s == pytest.approx(0, abs=1e-3)
+        assert fleet.pool.available and fleet.pool.outage_s == start
         fleet.stop(last)
         with pytest.raises(Drained):
             generate(fleet.pool, check=Countdown(50))
         before = fleet.pool.outage_s
-        assert not fleet.pool.available and before > 0
+        assert not fleet.pool.available and before > start
         fleet.start(first)
         assert generate(fleet.pool).finish is Finish.STOP
         since = fleet.pool.outage_s
@@ -283,6 +298,25 @@ class TestChangingLists:
         assert len(home.bodies()) == sent + 1
         fleet.pool.update(others)
         assert not fleet.pool._retired
+
+    def test_a_removed_engine_that_hangs_is_given_up(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, seconds in (("INTERVAL_S", 0.02), ("AWAY_S", 0.02), ("SLOW_S", 0.0)):
+            monkeypatch.setattr(hang_watch, name, seconds)
+        home = fleet.home("run/group")
+        home.then = "hang"
+        [removed] = [engine for engine in fleet.pool.engines if engine.url == home.url]
+        others = [engine.url for engine in fleet.pool.engines if engine is not removed]
+        fleet.pool.watch()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(generate, fleet.pool)
+            until(lambda: any(request.sock for request in removed._in_flight._by_thread.values()))
+            fleet.pool.update(others)
+            monkeypatch.setattr(control, "HEALTH_TIMEOUT_S", 0.1)
+            home.paths["/health"] = "hang"
+            assert waiting.result(60).finish is Finish.STOP
+        until(lambda: not removed.longest_wait_s())
+        fleet.pool.update(others)
+        assert removed not in fleet.pool._watches
 
     def test_a_request_that_waits_for_a_removed_engine_leaves_it(self, make_fleet: Callable[[int], Fleet]) -> None:
         fleet = make_fleet(2)

@@ -79,24 +79,29 @@ class AllAway:
 
 
 class Availability:
-    """Whether the engine is up: until a request is refused, and again once a request is answered."""
+    """Whether the engine is up: until a request is refused, and again once a request is answered.
+
+    A server that is ready may still refuse requests (a full queue, a wrong key). It is worth another request then, so
+    it is up, but the outage lasts until a request is answered.
+    """
 
     def __init__(self, name: str, clock: OutageClock | AllAway) -> None:
+        self.up = True
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None  # monotonic time at which the present outage began
         self._unreachable = False
+        self._refused = False
         self._logged = False
 
-    @property
-    def up(self) -> bool:
-        return self._since is None
-
-    def mark_down(self, reason: str, *, unreachable: bool = False) -> None:
-        """A request was refused. `unreachable`: no server answered, so the next one may be another engine."""
+    def mark_down(self, reason: str, *, unreachable: bool = False, refused: bool = False) -> None:
+        """The engine takes no requests. `unreachable`: no server answered, so the next one may be another engine.
+        `refused`: a server refused a request, whatever it says of itself."""
         with self._lock:
+            self.up = False
             self._unreachable |= unreachable
+            self._refused |= refused
             if self._since is None:
                 self._since = time.monotonic()
                 self._clock.start()
@@ -112,18 +117,25 @@ class Availability:
                 self._clock.stop()
             self._clock = OutageClock()
 
+    def mark_ready(self) -> bool:
+        """The server says that it takes requests. True as for `mark_up`."""
+        with self._lock:
+            self.up = True
+            if self._refused:
+                return False
+        return self.mark_up()
+
     def mark_up(self) -> bool:
         """A request was answered. True when the engine had been unreachable, so that facts known about it are stale."""
-        if self.up:
-            return False
         with self._lock:
+            self.up = True
             since, self._since = self._since, None
             if since is None:
                 return False
             self._clock.stop()
             seconds = time.monotonic() - since
             unreachable, logged = self._unreachable, self._logged
-            self._unreachable = self._logged = False
+            self._unreachable = self._refused = self._logged = False
         if logged:
             log.warning("the engine at %s is back after %.1f s", self._name, seconds)
         return unreachable

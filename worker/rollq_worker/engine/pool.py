@@ -52,7 +52,8 @@ class EnginePool:
         self._suspect_lock = suspect_lock
         self._engines: tuple[SGLangEngine, ...] = ()
         self._retired: tuple[SGLangEngine, ...] = ()
-        self._watches: dict[str, HangWatch] = {}
+        self._watches: dict[SGLangEngine, HangWatch] = {}
+        """Also of engines that were removed, until they have answered."""
         self._watching = False
         self._aborted = threading.local()
         """In `engine`, the job whose last reply in this thread was aborted, and by which engine."""
@@ -84,13 +85,13 @@ class EnginePool:
                 self._shared.away.count(1)
         self._engines = engines
         for engine in gone:
-            self._watches.pop(engine.url).stop()
             engine.retire()
             self._shared.away.count(-1)
         retired = (*self._retired, *gone)
         self._retired = tuple(engine for engine in retired if engine.longest_wait_s())
         for engine in retired:
             if engine not in self._retired:
+                self._watches.pop(engine).stop()
                 engine.close()
 
     def watch(self) -> None:
@@ -157,7 +158,7 @@ class EnginePool:
     def _open(self, url: str) -> SGLangEngine:
         lock = self._suspect_lock(url) if self._suspect_lock is not None else None
         engine = SGLangEngine(url, suspect_lock=lock, **self._options)
-        self._watches[engine.url] = watch = HangWatch(engine)
+        self._watches[engine] = watch = HangWatch(engine)
         if self._watching:
             watch.start()
         return engine

@@ -8,7 +8,6 @@ engines die is sent alone. Only ids are sent, never text. It knows nothing of ep
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import logging
-import re
 import threading
 import uuid
 from array import array
@@ -20,6 +19,7 @@ from functools import partial
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
 from rollq.trajectory import Finish
+from rollq.urls import mask_url
 from rollq_worker import waiting
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
@@ -77,7 +77,7 @@ class SGLangEngine:
         share: Shared | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self.name = re.sub("//[^/@]*@", "//", self.url)
+        self.name = mask_url(self.url)
         self._shared = share or Shared(concurrency=concurrency, vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
@@ -157,7 +157,8 @@ class SGLangEngine:
                         self._wait_until_ready(0.0, call)
                         call.engine_died(self.url, self._shared.quarantine)
                 else:
-                    self._mark_up()
+                    if self._availability.mark_up():
+                        self._forget()
                     if self.tokenizer_differs():
                         continue  # another engine came back, and these ids are not ours
                     self._shared.quarantine.answered()
@@ -173,7 +174,8 @@ class SGLangEngine:
             self._availability.mark_down(reason, unreachable=unreachable)
             return False
         self._hung = False
-        self._mark_up()
+        if self._availability.mark_ready():
+            self._forget()
         return True
 
     def tokenizer_differs(self) -> bool:
@@ -290,7 +292,7 @@ class SGLangEngine:
                 raise ConnectionLost(str(e)) from e
 
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
-        self._availability.mark_down(str(error))
+        self._availability.mark_down(str(error), refused=not error.unreachable)
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
             call.engine_died(self.url, self._shared.quarantine)
@@ -317,8 +319,8 @@ class SGLangEngine:
 
         True if it was not ready at first.
         """
-        if not self.available and call.has_better(call, self.url):
-            return True
+        if self._hung and call.has_better(call, self.url):
+            return True  # asking would take long
         was_away = not self.ready()  # before the pause, because a supervisor may restart the engine quickly
         if was_away and call.has_better(call, self.url):
             return True
@@ -332,7 +334,7 @@ class SGLangEngine:
             wait(backoff(tries, *BACKOFF_S), call.check)
         return was_away
 
-    def _mark_up(self) -> None:
-        if self._availability.mark_up():  # it may be another engine now
-            self._limits.forget()
-            self._tokenizer.forget()
+    def _forget(self) -> None:
+        """The engine was unreachable, so it may be another one now."""
+        self._limits.forget()
+        self._tokenizer.forget()

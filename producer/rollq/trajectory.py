@@ -12,13 +12,14 @@ trainer, which reads tokens, never pays for them. Pure values, standard library 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rollq.deferred_texts import DeferredTexts
 from rollq.errors import FailureClass
 from rollq.job import Job, Json
 from rollq.trajectory_extras import Extra
@@ -56,23 +57,6 @@ class Finish(StrEnum):
     ABORT = "abort"
 
 
-class _Texts:
-    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in when one is first asked
-    for."""
-
-    __slots__ = ("_read",)
-    _read: Callable[[], Mapping[str, Any]]
-    """Fills in every field that was left out. Raises ContractError."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # Only for an unset slot. An event built by hand has no `_read`, which raises AttributeError as usual.
-            for field_name, value in object.__getattribute__(self, "_read")().items():
-                object.__setattr__(self, field_name, value)
-            return object.__getattribute__(self, name)
-
-
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """The sampled tokens `[start, end)` of one `Sampled` came from weights `version`. The name is the engine's,
@@ -84,7 +68,7 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt(_Texts):
+class Prompt(DeferredTexts):
     """The start of a trace: a conversation rendered from scratch."""
 
     ids: array[int]
@@ -98,7 +82,7 @@ class Prompt(_Texts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled(_Texts):
+class Sampled(DeferredTexts):
     """One reply of the engine. A turn has several when its generation was interrupted; all but the last then finish by
     abort."""
 
@@ -121,7 +105,7 @@ class Sampled(_Texts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed(_Texts):
+class Observed(DeferredTexts):
     """What a finished turn led to. Every turn ends with exactly one."""
 
     turn: int
@@ -156,7 +140,7 @@ class Observed(_Texts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed(_Texts):
+class Closed(DeferredTexts):
     """The end of the episode: always the last event of a finished trajectory."""
 
     stop: Stop

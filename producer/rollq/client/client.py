@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from rollq.batch import Batch
+from rollq.client.arguments import Order, check_wanted
 from rollq.client.celery_publisher import Publisher
 from rollq.client.collector import Collector
-from rollq.client.consumer import Consumer, Order, check_wanted
+from rollq.client.consumer import Consumer
 from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
 from rollq.client.policy_publication import PolicyPublication, check_version
 from rollq.client.producer import Producer

@@ -13,15 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from rollq.batch import Batch
+from rollq.client.arguments import Order, check_consumer, check_wanted
 from rollq.client.hold_renewal import HoldRenewal
 from rollq.client.selection import Selection, UnreadableJob
 from rollq.client.shortfall import late, missing_groups
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import (
-    ContractError,
     FunctionError,
     LedgerError,
     NotHeld,
@@ -29,7 +28,7 @@ from rollq.errors import (
     Unwritable,
 )
 from rollq.functions import Filter, Keep, Reward, RewardFunction
-from rollq.job import NAME, Purpose
+from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.reader import LedgerReader
@@ -40,12 +39,6 @@ from rollq.staleness import version_names
 
 log = logging.getLogger("rollq")
 
-Order = Literal["ready", "submitted"]
-"""`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
-earlier, which bounds how old a group can be."""
-ORDERS = ("ready", "submitted")
-LARGEST_STEP = 1 << 53
-"""Scripts count in floats."""
 BLOCK_S = 4.0
 """Longest wait for a wake-up in one command, less than connection.SOCKET_TIMEOUT_S."""
 LOOK_S = 3.0
@@ -55,14 +48,6 @@ IDLE_S = 45.0
 """Seconds between two looks otherwise, in case that a wake-up was lost. Less than constants.WAKE_S."""
 EXHAUSTED_S = 5.0
 """Seconds without any unfinished group after which `next(exact=True)` reports that groups are missing."""
-
-
-def check_wanted(groups: int, timeout: float | None) -> None:
-    """Raises ContractError unless a consumer can wait for that many groups, for that many seconds."""
-    if type(groups) is not int or groups < 1:
-        raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
-    if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
-        raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
 
 
 class Consumer:
@@ -88,7 +73,7 @@ class Consumer:
 
         `look` gets the number of publications that the ledger knows with each reply. It returns the published step when
         Redis had lost it."""
-        _check(order, name, step)
+        check_consumer(order, name, step)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._versions = Versions(deliveries.redis, deliveries.run)
@@ -354,12 +339,3 @@ class Consumer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _check(order: Order, name: str | None, step: int | None) -> None:
-    if order not in ORDERS:
-        raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
-    if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
-        raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
-    if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

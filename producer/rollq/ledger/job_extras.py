@@ -4,12 +4,12 @@ They are those of the attempt that ended the job, and are deleted with its journ
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import redis
 
 from rollq.errors import ContractError, Fenced, UnknownSchema
+from rollq.ledger.finished_jobs import read_replies
 from rollq.ledger.scripts import Scripts
 from rollq.trajectory_extras import Extra
 from rollq.wire.extras import decode_extra, encode_extra
@@ -23,19 +23,27 @@ def save_extras(scripts: Scripts, job_id: str, lease: str, extras: Mapping[str, 
 
     Raises Fenced when the lease is lost, ContractError for an array that cannot be kept.
     """
+    check_names(list(extras), f"job {job_id}: ")
     args: list[str | bytes] = [job_id, lease]
     for name, extra in extras.items():
-        if not name or name == LEASE:
-            raise ContractError(f"job {job_id}: {name!r} is no name of an extra")
         args += [name, encode_extra(extra, f"job {job_id}: extra {name}")]
     if scripts.call("save_extras", args)[0] == b"fenced":
         raise Fenced(f"job {job_id}: the lease {lease} is lost, so its extras were refused")
 
 
+def check_names(names: Sequence[str], where: str = "") -> None:
+    """Raises ContractError, which begins with `where`, unless all of them are names that an extra can have."""
+    if isinstance(names, str):
+        raise ContractError(f"{where}names of extras belong in a list, not in a text: [{names!r}]")
+    for name in names:
+        if not isinstance(name, str) or name in ("", LEASE):
+            raise ContractError(f"{where}{name!r} is no name of an extra")
+
+
 def read_extras(
     scripts: Scripts, job_ids: Sequence[str], names: Sequence[str]
 ) -> list[dict[str, Extra] | ContractError]:
-    """Of each done job, the arrays of these names that it has, or why they cannot be read.
+    """Of each done job, the arrays of these names (`check_names`) that it has, or why they cannot be read.
 
     Raises LedgerError, and UnknownSchema when another version of rollq wrote one of them.
     """
@@ -43,10 +51,7 @@ def read_extras(
     for job_id in job_ids:
         pipe.hget(scripts.keys.job(job_id), "ended")
         pipe.hmget(scripts.keys.extras(job_id), LEASE, *names)
-    replies = scripts.guard("reading extras", partial(pipe.execute, raise_on_error=False))
-    for reply in replies:  # a Redis that is busy or failing over: the jobs may be fine
-        if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
-            raise scripts.translated("reading extras", reply)
+    replies = read_replies(scripts, "reading extras", pipe)
     rows = zip(job_ids, replies[::2], replies[1::2], strict=True)
     return [_decoded(job_id, names, ended, found) for job_id, ended, found in rows]
 

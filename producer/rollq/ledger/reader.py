@@ -10,8 +10,9 @@ from typing import Any
 
 import redis
 
-from rollq.errors import ContractError, FailureClass, LedgerError, UnknownSchema, Unwritable
+from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
 from rollq.job import NAME, Job, Purpose
+from rollq.ledger.finished_jobs import ended_by, read_finished
 from rollq.ledger.job_extras import read_extras
 from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
@@ -131,7 +132,7 @@ class LedgerReader:
         if attempt is not None and attempt != state.attempt:
             return self._set_aside(state.job, state, attempt)
         header = state.journal[0] if state.journal else Header(attempt=state.attempt, worker=state.worker)
-        trajectory = _ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
+        trajectory = ended_by(read_trajectory(state.job, header, state.journal[1:]), state.attempt)
         if state.state is not State.DEAD or trajectory.closed:
             return trajectory
         failure = state.failure or FailureClass.JOB
@@ -150,7 +151,7 @@ class LedgerReader:
         journal = self.journal(job.id, attempt)
         if not journal:
             raise LedgerError(f"job {job.id}: the journal that attempt {attempt} left is gone")
-        return _ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
+        return ended_by(read_trajectory(job, journal[0], journal[1:]), attempt)
 
     def read(self, job_ids: Sequence[str], extras: Sequence[str] = ()) -> list[Trajectory | ContractError]:
         """The trajectories of done jobs, with the extras of these names. A job that cannot be read has its error
@@ -158,31 +159,11 @@ class LedgerReader:
 
         Raises UnknownSchema when another version of rollq wrote one of them.
         """
-        found = self._read_journals(job_ids)
+        found = read_finished(self.scripts, job_ids)
         if not extras:
             return found
         arrays = read_extras(self.scripts, job_ids, extras)
         return [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
-
-    def _read_journals(self, job_ids: Sequence[str]) -> list[Trajectory | ContractError]:
-        groups = list(dict.fromkeys(self.scripts.parse(job_id)[0] for job_id in job_ids))
-        pipe = self.redis.pipeline(transaction=False)
-        for group in groups:
-            pipe.hget(self.keys.group(group), "body")
-            pipe.hgetall(self.keys.prompts(group))
-        for job_id in job_ids:
-            pipe.hmget(self.keys.job(job_id), "body", "attempt")
-            pipe.lrange(self.keys.journal(job_id), 0, -1)
-        replies = self.scripts.guard("reading trajectories", lambda: pipe.execute(raise_on_error=False))
-        for reply in replies:  # a Redis that is busy or failing over: the jobs may be fine
-            if isinstance(reply, redis.ResponseError) and not str(reply).startswith("WRONGTYPE"):
-                raise self.scripts.translated("reading trajectories", reply)
-        shared = {name: replies[2 * i : 2 * i + 2] for i, name in enumerate(groups)}
-        own = replies[2 * len(groups) :]
-        return [
-            _read(job_id, shared[self.scripts.parse(job_id)[0]], record, journal)
-            for job_id, record, journal in zip(job_ids, own[::2], own[1::2], strict=True)
-        ]
 
     def job(self, job_id: str) -> JobState | None:
         """All that the ledger knows of a job; None when it is unknown."""
@@ -316,39 +297,12 @@ _GONE = {State.DEAD: "dropped", State.SURPLUS: "ended as surplus (its group had 
 """Why the trajectory of a job in that state is gone."""
 
 
-def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Trajectory | ContractError:
-    group_body, prompts = shared
-    for reply in (group_body, prompts, record, journal):
-        if isinstance(reply, Exception):
-            return ContractError(f"job {job_id}: {reply}")
-    body, attempt = record[0] or group_body, record[1]
-    if not body or not journal:
-        return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
-    try:
-        blobs = joined(journal, prompts, job_id)
-        trajectory = read_trajectory(sample_of(body, job_id), blobs[0], blobs[1:])
-        if not trajectory.graded:
-            return ContractError(f"job {job_id}: its journal has no graded end")
-        return _ended_by(trajectory, int(attempt))
-    except UnknownSchema:
-        raise
-    except ContractError as e:
-        return e
-    except (TypeError, ValueError) as e:
-        return ContractError(f"job {job_id}: attempt {attempt!r} is no number: {e}")
-
-
 def _with_extras(
     trajectory: Trajectory | ContractError, extras: dict[str, Extra] | ContractError
 ) -> Trajectory | ContractError:
     if isinstance(trajectory, ContractError):
         return trajectory
     return extras if isinstance(extras, ContractError) else replace(trajectory, extras=extras)
-
-
-def _ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
-    """Names the attempt that ended the journal. The header is that of the attempt that began it."""
-    return replace(trajectory, header=replace(trajectory.header, attempt=attempt))
 
 
 def _text(value: bytes | None) -> str:

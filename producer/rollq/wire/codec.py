@@ -311,7 +311,7 @@ def _closed(fields: list[Any], where: str) -> Closed:
 
 
 def _without_texts(kind: type[E], **fields: Any) -> E:
-    """An event whose texts are still packed: `_read` fills them in when one is first asked for (trajectory.py)."""
+    """An event whose texts are still packed: `_read` fills them in when one is first asked for (deferred_texts.py)."""
     event = object.__new__(kind)
     for name, value in fields.items():
         object.__setattr__(event, name, value)

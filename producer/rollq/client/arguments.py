@@ -1,0 +1,31 @@
+"""What a consumer may be asked for. It is checked once, where it enters."""
+
+from typing import Literal
+
+from rollq.errors import ContractError
+from rollq.job import NAME
+
+Order = Literal["ready", "submitted"]
+"""`ready`: what is finished goes first. `submitted`: no group goes before an unfinished one that was submitted
+earlier, which bounds how old a group can be."""
+ORDERS = ("ready", "submitted")
+LARGEST_STEP = 1 << 53
+"""Scripts count in floats."""
+
+
+def check_wanted(groups: int, timeout: float | None) -> None:
+    """Raises ContractError unless a consumer can wait for that many groups, for that many seconds."""
+    if type(groups) is not int or groups < 1:
+        raise ContractError(f"groups must be a whole number of at least 1, not {groups!r}")
+    if timeout is not None and (not isinstance(timeout, int | float) or timeout != timeout):
+        raise ContractError(f"timeout must be a number of seconds or None, not {timeout!r}")
+
+
+def check_consumer(order: Order, name: str | None, step: int | None) -> None:
+    """Raises ContractError unless a consumer may have this order, and begin after that step under this name."""
+    if order not in ORDERS:
+        raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
+    if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
+        raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
+    if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

@@ -1,0 +1,23 @@
+"""Texts of events that came over the wire are decoded when they are first asked for. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+
+class DeferredTexts:
+    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in when one is first asked
+    for."""
+
+    __slots__ = ("_read",)
+    _read: Callable[[], Mapping[str, Any]]
+    """Fills in every field that was left out. Raises ContractError."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for an unset slot. An event built by hand has no `_read`, which raises AttributeError as usual.
+            for field_name, value in object.__getattribute__(self, "_read")().items():
+                object.__setattr__(self, field_name, value)
+            return object.__getattribute__(self, name)

@@ -1,10 +1,11 @@
 """Episodes over two engines, of which one dies and comes back. Replay engines, because two real ones need 4 GB."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,17 @@ class RecordedPool(RecordedEngine):
     engine: EnginePool
     proxies: Sequence[Recorder] = ()
 
+    @cached_property
+    def answered(self) -> dict[str, list[dict[str, Any]]]:
+        """The answered calls by job, when all have been played."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for call in chain(*(proxy.calls() for proxy in self.proxies)):
+            if call["status"] == 200:
+                found.setdefault(call["request"]["rid"].rpartition("/")[0], []).append(call)
+        return found
+
     def replies(self, job: Job) -> list[tuple[list[int], dict[str, Any]]]:
-        seen = [dataclasses.replace(self, proxy=proxy) for proxy in self.proxies]
-        calls = [call for one in seen for call in RecordedEngine.replies(one, job)]
+        calls = [(call["request"]["input_ids"], call["reply"]) for call in self.answered[job.id]]
         return sorted(calls, key=lambda call: len(call[0]))  # prompts only grow
 
 
@@ -45,38 +54,45 @@ def recorded_pool(servers: Sequence[Server], folder: Path) -> Iterator[RecordedP
         yield RecordedPool(servers[0], proxies[0], pool, proxies)
 
 
-def grouped_jobs(count: int, turns: int, tokens: int) -> list[Job]:
-    """Jobs in groups of four."""
+GROUPS = 16
+"""So many that each of two engines has some of them, whatever their addresses."""
+
+
+def samples(sample: int, turns: int, tokens: int) -> list[Job]:
+    """That sample of each group."""
     budget, sampling = Budget(max_turns=turns, max_new_tokens=tokens), {"temperature": 1.0}
     return [
-        Job(
-            run="r", group=f"g{i // 4}", sample=i % 4, size=4, env="shop", task=i // 4, sampling=sampling, budget=budget
-        )
-        for i in range(count)
+        Job(run="r", group=f"g{i}", sample=sample, size=2, env="shop", task=i, sampling=sampling, budget=budget)
+        for i in range(GROUPS)
     ]
 
 
-def play_through_a_crash(recorded: RecordedPool, victim: Process, jobs: Sequence[Job]) -> list[Trajectory]:
-    """Play 16 at a time. The first server is killed when it has answered some, and started again. A quarter of the jobs
-    begins after that."""
+def groups_at(proxy: Recorder, since: int = 0) -> set[str]:
+    """The groups of all its calls but the first ones."""
+    return {call["headers"]["X-SMG-Routing-Key"] for call in proxy.calls()[since:]}
+
+
+def play_through_a_crash(
+    recorded: RecordedPool, victim: Process, early: Sequence[Job], late: Sequence[Job]
+) -> list[Trajectory]:
+    """Play all early jobs at once. The first server is killed when it has answered some, and started again. Then play
+    the late ones."""
     dying, other = recorded.proxies
-    late = len(jobs) * 3 // 4
-    with ThreadPoolExecutor(16) as threads:
-        playing = [threads.submit(recorded.play, job) for job in jobs[:late]]
-        until(lambda: len(dying.calls()) >= 8)
-        answered = len(other.calls())
+    with ThreadPoolExecutor(GROUPS) as threads:
+        playing = [threads.submit(recorded.play, job) for job in early]
+        until(lambda: len(dying.calls()) >= 2)
+        had, answered = groups_at(dying), len(other.calls())
         victim.crash()
         until(lambda: len(other.calls()) > answered)  # it goes on, with the episodes of both
         until(lambda: all(engine.available for engine in recorded.engine.engines))
-        back = len(dying.calls())
-        playing += [threads.submit(recorded.play, job) for job in jobs[late:]]
-        trajectories = [one.result(300) for one in playing]
-    assert len(dying.calls()) > back, "its groups came back to the engine"
+        trajectories = [one.result() for one in playing]
+        before = len(dying.calls())
+        trajectories += threads.map(recorded.play, late)
+    assert groups_at(dying, since=before) >= had, "its groups came back to the engine"
     return trajectories
 
 
-def check_all(recorded: RecordedPool, trajectories: Sequence[Trajectory], jobs: Sequence[Job]) -> None:
-    assert [trajectory.job for trajectory in trajectories] == list(jobs)
+def check_all(recorded: RecordedPool, trajectories: Sequence[Trajectory]) -> None:
     for trajectory in trajectories:
         recorded.check(trajectory)
         assert all(piece.finish is not Finish.ABORT for piece in sampled_pieces(trajectory))
@@ -89,10 +105,11 @@ def test_an_engine_dies_under_16_episodes_and_comes_back(tmp_path: Path) -> None
             (tmp_path / str(number)).mkdir()
         servers = [stack.enter_context(replay(tmp_path / str(number), latency=0.3)) for number in range(2)]
         recorded = stack.enter_context(recorded_pool(servers, tmp_path))
-        jobs = grouped_jobs(64, turns=3, tokens=256)
+        early, late = (samples(number, turns=3, tokens=256) for number in range(2))
         assert servers[0].process is not None
-        trajectories = play_through_a_crash(recorded, servers[0].process, jobs)
-        check_all(recorded, trajectories, jobs)
+        trajectories = play_through_a_crash(recorded, servers[0].process, early, late)
+        assert [trajectory.job for trajectory in trajectories] == [*early, *late]
+        check_all(recorded, trajectories)
 
 
 def test_siblings_find_their_prefix_in_one_engine(tmp_path: Path) -> None:
@@ -101,9 +118,8 @@ def test_siblings_find_their_prefix_in_one_engine(tmp_path: Path) -> None:
             (tmp_path / str(number)).mkdir()
         servers = [stack.enter_context(replay(tmp_path / str(number))) for number in range(2)]
         recorded = stack.enter_context(recorded_pool(servers, tmp_path))
-        jobs = grouped_jobs(32, turns=2, tokens=64)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(recorded.play, jobs))
-        where = [{call["headers"]["X-SMG-Routing-Key"] for call in proxy.calls()} for proxy in recorded.proxies]
+            list(threads.map(recorded.play, [job for number in range(2) for job in samples(number, 2, tokens=64)]))
+        where = [groups_at(proxy) for proxy in recorded.proxies]
         assert where[0] and where[1] and not where[0] & where[1]
-        assert where[0] | where[1] == {f"r/{job.group}" for job in jobs}
+        assert where[0] | where[1] == {f"r/g{number}" for number in range(GROUPS)}

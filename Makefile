@@ -1,11 +1,11 @@
-# make demo | learn | test | test-sglang | chaos | rollback | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-sglang | chaos | rollback | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-sglang chaos rollback lint bench clean
+.PHONY: demo learn learn-controls test test-trainers test-sglang chaos rollback lint bench clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -19,11 +19,14 @@ learn: $(VENV)/.learn
 learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
-test: $(VENV)/.test  ## all tests but those on the real SGLang server
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang" $(ARGS)
+test: $(VENV)/.test  ## all tests but those of real trainers and on the real SGLang server
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers" $(ARGS)
+
+test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
-test-sglang: $(VENV)/.test
+test-sglang: $(VENV)/.trainers
 	$(BIN)/python -m pytest -q -m sglang $(ARGS)
 
 # The fault suite. ARGS="--seeds 3", "--row NAME", "--storm 120"; see docs/chaos.md.
@@ -68,3 +71,8 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2]' --group test --group lint
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.trainers: pyproject.toml | $(VENV)/.test
+	@echo "Installing torch and the trainers that rollq has adapters for (gigabytes where torch comes with CUDA) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --group trainers
+	@touch $@

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPO = Path(__file__).resolve().parent.parent
+OF_TRAINERS = (
+    "rollq/trainers/test_trl.py",
+    "rollq/trainers/test_trl_async.py",
+    "examples/learn_shop",
+    "e2e/test_trainer_page.py",
+    "e2e/test_trl_examples.py",
+    "contract/test_trl.py",
+)
+"""Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages."""
+collect_ignore = [] if find_spec("torch") else list(OF_TRAINERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(REPO / "tests").as_posix().startswith(OF_TRAINERS):
+            item.add_marker(pytest.mark.trainers)
 
 
 def redis_binary() -> str:

@@ -129,10 +129,12 @@ def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: py
         a_batch().packed().torch()
 
 
+@pytest.mark.trainers
 class TestTorch:
     @pytest.mark.parametrize("how", ["arrays", "packed"])
     def test_tensors_are_the_arrays(self, how: str) -> None:
-        torch = pytest.importorskip("torch")
+        import torch
+
         arrays = getattr(a_batch(), how)()
         tensors = arrays.torch()
         assert type(tensors) is type(arrays) and tensors.version_names == arrays.version_names
@@ -143,7 +145,8 @@ class TestTorch:
 
     @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
     def test_torch_reads_the_buffers_as_they_are(self) -> None:
-        torch = pytest.importorskip("torch")
+        import torch
+
         trajectory = a_batch().trajectories[0]
         tokens = torch.frombuffer(trajectory.tokens, dtype=torch.int32)
         mask = torch.frombuffer(trajectory.mask, dtype=torch.bool)

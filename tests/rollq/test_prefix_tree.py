@@ -90,6 +90,7 @@ def test_an_empty_batch_is_an_empty_tree() -> None:
     assert batch_of().prefix_tree().tokens.shape == (0,)
 
 
+@pytest.mark.trainers
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_model_gives_each_token_of_the_tree_what_it_gives_it_in_its_own_row() -> None:
     import torch

@@ -267,7 +267,7 @@ class RolloutFunc:
             yield from [_row(None, None, padding)] * (job.size - len(members))
 
 
-class AckCallback(TrainerCallback):
+class AckCallback(TrainerCallback):  # type: ignore[misc]
     """Acknowledges what a checkpoint holds; when the trainer saves none, each step. `RolloutFunc` adds it to its
     trainer."""
 

@@ -75,7 +75,7 @@ class RolloutBuffer(queue.Queue[Any]):
         return sample
 
 
-class RolloutWorker(TrainerCallback, ExportableState):
+class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     """`rollout_worker` of an AsyncGRPOTrainer, and one of its `callbacks`: these tell the trainer's step and what a
     checkpoint holds. Its state is in the trainer's checkpoint. A run has one trainer at a time.
 

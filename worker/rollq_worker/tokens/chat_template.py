@@ -64,9 +64,7 @@ def _renderer(name: str, template: Json, named: Mapping[str, str]) -> Any:
 
     template = {key: _dated(text) for key, text in template.items()} if isinstance(template, dict) else _dated(template)
     nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
-    renderer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=nothing, chat_template=template, **named
-    )
+    renderer: Any = PreTrainedTokenizerFast(tokenizer_object=nothing, chat_template=template, **named)
     try:
         renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except jinja2.TemplateSyntaxError as e:

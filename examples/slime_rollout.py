@@ -44,6 +44,7 @@ def slime_arguments(flags, router):
         n_samples_per_prompt=flags.size,
         rollout_global_dataset=True,
         rollout_top_p=1.0,
+        rollout_temperature=1.0,
         reward_key=None,
         dynamic_sampling_filter_path=flags.filter,
         rollout_sample_filter_path=None,

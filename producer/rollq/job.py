@@ -166,6 +166,14 @@ class Job:
         if why := objection(self.sampling, self.budget.max_new_tokens):
             raise ContractError(f"{where}: {why}")
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Job":
+        """A job of plain values, as a trainer's configuration has them: `budget` is a mapping. Raises ContractError."""
+        try:
+            return cls(**{**fields, "budget": Budget(**fields.get("budget", {}))})
+        except TypeError as e:  # a field that is unknown or missing
+            raise ContractError(f"a job cannot be made of the fields {', '.join(fields)}: {e}") from e
+
     @property
     def id(self) -> str:
         """`run/group/sample`, the idempotence key."""

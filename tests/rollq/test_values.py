@@ -71,6 +71,19 @@ def test_a_budget_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
         Budget(**wrong)
 
 
+def test_a_job_is_made_of_plain_values() -> None:
+    fields = {"env": "shop", "task": 3, "budget": {"max_turns": 9}}
+    assert Job.of(fields) == Job(env="shop", task=3, budget=Budget(max_turns=9))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"users": {}}, {"budget": {"turns": 9}}, {"budget": 9}, {"budget": {"max_turns": 0}}, {"env": None}]
+)
+def test_plain_values_that_are_no_job_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.ContractError):
+        Job.of({"env": "shop", "task": 3, **wrong})
+
+
 def test_ids_come_apart_again() -> None:
     assert parse_id(job(1).id) == ("r", "g", 1)
     for wrong in ("", "r/g", "r/g/x", "r/g/-1", "r//0", "r/g/0/1", "a b/g/0", "r/g/²", "r/g/00", f"r/g/{'9' * 5000}"):

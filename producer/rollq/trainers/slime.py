@@ -19,8 +19,15 @@ from rollq.client.client import Client
 from rollq.client.consumer import Consumer
 from rollq.errors import ContractError, LedgerError, MissingGroups, SettingsError
 from rollq.job import Job
+from rollq.ledger.replies import Published
 from rollq.trainers.slime_engines import check_count, engine_urls, list_engines, publish
-from rollq.trainers.slime_samples import TRUNCATED, batch_samples, group_samples, reward_post_process
+from rollq.trainers.slime_samples import (
+    TRUNCATED,
+    batch_samples,
+    check_arguments,
+    group_samples,
+    reward_post_process,
+)
 
 __all__ = ["DataSource", "generate_rollout", "reward_post_process"]
 
@@ -34,6 +41,8 @@ REFUSED = {
     "custom_rm_path": (None, "the environment grades, or the function that rollq_reward names"),
     "rm_type": (None, "the environment grades, or the function that rollq_reward names"),
     "reward_key": (None, "a reward is one number"),
+    "custom_generate_function_path": (None, "rollq's workers play the episodes"),
+    "async_save": (False, "a rollout is acknowledged at its checkpoint, which is not whole yet then"),
     "rollout_all_samples_process_path": (None, "groups that are not kept are not handed out again after a restart"),
     "rollout_global_dataset": (
         True,
@@ -57,7 +66,7 @@ class SlimeSettings:
     reward: str | None = None
     """Import path (`module:function`) of a function of a trajectory, in place of the environment's reward."""
     eval_job: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `rollq.Job` for evaluations, for example `user` and `agent`."""
+    """Fields of `rollq.Job` for evaluations, for example `user` and `agent`; `budget` as a mapping."""
 
     @classmethod
     def read(cls, args: Any) -> "SlimeSettings":
@@ -142,12 +151,10 @@ class DataSource:
 
     def dynamic_sampling_filter(self, group: Group) -> bool:
         """Whether slime trains on the group: it is complete, every member sampled something, and slime's own filter
-        keeps it. Groups of another size raise SettingsError."""
-        wanted = self.args.n_samples_per_prompt
-        if group.size != wanted:
-            raise SettingsError(f"groups have {group.size} samples, and slime's --n-samples-per-prompt is {wanted}")
+        keeps it. Groups that slime's arguments do not fit raise SettingsError."""
+        check_arguments(group, self.args)
         members = group_samples(group)
-        if len(members) != wanted:
+        if len(members) != group.size:
             self.drops["short"] += 1
             return False
         if self._filter is None:
@@ -157,7 +164,8 @@ class DataSource:
         if getattr(verdict, "keep", verdict):
             return True
         spare = self.args.over_sampling_batch_size - self.args.rollout_batch_size
-        if getattr(verdict, "keep_when_insufficient", False) and self.drops.total() >= spare:
+        enough = self.drops.total() >= spare or group.redelivered  # slime may have trained on it before a restart
+        if getattr(verdict, "keep_when_insufficient", False) and enough:
             return True
         self.drops[getattr(verdict, "reason", None) or "unnamed"] += 1
         return False
@@ -201,9 +209,10 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     urls = engine_urls(args)
     if data_source.settings.engines:
         list_engines(data_source.client, data_source.settings.engines, urls)
-    version = publish(data_source.client, args, data_source.first, urls)
+    trained = rollout_id + evaluation  # slime evaluates after it has trained on the rollout
+    policy = publish(data_source.client, args, data_source.first, urls, trained)
     if evaluation:
-        return _evaluate(args, rollout_id, data_source, version)
+        return _evaluate(args, data_source, policy)
     batch = data_source.batch(rollout_id)
     samples = batch_samples(batch, rollout_id, args)
     if args.rollout_sample_filter_path is not None:
@@ -223,9 +232,9 @@ def _metrics(batch: Batch, drops: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def _evaluate(args: Any, rollout_id: int, data_source: DataSource, version: str) -> Any:
+def _evaluate(args: Any, data_source: DataSource, policy: Published) -> Any:
     """Each evaluation data set of slime, whose path is ENV/SPLIT/FIRST-LAST: every task in it, played
-    `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run (`rollq eval`)."""
+    `n_samples_per_eval_prompt` times by the weights that are served now. Kept with the run as NAME-STEP."""
     from slime.rollout.base_types import RolloutFnEvalOutput
 
     client, data = data_source.client, {}
@@ -235,8 +244,8 @@ def _evaluate(args: Any, rollout_id: int, data_source: DataSource, version: str)
             client.evaluate(
                 _tasks(dataset, data_source.settings),
                 dataset.n_samples_per_eval_prompt,
-                version,
-                name=f"{dataset.name}-{rollout_id}",
+                policy.weight_version,
+                name=f"{dataset.name}-{policy.step}",
             ),
         )
         for dataset in args.eval_datasets
@@ -264,6 +273,6 @@ def _tasks(dataset: Any, settings: SlimeSettings) -> list[Job]:
     sampling = {name: getattr(dataset, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     return [
-        Job(**{"env": env, "split": split, "task": task, "sampling": sampling, **settings.eval_job})
+        Job.of({"env": env, "split": split, "task": task, "sampling": sampling, **settings.eval_job})
         for task in range(int(first), int(last or first) + 1)
     ]

@@ -70,17 +70,24 @@ def check_count(args: Any, first: int) -> None:
         log.warning("%s", _remedy(args, first))
 
 
-def publish(client: Client, args: Any, first: int, urls: list[str]) -> str:
-    """Publish the policy that slime's engines serve; returns its version. Raises SyncError, and SettingsError when
-    the run knows the version as another step."""
+def publish(client: Client, args: Any, first: int, urls: list[str], trained: int) -> Published:
+    """Publish the policy that slime's engines serve. `trained`: the rollouts that slime has trained on at most.
+
+    Raises SyncError, and SettingsError when the step cannot be right or the run knows the version as another step.
+    """
     version = served_version(urls)
     policy = Published(step_of(version, first, args), str(version))
+    if policy.step > trained:
+        raise SettingsError(
+            f"slime's weight version {version} would be of step {policy.step}, and slime has trained on {trained}"
+            " rollouts. train.py updates after each: leave out --update-weights-interval, which is train_async.py's"
+        )
     if client.published() != policy:
         try:
             client.publish(policy.step, policy.weight_version)
         except SettingsError as e:
             raise SettingsError(f"{e}. {_remedy(args, first)}") from None
-    return policy.weight_version
+    return policy
 
 
 def _remedy(args: Any, first: int) -> str:

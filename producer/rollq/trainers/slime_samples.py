@@ -48,6 +48,20 @@ def batch_samples(batch: Batch, rollout_id: int, args: Any) -> list[Any]:
     return groups
 
 
+def check_arguments(group: Group, args: Any) -> None:
+    """Raises SettingsError when slime's arguments say other things of a group than its jobs.
+
+    slime divides the logits by its own `rollout_temperature` when it computes logprobs (megatron_utils/loss.py).
+    """
+    sampling = group.trajectories[0].job.sampling
+    for flag, wanted, found in (
+        ("--n-samples-per-prompt", args.n_samples_per_prompt, group.size),
+        ("--rollout-temperature", args.rollout_temperature, sampling.get("temperature", 1.0)),
+    ):
+        if found != wanted:
+            raise SettingsError(f"the run's jobs have {found}, and slime's {flag} is {wanted}: make them equal")
+
+
 def group_samples(group: Group, index: int = 0, steps: Mapping[str, int] | None = None) -> list[list[Sample]]:
     """The rows of each member of a group. `index` is the group's, `steps` the step of each weight version."""
     members = zip(group.trajectories, group.rewards, strict=True)

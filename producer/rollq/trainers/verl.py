@@ -21,10 +21,14 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from rollq.client.client import Client
 from rollq.client.submission import group_name
 from rollq.errors import ContractError, SettingsError
-from rollq.job import Budget, Job
+from rollq.job import Job
 from rollq.sampling import PARAMETERS
 from rollq.trainers.verl_episodes import Episodes
 from rollq.trajectory import Observed, Sampled, Segment, Trajectory
+
+IN_FLIGHT_STEPS = 8
+"""Steps for which verl plays a prompt at most (its default of `max_off_policy_threshold`). A prompt that a checkpoint
+has in flight comes again after a restart, and some of its sessions were played as long before."""
 
 
 @cache
@@ -48,12 +52,12 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> None:
         """`redis_url`: default ROLLQ_REDIS_URL. `job`: fields of `rollq.Job` that all rows have, `budget` as a mapping.
         `keep_steps`: steps for which a played episode is kept for a trainer that restarts (default:
-        `trainer.save_freq`). `session_from`: `uid` or `task`, what makes two sessions the same; docs/verl.md."""
+        `trainer.save_freq` + 8). `session_from`: `uid` or `task`, what makes two sessions the same; docs/verl.md."""
         super().__init__(*args, **kwargs)
         if session_from not in ("uid", "task"):
             raise SettingsError(f"session_from must be uid or task, not {session_from!r}")
         if keep_steps is None:
-            keep_steps = max(1, int(self.config.trainer.save_freq))
+            keep_steps = max(1, int(self.config.trainer.save_freq)) + IN_FLIGHT_STEPS
         self._job: dict[str, Any] = _plain(job or {})
         self._by_task = session_from == "task"
         self._episodes = episodes(redis_url, run, keep_steps)
@@ -76,17 +80,24 @@ class RollqAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
         if not self._by_task:
             return f"{fields['uid']}.{int(fields['session_id'])}"
-        job = Job(**{**self._job, **_row(fields), "budget": Budget()})
+        job = Job.of({**self._job, **_row(fields)})
         return f"{group_name(job.env, job.split, job.task)}.step{_step(fields)}.{int(fields['session_id'])}"
 
     def _as_job(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any], group: str) -> Job:
-        """Raises ContractError for a row that names no task, and for what no worker can play."""
+        """Raises ContractError for a row that names no task and for what no worker can play, SettingsError for
+        sampling parameters that are verl's."""
         given = {**self._job, **_row(fields)}
         lengths = self.rollout_config
-        budget = {"max_tokens": lengths.prompt_length + lengths.response_length, **given.pop("budget", {})}
+        budget = {"max_tokens": lengths.prompt_length + lengths.response_length, **given.get("budget", {})}
         # verl's own parameters are not sampling: logprobs, which rollq always records.
-        sampling = {name: value for name, value in sampling_params.items() if name in PARAMETERS}
-        return Job(**{"sampling": sampling, **given, "group": group, "budget": Budget(**budget)})
+        theirs = {name: value for name, value in sampling_params.items() if name in PARAMETERS}
+        sampling = given.get("sampling", {})
+        if both := ", ".join(sorted({*sampling} & {*theirs})):
+            raise SettingsError(
+                f"sampling of the agent loop's job has {both}, which verl sets and computes with: set it in"
+                " actor_rollout_ref.rollout"
+            )
+        return Job.of({**given, "sampling": {**theirs, **sampling}, "group": group, "budget": budget})
 
 
 def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:

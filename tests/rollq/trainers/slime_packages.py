@@ -78,6 +78,7 @@ def arguments(**changes: Any) -> SimpleNamespace:
         "n_samples_per_prompt": 2,
         "rollout_global_dataset": True,
         "rollout_top_p": 1.0,
+        "rollout_temperature": 1.0,
         "use_rollout_routing_replay": False,
         "partial_rollout": False,
         "group_rm": False,

@@ -3,12 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rollq import Client
-from rollq.errors import FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
+from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
+from rollq.evaluation.store import Store
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.engine_addresses import read_addresses
 from rollq.trainers import slime_engines
@@ -16,6 +18,7 @@ from rollq.trainers.slime import DataSource, generate_rollout
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import group, play, reader
 from tests.rollq.trainers.fake_engines import FakeEngine, serving
+from tests.rollq.trainers.player import playing
 from tests.rollq.trainers.slime_packages import STAND_IN, arguments, slime_at
 from tests.waiting import until
 
@@ -149,6 +152,16 @@ def test_a_filter_that_keeps_what_is_needed_drops_only_what_was_asked_for_in_exc
     assert jobs(rollout(made, 0)) == members("b", "c")
 
 
+def test_what_such_a_filter_kept_comes_again_after_a_restart(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd", reward=1.0)
+    changes = {
+        "dynamic_sampling_filter_path": f"{FILTERS}.rewards_differ_if_there_are_more",
+        "over_sampling_batch_size": 3,
+    }
+    before = rollout(source(**changes), 0).samples
+    assert rollout(source(**changes), 0).samples == before
+
+
 def test_a_filter_may_answer_with_a_bool(source: Make, ledger: Ledger) -> None:
     finish_groups(ledger, "a", reward=0.0)
     finish_groups(ledger, "b", "c", reward=1.0)
@@ -175,8 +188,15 @@ def test_a_reward_function_of_the_trainer_takes_the_place_of_the_environments(so
 
 def test_groups_of_another_size_are_refused(source: Make, ledger: Ledger) -> None:
     finish_groups(ledger, *"ab")
-    with pytest.raises(FunctionError, match="groups have 2 samples, and slime's --n-samples-per-prompt is 8"):
+    with pytest.raises(FunctionError, match="jobs have 2, and slime's --n-samples-per-prompt is 8"):
         rollout(source(n_samples_per_prompt=8), 0)
+
+
+def test_jobs_of_another_temperature_than_slime_computes_with_are_refused(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"ab", sampling={"temperature": 0.7})
+    with pytest.raises(FunctionError, match=r"jobs have 0\.7, and slime's --rollout-temperature is 1\.0"):
+        rollout(source(), 0)
+    assert jobs(rollout(source(rollout_temperature=0.7), 0)) == members("a", "b")
 
 
 def test_another_batch_size_after_a_restart_is_refused(source: Make, ledger: Ledger) -> None:
@@ -210,6 +230,8 @@ def test_an_empty_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
     [
         ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
         ({"use_rollout_routing_replay": True}, "no routed experts"),
+        ({"async_save": True}, "at its checkpoint, which is not whole yet then"),
+        ({"custom_generate_function_path": "mine.generate"}, "rollq's workers play the episodes"),
         ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),
         ({"rollout_global_dataset": False}, "leave out --disable-rollout-global-dataset"),
         ({"rollq_runs": "r"}, "slime's arguments have rollq_runs; rollq knows rollq_run, rollq_redis_url"),
@@ -284,6 +306,41 @@ def test_the_same_version_for_another_step_is_refused(source: Make, ledger: Ledg
     first.save(0)
     with pytest.raises(SettingsError, match=r"update_weight_start_version: 1"):
         rollout(source(after=0), 1)  # slime's engines serve version 1 again
+
+
+def test_an_interval_that_train_py_does_not_keep_is_refused(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abcd")
+    made = source(update_weights_interval=2)
+    rollout(made, 0)
+    engine.version = "2"  # after one rollout
+    with pytest.raises(SettingsError, match=r"version 2 would be of step 2, and slime has trained on 1 rollouts"):
+        rollout(made, 1)
+
+
+def test_an_evaluation_before_and_after_the_first_rollout_are_two(
+    source: Make, engine: FakeEngine, ledger: Ledger, redis_url: str
+) -> None:
+    made = source(eval_datasets=[held_out("shop/test/0-2")], rollq_eval_job={"budget": {"max_turns": 9}})
+    with playing(redis_url):
+        for version in ("1", "2"):
+            engine.version = version
+            output = generate_rollout(made.args, 0, made, evaluation=True)  # slime counts both as rollout 0
+            assert len(output.data["held-out"]["rewards"]) == 6
+    stored = {name: Store(ledger.scripts).load(name) for name in ("held-out-0", "held-out-1")}
+    assert {name: found and found.version for name, found in stored.items()} == {"held-out-0": "1", "held-out-1": "2"}
+
+
+def test_a_wrong_field_of_an_evaluations_jobs_is_told(source: Make) -> None:
+    made = source(eval_datasets=[held_out("shop/test/0")], rollq_eval_job={"users": {}})
+    with pytest.raises(ContractError, match="unexpected keyword argument 'users'"):
+        generate_rollout(made.args, 0, made, evaluation=True)
+
+
+def held_out(path: str) -> SimpleNamespace:
+    """A data set of slime's --eval-prompt-data."""
+    return SimpleNamespace(
+        name="held-out", path=path, n_samples_per_eval_prompt=2, temperature=0.0, top_p=None, top_k=None
+    )
 
 
 def test_workers_are_told_slimes_engines(source: Make, engine: FakeEngine, ledger: Ledger) -> None:

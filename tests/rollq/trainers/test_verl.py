@@ -151,6 +151,15 @@ def test_the_job_has_verls_sampling_and_lengths(loop: Make, ledger: Ledger) -> N
     assert found.sampling == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
 
 
+def test_sampling_parameters_that_verl_computes_with_are_verls(loop: Make, ledger: Ledger) -> None:
+    asyncio.run(played(ledger, partial(loop, job={"env": "shop", "sampling": {"min_p": 0.1}}), row()))
+    state = reader(ledger).job("r/u.0/0")
+    assert state is not None and state.job is not None
+    assert (state.job.sampling["min_p"], state.job.sampling["temperature"]) == (0.1, 0.7)
+    with pytest.raises(SettingsError, match="has temperature, which verl sets and computes with"):
+        asyncio.run(session(partial(loop, job={"env": "shop", "sampling": {"temperature": 0.5}}), row("v")))
+
+
 def test_sessions_wait_beside_each_other_and_the_event_loop_goes_on(loop: Make, ledger: Ledger) -> None:
     async def sessions() -> list[float]:
         asked = [played(ledger, loop, row(f"u{i % 3}", i // 3), reward=i / 16) for i in range(12)]
@@ -200,9 +209,9 @@ def test_the_same_session_twice_at_once_is_one_episode(loop: Make, ledger: Ledge
 
 def test_what_no_checkpoint_needs_is_acknowledged(loop: Make, ledger: Ledger) -> None:
     async def steps() -> list[str]:
-        for step in range(1, 5):
+        for step in (1, 2, 11, 12):  # a checkpoint at every second, and 8 steps for prompts in flight
             await played(ledger, partial(loop, save_freq=2), row(f"u{step}", step=step))
-        return reader(ledger).group_states([f"u{step}.0" for step in range(1, 5)])
+        return reader(ledger).group_states([f"u{step}.0" for step in (1, 2, 11, 12)])
 
     assert asyncio.run(steps()) == ["acked", "ready", "ready", "ready"]
     with pytest.raises(LedgerError, match=r"job r/u1.0/0 was acknowledged.*use another run, or a larger keep_steps"):

@@ -2,10 +2,9 @@
 
 import argparse
 
-from rollq.client.policy_publication import LAST_STEP
 from rollq.commands.connect import open_client
-from rollq.commands.flags.shared import Commands, add_durability, add_redis, add_run, whole
-from rollq.errors import SettingsError
+from rollq.commands.flags.policy import step, weight_version
+from rollq.commands.flags.shared import Commands, add_durability, add_redis, add_run
 
 
 def add(commands: Commands) -> None:
@@ -18,20 +17,20 @@ def add(commands: Commands) -> None:
     add_run(parser)
     parser.add_argument(
         "--step",
-        type=whole(0),
+        type=step,
         required=True,
         metavar="K",
         help="the policy's step: 0 is the first, and each trained batch makes the next",
     )
-    parser.add_argument("--version", metavar="NAME", help="the engines' name of its weights (the step)")
+    parser.add_argument(
+        "--version", type=weight_version, metavar="NAME", help="the engines' name of its weights (the step)"
+    )
     add_redis(parser)
     add_durability(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.step >= LAST_STEP:
-        raise SettingsError(f"--step must be below {LAST_STEP}, not {args.step}")
     with open_client(args, args.run_name, known=True) as client:
         client.publish(args.step, args.version)
         admission = client.reader.standing().admission

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from math import fsum
 from typing import Any
@@ -27,10 +28,11 @@ from rollq.commands.flags.shared import (
 )
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
-from rollq.errors import NotHeld, PullTimeout
+from rollq.errors import NotHeld, PullTimeout, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
+from rollq.functions import Filter, RewardFunction
 from rollq.job import Purpose
 
 LARGEST_BATCH = 64
@@ -53,11 +55,15 @@ def add(commands: Commands) -> None:
     add_out(parser)
     parser.add_argument(
         "--keep",
+        type=keep_filter,
         metavar="NAME",
         help="keep only the groups that this filter wants: unequal_rewards, or module:function; the others are skipped",
     )
     parser.add_argument(
-        "--reward", metavar="MODULE:FUNCTION", help="rewards of a function of yours in place of the environment's"
+        "--reward",
+        type=reward_function,
+        metavar="MODULE:FUNCTION",
+        help="rewards of a function of yours in place of the environment's",
     )
     parser.add_argument(
         "--extras",
@@ -87,6 +93,27 @@ def extra_names(text: str) -> list[str]:
     if all(names):
         return names
     raise argparse.ArgumentTypeError(f"expected names separated by commas, not {text!r}")
+
+
+def keep_filter(text: str) -> str:
+    """An argument type: a filter of groups."""
+    return _function(Filter.of, text)
+
+
+def reward_function(text: str) -> str:
+    """An argument type: a function of trajectories."""
+    return _function(RewardFunction.of, text)
+
+
+def _function(find: Callable[[str], object], text: str) -> str:
+    folder = os.getcwd()  # as for `python -m`, so that a function beside the file is found
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        find(text)
+    except SettingsError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    return text
 
 
 class Pull:
@@ -136,8 +163,6 @@ class Pull:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.keep or args.reward:
-        sys.path.insert(0, os.getcwd())  # as for `python -m`, so that a function beside the file is found
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))

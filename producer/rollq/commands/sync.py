@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollq.commands.connect import open_client, open_redis, settings
+from rollq.commands.flags.policy import step, weight_version
 from rollq.commands.flags.shared import (
     Commands,
     add_engines,
@@ -18,7 +19,6 @@ from rollq.commands.flags.shared import (
     add_run,
     number,
     one_of,
-    whole,
     words,
 )
 from rollq.commands.progress import ProgressDisplay, open_progress
@@ -45,9 +45,11 @@ def add(commands: Commands) -> None:
         metavar="DIR",
         help="folder with the weights, as the engines see it",
     )
-    parser.add_argument("--version", required=True, metavar="V", help="name of these weights, used for no others")
+    parser.add_argument(
+        "--version", type=weight_version, required=True, metavar="V", help="name of these weights, used for no others"
+    )
     add_run(parser, required=False, help="run to publish the version to (none)")
-    parser.add_argument("--step", type=whole(0), metavar="K", help="training step that made these weights, with --run")
+    parser.add_argument("--step", type=step, metavar="K", help="training step that made these weights, with --run")
     parser.add_argument(
         "--pause",
         type=one_of(PauseMode),

@@ -30,15 +30,15 @@ LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """An argument type: a whole number of at least `least`."""
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """An argument type: a whole number in [least, most]."""
 
     def parse(text: str) -> int:
         limit = ""
         with contextlib.suppress(ValueError):
-            if least <= (value := int(text)) <= LARGEST:
+            if least <= (value := int(text)) <= most:
                 return value
-            limit = _limit(value, LARGEST)
+            limit = _limit(value, most)
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}{limit}, not {text!r}")
 
     return parse

@@ -9,6 +9,7 @@ import pytest
 from rollq import cli
 from rollq.commands import evaluate, pull, submit
 from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import policy
 from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
 from rollq_worker.commands import audit, worker
@@ -28,6 +29,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "audit": ("no-such.jsonl",),
     "engines": ("--name", "a"),
     "publish": ("--run", "r", "--step", "1"),
+    "sync": ("--path", "weights", "--version", "1"),
 }
 """The required flags of a command."""
 BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
@@ -49,12 +51,25 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     ),
     job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
     pull.extra_names: ("", ",", "a,"),
+    pull.keep_filter: (
+        "",
+        "unequal",
+        "json",
+        "json:",
+        ":dumps",
+        "a b:c",
+        "no_such_module:f",
+        "json:none",
+        "json:__doc__",
+    ),
+    pull.reward_function: ("", "json", "json:", ":dumps", "a b:c", "no_such_module:f", "json:none", "json:__doc__"),
+    policy.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
-UNCHECKED = {"env", "split", "broker", "redis", "tokenizer", "config", "host", "dir", "out", "file", "jobs", "what"}
+UNCHECKED = set("env split broker redis tokenizer config host dir out file jobs what path api_key_file".split())
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 
 

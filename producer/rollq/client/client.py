@@ -224,7 +224,7 @@ class Client:
         function that is not there.
 
         `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
-        them. Others are not fetched.
+        them. Others are not fetched. Raises ContractError for what is no list of names.
         """
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")

@@ -31,11 +31,12 @@ from rollq.functions import Filter, Keep, Reward, RewardFunction
 from rollq.job import Purpose
 from rollq.ledger.constants import HOLD_S
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
+from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
-from rollq.staleness import version_names
+from rollq.training.staleness import version_names
 
 log = logging.getLogger("rollq")
 
@@ -74,6 +75,7 @@ class Consumer:
         `look` gets the number of publications that the ledger knows with each reply. It returns the published step when
         Redis had lost it."""
         check_consumer(order, name, step)
+        check_names(extras)
         self._deliveries = deliveries
         self._reader = LedgerReader(deliveries.redis, deliveries.run)
         self._versions = Versions(deliveries.redis, deliveries.run)

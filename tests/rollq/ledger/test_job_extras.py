@@ -1,7 +1,7 @@
 """Arrays beside a job's journal: whose they are, who gets them, and when they go."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -81,6 +81,19 @@ def test_names_are_checked(ledger: Ledger) -> None:
     for name in ("", "#"):
         with pytest.raises(ContractError, match="is no name of an extra"):
             save_extras(ledger.scripts, JOB, "1#t", {name: TOP_P})
+
+
+@pytest.mark.parametrize("names", ["routed_experts", ["#"], [""], [5]])
+def test_a_consumer_that_asks_for_what_is_no_name_takes_nothing(
+    ledger: Ledger, redis_url: str, names: Sequence[str]
+) -> None:
+    ledger.submit(group())
+    play(ledger, JOB, a=TOP_P)
+    play(ledger, "r/g/1")
+    with Client(redis_url, run="r") as client:
+        with pytest.raises(ContractError, match=r"belong in a list|is no name of an extra"):
+            client.consumer(extras=names)
+        assert client.dead() == [] and client.stats()["groups_ready"] == 1
 
 
 def test_damage_costs_its_job_alone(ledger: Ledger) -> None:

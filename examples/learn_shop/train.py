@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from examples.learn_shop.policy import logprobs_of, save
 from rollq import Batch, Budget, Client, Job
-from rollq.arrays import PaddedArrays
 from rollq.client.evaluation import Evaluation
 from rollq.trainers.fleet import Fleet
+from rollq.training.arrays import PaddedArrays
 from rollq_worker.environments.shop.desk import KINDS, SPLITS
 
 ENV = "shop:desk"

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from examples.learn_shop.policy import logprobs_of, make
 from rollq import Job
-from rollq.arrays import Row, pad
+from rollq.training.arrays import Row, pad
 from rollq.trajectory import Finish, Trajectory, VersionSpan
 from rollq_worker.environments import domain
 from rollq_worker.environments.shop.desk import KINDS

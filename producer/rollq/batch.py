@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollq.advantages import estimate, grpo
-from rollq.arrays import Row, pack, pad
 from rollq.errors import ContractError
 from rollq.job import Json
-from rollq.prefix_tree import share_prefixes
-from rollq.staleness import Staleness, staleness
+from rollq.training.advantages import estimate, grpo
+from rollq.training.arrays import Row, pack, pad
+from rollq.training.prefix_tree import share_prefixes
+from rollq.training.staleness import Staleness, staleness
 from rollq.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rollq.arrays import Numpy, PackedArrays, PaddedArrays
-    from rollq.prefix_tree import PrefixTree
+    from rollq.training.arrays import Numpy, PackedArrays, PaddedArrays
+    from rollq.training.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Group:
 
     @property
     def advantages(self) -> list[float]:
-        """One per trajectory, by GRPO. `rollq.advantages` has the other estimators."""
+        """One per trajectory, by GRPO. `rollq.training.advantages` has the other estimators."""
         return grpo(self.rewards)
 
 
@@ -156,18 +156,18 @@ class Batch:
 
         One row per segment, in the order of the trajectories, so each sampled token is in them once. `dtype` is that of
         the token ids: int64 or int32. `advantages` is an estimator's name: grpo, dr_grpo or rloo. `.torch()` makes
-        tensors of them. `rollq.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
+        tensors of them. `rollq.training.arrays.PaddedArrays` lists the arrays with their shapes and dtypes.
 
         Raises SettingsError when numpy is not installed, and ContractError when a row is longer than `pad_to`.
         """
         return pad(self._rows(advantages), pad_to=pad_to, dtype=dtype, version_steps=self.version_steps)
 
     def packed(self, *, dtype: str = "int64", advantages: str = "grpo") -> PackedArrays[Numpy]:
-        """The rows of `arrays` end to end, without padding: `rollq.arrays.PackedArrays`."""
+        """The rows of `arrays` end to end, without padding: `rollq.training.arrays.PackedArrays`."""
         return pack(self._rows(advantages), dtype=dtype, version_steps=self.version_steps)
 
     def prefix_tree(self, *, dtype: str = "int64", advantages: str = "grpo") -> PrefixTree[Numpy]:
-        """The rows of `arrays` with their shared prefixes stored once: `rollq.prefix_tree.PrefixTree`."""
+        """The rows of `arrays` with their shared prefixes stored once: `rollq.training.prefix_tree.PrefixTree`."""
         return share_prefixes(self._rows(advantages), dtype=dtype)
 
     def _rows(self, estimator: str) -> list[Row]:

@@ -13,8 +13,8 @@ from rollq.errors import ContractError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """A named array of any shape. Routed experts: int32, (tokens, layers, top-k). `rollq.arrays.array_of` makes a numpy
-    array of it."""
+    """A named array of any shape. Routed experts: int32, (tokens, layers, top-k). `rollq.training.arrays.array_of`
+    makes a numpy array of it."""
 
     dtype: str
     """numpy's name of the type of an entry: `int32`, `float16`, ... Other names pass through."""

@@ -80,7 +80,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     checkpoint holds. Its state is in the trainer's checkpoint. A run has one trainer at a time.
 
     A group is one group of samples, with a number of its own; each segment of each trajectory is a sample. The
-    advantages are the estimator's of that name (`rollq.advantages`).
+    advantages are the estimator's of that name (`rollq.training.advantages`).
 
     Each weight sync publishes the trainer's step. The version of a sample is that of its oldest token. It counts the
     syncs of this process, as TRL does: a step before the first one counts as one version, and a token of a version

@@ -10,7 +10,7 @@ from rollq.client.client import Client
 from rollq.errors import ContractError, SettingsError
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Published
-from rollq.staleness import Staleness
+from rollq.training.staleness import Staleness
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import job, reader
 from tests.waiting import until

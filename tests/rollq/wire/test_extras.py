@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.arrays import array_of
 from rollq.errors import ContractError, UnknownSchema
+from rollq.training.arrays import array_of
 from rollq.trajectory_extras import Extra
 from rollq.wire.extras import decode_extra, encode_extra
 from tests.rollq.samples import decoded, encoded, trajectory

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.advantages import ESTIMATORS, dr_grpo, estimate, grpo, rloo
 from rollq.batch import Group
 from rollq.errors import ContractError
+from rollq.training.advantages import ESTIMATORS, dr_grpo, estimate, grpo, rloo
 from tests.rollq.samples import trajectory
 from tests.rollq.token_rows import batch_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollq.batch import Batch
-from rollq.staleness import Staleness
+from rollq.training.staleness import Staleness
 from tests.rollq.samples import closed, observed, prompt, sampled, trajectory
 from tests.rollq.token_rows import batch_of
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rollq.arrays import PER_TOKEN, Array, PackedArrays, Row, SegmentArrays, pack, tensors
 from rollq.extras import needs
+from rollq.training.arrays import PER_TOKEN, Array, PackedArrays, Row, SegmentArrays, pack, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rollq.arrays import Numpy
+    from rollq.training.arrays import Numpy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.arrays import PackedArrays, PaddedArrays
 from rollq.batch import Batch
 from rollq.errors import ContractError, SettingsError
+from rollq.training.arrays import PackedArrays, PaddedArrays
 from tests.rollq.token_rows import batch_of, batches, episode, logprob_of, sampled_id, sampled_tokens, version_of
 
 NAMED = {"tokens", "mask", "logprobs", "versions"}

@@ -87,14 +87,15 @@ class Settings:
         )
 
 
-def engine_address(text: str) -> str:
+def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
     """An engine's address, without a slash at its end; or `file:PATH`, a file with an address in each line; or
-    `redis:NAME`, a set of addresses in the ledger's Redis (`rollq engines`). Raises SettingsError."""
+    `redis:NAME`, a set of addresses in the ledger's Redis (`rollq engines`). Raises SettingsError, which names
+    `where` the text is."""
     if text.startswith(FILE) and text != FILE:
         return text
     if text.startswith(REDIS) and NAME.fullmatch(text.removeprefix(REDIS)):
         return text
-    _check_http("ROLLQ_ENGINE_URL", text, ", file:PATH or redis:NAME")
+    _check_http(where, text, ", file:PATH or redis:NAME")
     return text.rstrip("/")
 
 

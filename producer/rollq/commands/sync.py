@@ -27,7 +27,6 @@ from rollq.ledger.workers.engine_addresses import read_list
 from rollq.settings import FILE, REDIS
 from rollq.trainers.engine_control import PauseMode
 from rollq.trainers.fleet import EngineUpdate, Fleet
-from rollq.urls import mask_url
 
 
 def add(commands: Commands) -> None:
@@ -112,7 +111,7 @@ def _reporter(display: ProgressDisplay) -> Callable[[str, str], None]:
     def report(url: str, step: str) -> None:
         with lock:
             steps[url] = step
-            display.show(list(steps.values()).count("done"), len(steps), {mask_url(url): steps[url] for url in steps})
+            display.show(list(steps.values()).count("done"), len(steps), dict(steps))
 
     return report
 

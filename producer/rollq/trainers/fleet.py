@@ -62,8 +62,10 @@ class Fleet:
         checksums: bool = True,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        if not self._urls or len({*self._urls}) < len(self._urls):
-            raise SettingsError("a fleet needs the addresses of its engines, each once")
+        if not self._urls:
+            raise SettingsError("no engine is named or listed: a fleet has at least one")
+        if twice := next((url for url in self._urls if self._urls.count(url) > 1), None):
+            raise SettingsError(f"{mask_url(twice)} is there twice: a fleet needs each of its engines once")
         for url in self._urls:
             _check_url(url)
         self._key = _read_key(Path(api_key_file)) if api_key_file is not None else None

@@ -105,3 +105,9 @@ def test_the_run_is_looked_for_before_the_engines_are_touched(redis_url: str, fa
         assert "no Redis at" in fails(*line, f"redis://127.0.0.1:{free_port()}/0", code=1)
         assert "no run 'r' at" in fails(*line, redis_url)
     assert engine.calls == []
+
+
+def test_a_list_with_a_wrong_entry_is_named(tmp_path: Path, fails: Fails) -> None:
+    (file := tmp_path / "engines").write_text("user:s3cret@gpu-1:30000\n")
+    said = fails(*LINE, "--engine", f"file:{file}")
+    assert f"file:{file}: not an address like http://HOST:PORT" in said and "s3cret" not in said

@@ -49,5 +49,5 @@ def read_list(source: str, client: Any) -> tuple[str, ...]:
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     for entry in entries:
         if entry.startswith((FILE, REDIS)):
-            raise SettingsError(f"{entry}: a list of engines has no lists in it")
-    return tuple(map(engine_address, entries))
+            raise SettingsError(f"{source}: {entry}: a list of engines has no lists in it")
+    return tuple(engine_address(entry, source) for entry in entries)

@@ -81,6 +81,15 @@ def test_groups_come_whole_and_in_the_order_of_submission(source: Make, ledger: 
     worker.join()
 
 
+def test_the_data_source_hands_out_finished_groups_and_takes_none_back(source: Make, ledger: Ledger) -> None:
+    finish_groups(ledger, *"abc")
+    made = source()
+    samples = made.get_samples(2)
+    assert [[sample.metadata["job"] for sample in group] for group in samples] == members("a", "b")
+    with pytest.raises(ContractError, match="none can be put back"):
+        made.add_samples(samples)
+
+
 def test_a_short_group_never_reaches_slime(source: Make, ledger: Ledger) -> None:
     ledger.submit(group("a"))
     ledger.submit(group("b", min_viable=1))

@@ -26,9 +26,12 @@ class Extra:
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str) or not self.dtype:
             raise ContractError(f"the dtype of an extra is a name, not {self.dtype!r}")
-        if not self.shape or any(type(length) is not int or length < 1 for length in self.shape):
+        lengths = self.shape if isinstance(self.shape, Sequence) else ()
+        if not lengths or any(type(length) is not int or length < 1 for length in lengths):
             raise ContractError(f"the shape of an extra has lengths of at least 1, not {self.shape!r}")
-        if not isinstance(self.data, bytes) or not self.data or len(self.data) % prod(self.shape):
+        if not isinstance(self.data, bytes):
+            raise ContractError(f"the data of an extra is bytes, not {type(self.data).__name__}")
+        if not self.data or len(self.data) % prod(self.shape):
             raise ContractError(f"an extra of shape {tuple(self.shape)} cannot be {len(self.data)} bytes")
         object.__setattr__(self, "shape", tuple(self.shape))
 

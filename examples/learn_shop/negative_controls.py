@@ -2,13 +2,16 @@
 
     python -m examples.learn_shop.negative_controls [--only NAME,NAME] [--steps 40] [--out FOLDER]
 
-All runs begin with the same policy, take the same tasks and have the same budget.
+All runs begin with the same policy, take the same tasks and have the same budget. A run that has its results in the
+folder is not made again; that of the correct trainer is `make learn`'s.
 """
 
 import argparse
+import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -23,7 +26,9 @@ from examples.learn_shop.train import Change, Options, Rows
 
 def shift_mask(rows: Rows, model: PreTrainedModel) -> Rows:
     """Each turn loses its first token, and the token after the turn is trained."""
-    return replace(rows, mask=rows.mask.roll(1, dims=1))
+    mask = rows.mask.roll(1, dims=1)
+    mask[:, 0] = False
+    return replace(rows, mask=mask)
 
 
 def shift_logprobs(rows: Rows, model: PreTrainedModel) -> Rows:
@@ -46,18 +51,27 @@ def no_ratio(rows: Rows, model: PreTrainedModel) -> Rows:
 @dataclass(frozen=True, kw_only=True)
 class Control:
     title: str
+    folder: str
     staleness: int = 0
     change: Change | None = None
 
 
 CONTROLS = {
-    "correct": Control(title="correct, staleness 0"),
-    "mask": Control(title="mask shifted by one", change=shift_mask),
-    "logprobs": Control(title="logprobs shifted by one", change=shift_logprobs),
-    "rewards": Control(title="rewards of members swapped in pairs", change=swap_rewards),
-    "stale": Control(title="correct, staleness 4", staleness=4),
-    "no-ratio": Control(title="no importance ratio, staleness 4", staleness=4, change=no_ratio),
+    "correct": Control(title="correct, staleness 0", folder="staleness-0"),
+    "mask": Control(title="mask shifted by one", folder="mask", change=shift_mask),
+    "logprobs": Control(title="logprobs shifted by one", folder="logprobs", change=shift_logprobs),
+    "rewards": Control(title="rewards of members swapped in pairs", folder="rewards", change=swap_rewards),
+    "stale": Control(title="correct, staleness 4", folder="staleness-4", staleness=4),
+    "no-ratio": Control(title="no importance ratio, staleness 4", folder="no-ratio", staleness=4, change=no_ratio),
 }
+
+
+def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
+    """The numbers of a run that was made with these options."""
+    if not (file := folder / "results.json").exists():
+        return None
+    kept = json.loads(file.read_text())
+    return kept["steps"] if kept["options"] == vars(options) else None
 
 
 def main() -> None:
@@ -80,7 +94,9 @@ def main() -> None:
         control = CONTROLS[name]
         say(f"control: {control.title}")
         options = Options(steps=args.steps, staleness=control.staleness, seed=args.seed)
-        histories[control.title] = run(start, args.out / f"control-{name}", options, say, change=control.change)
+        folder = args.out / control.folder
+        found = results(folder, options) or run(start, folder, options, say, change=control.change)
+        histories[control.title] = found
         picture = draw(histories, args.out / "controls.png")
     for title, history in histories.items():
         say(f"{title}: {history[0]['held_out']:.2f} -> {history[-1]['held_out']:.2f}")

@@ -1,0 +1,66 @@
+"""Each control changes one thing of the rows and nothing else."""
+
+from dataclasses import fields
+
+import torch
+
+from examples.learn_shop.negative_controls import CONTROLS
+from examples.learn_shop.policy import logprobs_of, make
+from examples.learn_shop.train import Rows
+from rollq.training.arrays import PaddedArrays
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+MASK = torch.tensor([[0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+
+
+def rows() -> Rows:
+    """Two groups of two."""
+    places = torch.arange(6).expand(4, 6)
+    return PaddedArrays(
+        tokens=torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 11, 7, 7, 7], [5, 6, 12, 0, 0, 0], [5, 6, 8, 8, 8, 9]]),
+        mask=MASK,
+        logprobs=torch.where(MASK, -1.0 - places, 0.0),
+        versions=MASK.int() - 1,
+        version_names=("0",),
+        version_steps=torch.zeros(1),
+        prompt_lengths=torch.tensor([2, 3, 2, 2]),
+        rewards=torch.tensor([1.0, 0.0, 0.0, 1.0]),
+        advantages=torch.tensor([1.0, -1.0, -0.5, 0.5]),
+        trajectory_index=torch.arange(4),
+        group_index=torch.tensor([0, 0, 1, 1]),
+        attention_mask=torch.ones(4, 6).bool(),
+    )
+
+
+def changed(name: str, tokenizer: Tokenizer) -> tuple[set[str], Rows]:
+    before = rows()
+    after = CONTROLS[name].change(before, make(tokenizer, 0))
+    return {
+        field.name for field in fields(before) if getattr(before, field.name) is not getattr(after, field.name)
+    }, after
+
+
+def test_the_mask_moves_by_one(tokenizer: Tokenizer) -> None:
+    names, after = changed("mask", tokenizer)
+    assert names == {"mask"} and (after.mask[:, 1:] == MASK[:, :-1]).all() and not after.mask[:, 0].any()
+
+
+def test_the_logprobs_move_by_one(tokenizer: Tokenizer) -> None:
+    names, after = changed("logprobs", tokenizer)
+    assert names == {"logprobs"} and (after.logprobs[:, 1:] == rows().logprobs[:, :-1]).all()
+
+
+def test_members_of_a_group_get_each_others_advantage(tokenizer: Tokenizer) -> None:
+    names, after = changed("rewards", tokenizer)
+    assert names == {"advantages"} and after.advantages.tolist() == [-1.0, 1.0, 0.5, -0.5]
+
+
+def test_without_a_ratio_the_trained_policy_is_its_own_reference(tokenizer: Tokenizer) -> None:
+    names, after = changed("no-ratio", tokenizer)
+    with torch.no_grad():
+        expected, _ = logprobs_of(make(tokenizer, 0), after.tokens, after.mask)
+    assert names == {"logprobs"} and torch.allclose(after.logprobs, expected)
+
+
+def test_the_correct_runs_change_nothing() -> None:
+    assert [name for name, control in CONTROLS.items() if control.change is None] == ["correct", "stale"]

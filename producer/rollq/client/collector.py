@@ -12,7 +12,7 @@ from contextlib import suppress
 from rollq.errors import ContractError, LedgerError, NotHeld, SettingsError
 from rollq.evaluation.result import Result, TaskResult, task_result
 from rollq.evaluation.store import LARGEST, Store
-from rollq.job import Job, parse_id
+from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.reader import LedgerReader
 from rollq.trajectory import Trajectory
@@ -30,10 +30,11 @@ class Collector:
         *,
         name: str = "",
         version: str | None = None,
-        on_group: Callable[[Sequence[Trajectory]], None] = lambda trajectories: None,
+        on_group: Callable[[Sequence[Trajectory]], tuple[str, ContractError] | None] = lambda trajectories: None,
     ) -> None:
-        """`jobs`: sample 0 of each group, all of one size. `on_group` gets the trajectories of each group that is read;
-        a ContractError of it leaves the group out. Raises ContractError when there are too many tries to keep."""
+        """`jobs`: sample 0 of each group, all of one size. `on_group` gets the trajectories of each group that is read.
+        It returns a job that it cannot keep, and why, which leaves the group out. Raises ContractError when there are
+        too many tries to keep."""
         if len(jobs) * jobs[0].size > LARGEST:
             raise ContractError(
                 f"run {reader.run}: an evaluation has at most {LARGEST} tries, not {len(jobs) * jobs[0].size}: split"
@@ -90,22 +91,27 @@ class Collector:
         return len(self._found) + len(self._left_out) == len(self.jobs)
 
     def _read(self, job: Job) -> None:
-        trajectories = []
-        for found in self.reader.read([f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]):
+        trajectories, ids = [], [f"{job.run}/{job.group}/{sample}" for sample in range(job.size)]
+        for job_id, found in zip(ids, self.reader.read(ids), strict=True):
             if isinstance(found, ContractError):
                 if self.reader.group_states([job.group]) == ["acked"]:
                     return  # by another consumer, since the look; the next look says so
-                return self._leave_out(job, found)
+                return self._leave_out(job, job_id, found)
             trajectories.append(found)
-        try:
-            self._on_group(trajectories)
-            self._found[job.group] = task_result(trajectories)
-        except ContractError as e:
-            self._leave_out(job, e)
+        if refused := self._on_group(trajectories):
+            return self._leave_out(job, *refused)
+        self._found[job.group] = task_result(trajectories)
 
-    def _leave_out(self, job: Job, why: ContractError) -> None:
+    def _leave_out(self, job: Job, unreadable: str, why: ContractError) -> None:
+        """The unreadable try becomes a dead letter, which can be played again. Only a holder may say so, and what else
+        it holds goes back."""
         log.error("group %s/%s is left out of the evaluation: %s", job.run, job.group, why)
         self._left_out[job.group] = None
+        deliveries, token = Deliveries(self.reader.redis, self.reader.run), f"{uuid.uuid4().hex[:16]}/0"
+        ready = self.reader.standing(Purpose.EVAL).ready
+        with suppress(NotHeld):  # another consumer holds the group, and meets the same
+            deliveries.take(max(1, ready), token, purpose=Purpose.EVAL)
+            deliveries.reject(token, unreadable, str(why))
 
     def _load(self) -> Sequence[TaskResult]:
         stored = self._store.load(self._name)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -24,15 +24,18 @@ from rollq.commands.flags import run_file
 from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
-from rollq.errors import PullTimeout, SettingsError
+from rollq.errors import ContractError, PullTimeout, SettingsError
 from rollq.evaluation import report
 from rollq.evaluation.comparison import Comparison, check_tasks, compare
 from rollq.evaluation.result import Result
 from rollq.evaluation.store import Store
 from rollq.export import jsonl
 from rollq.export.formats import open_output
+from rollq.export.record import Unexportable
+from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
+from rollq.trajectory import Trajectory
 
 PAUSE_S = 0.25
 """Seconds between two looks at the groups."""
@@ -120,7 +123,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         if out:
             out.run_began = client.reader.began
         tasks = list(job_flags.jobs(args))
-        collector = Collector(client.reader, tasks, on_group=out.save if out else lambda trajectories: None)
+        collector = Collector(client.reader, tasks, on_group=partial(_save, out))
         collector.check()
         if other := _other(args, client):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
@@ -156,6 +159,16 @@ def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) ->
             f" with --out FILE; to delete both: rollq drop --run {name} --whole-run --yes",
             file=sys.stderr,
         )
+
+
+def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> tuple[str, ContractError] | None:
+    """The job that cannot be written down, and why; None when all are."""
+    try:
+        if out:
+            out.save(trajectories)
+    except Unexportable as e:
+        return e.job_id, e
+    return None
 
 
 def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:

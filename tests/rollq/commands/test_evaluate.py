@@ -138,6 +138,18 @@ def test_a_dead_try_costs_the_comparison_and_not_the_report(
     assert "2 of 6 tries are missing, and their tasks are left out, so nothing is compared" in said.err
 
 
+def test_a_try_that_cannot_be_read_is_a_dead_letter(
+    connection: "redis.Redis", line: Sequence[str], redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = evaluated(connection, line, "e", REWARDS)
+    connection.lset(ledger.keys.journal("e/shop.test.1/1"), 2, b"junk")
+    found = json_of(capsys, "--run", "e", *line, code=1)
+    assert (found["left_out"], found["dead"], found["done"]) == (["shop.test.1"], 1, 4)
+    assert cli.main(["requeue", "--run", "e", "--redis", redis_url]) == 0
+    play(ledger, "e/shop.test.1/1", 1.0)
+    assert json_of(capsys, "--run", "e", *line)["done"] == 6
+
+
 def test_what_is_not_stored_names_what_is(
     connection: "redis.Redis", line: Sequence[str], redis_url: str, capsys: pytest.CaptureFixture[str], fails: Fails
 ) -> None:

@@ -1,7 +1,9 @@
 """`rollq eval`: what it stores, prints again and compares."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from rollq import cli
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
+from rollq.wire.codec import encode_event
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.groups import ack, take
-from tests.rollq.samples import play
+from tests.rollq.samples import closed, play
 
 REWARDS = {0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0]}
 
@@ -148,6 +151,16 @@ def test_a_try_that_cannot_be_read_is_a_dead_letter(
     assert cli.main(["requeue", "--run", "e", "--redis", redis_url]) == 0
     play(ledger, "e/shop.test.1/1", 1.0)
     assert json_of(capsys, "--run", "e", *line)["done"] == 6
+
+
+def test_a_try_that_cannot_be_written_down_is_a_dead_letter(
+    connection: "redis.Redis", line: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = evaluated(connection, line, "e", REWARDS)
+    no_json = replace(closed(), info={"score": math.nan})
+    connection.lset(ledger.keys.journal("e/shop.test.1/1"), -1, encode_event(no_json, "e/shop.test.1/1"))
+    found = json_of(capsys, "--run", "e", *line, "--out", str(tmp_path / "e.jsonl"), code=1)
+    assert (found["left_out"], found["dead"], found["done"]) == (["shop.test.1"], 1, 4)
 
 
 def test_what_is_not_stored_names_what_is(

@@ -171,6 +171,7 @@ class Consumer:
             if taken.unread:
                 continue
             if taken.over:
+                self._takeover.clear()  # it has no batch, or one of which the filter kept nothing
                 return None
             if exact and self._exhausted(taken, groups - len(self._selection), began):
                 raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
@@ -261,7 +262,9 @@ class Consumer:
         version_steps = self._retry(lambda: self._versions.steps(sorted(names)))
         with suppress(ValueError):
             self._takeover.remove(step)
-        self._step, self._filling = max(self._step, step + 1), None
+        self._step = max(self._step, step + 1)
+        if self._filling == step:  # else it is a later batch, which a process before left incomplete
+            self._filling = None
         self._rejected.discard(step)
         self._batches[step] = [group.id for group in groups]
         return Batch(

@@ -178,6 +178,34 @@ def test_a_successor_fills_up_what_the_process_before_left_incomplete(
     assert (later.step, names(later)) == (1, "d" if "a" in learnable else "e")
 
 
+def test_a_successor_fills_up_a_batch_behind_one_that_a_trainer_has_seen(client: Client) -> None:
+    finish(client, "abC")
+    first = client.consumer(name="trainer", keep="unequal_rewards")
+    first.next(1)
+    with pytest.raises(PullTimeout):
+        first.next(2, timeout=0.05)
+    second = client.consumer(name="trainer", keep="unequal_rewards")
+    assert names(second.next(1)) == "a"
+    with pytest.raises(PullTimeout):
+        second.next(2, timeout=0.05)
+    finish(client, "d")
+    batch = second.next(2)
+    assert (names(batch), batch.step) == ("bd", 1)
+
+
+def test_at_the_end_no_batch_is_left_of_which_the_filter_kept_nothing(client: Client) -> None:
+    finish(client, "aB")
+    client.seal()
+    first = client.consumer(name="trainer", keep=stop_at("b"))
+    first.next(1)
+    with pytest.raises(KeyboardInterrupt):
+        first.next(1)
+    second = client.consumer(name="trainer", keep="unequal_rewards")
+    assert (names(second.next(1)), second.next(1)) == ("a", None)
+    second.ack(up_to=1)
+    assert client.stats()["groups_acked"] == 1
+
+
 def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(client: Client) -> None:
     finish(client, "aBc")
     with client.consumer(keep="unequal_rewards") as consumer, client.consumer() as other:

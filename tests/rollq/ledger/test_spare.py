@@ -7,6 +7,7 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Refusal, State
+from rollq.wire.blob import SCHEMA
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play
@@ -41,6 +42,13 @@ def test_the_group_closes_with_its_first_graded_members(ledger: Ledger, reader: 
     assert counts(reader) == (4, 0, 0, 2, 0, 2)
     (taken,) = take(ledger, 1, "t/0")
     assert (taken.size, taken.members, taken.dead) == (2, ["r/g/1", "r/g/3"], [])
+
+
+def test_a_worker_that_knows_no_spare_members_leaves_the_group_to_others(ledger: Ledger) -> None:
+    ledger.submit(group("g", 1, spare=1))
+    # What it compares with its own schema. It would count the members wrongly.
+    assert ledger.redis.hget(ledger.keys.group("g"), "schema") == f"{SCHEMA}+spare".encode()
+    assert claim(ledger, "r/g/0").job.spare == 1
 
 
 def test_surplus_members_are_fenced_and_free_their_memory_at_once(ledger: Ledger, reader: LedgerReader) -> None:

@@ -61,8 +61,10 @@ end
 
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local publish_at = publish_in_s > 0 and now() + publish_in_s or 0
+-- A worker that knows no spare members must not play the group: it would count them wrongly.
+local schema = ARGV[12] .. (spare > 0 and '+spare' or '')
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
-  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14])
+  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', schema, 'body', ARGV[14])
 redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
 for i = first, #ARGV, 4 do
   local job = prefix .. 'job:' .. ARGV[i]

@@ -48,7 +48,7 @@ def run(
     engine_url: str | None = None,
     change: Change | None = None,
 ) -> list[dict[str, Any]]:
-    """One run with processes of its own. Returns the numbers of all steps, which are also in results.json."""
+    """One run with processes of its own. Returns the numbers of all steps; results.json has those so far."""
     folder.mkdir(parents=True, exist_ok=True)
     model = AutoModelForCausalLM.from_pretrained(start)
     torch.set_num_threads(1 if options.staleness else CORES)  # on policy, nothing else runs while the trainer does
@@ -63,9 +63,9 @@ def run(
         for numbers in learn(client, fleet, model, folder, options, change):
             numbers["at_s"] = time.monotonic() - began
             history.append(numbers)
+            (folder / "results.json").write_text(json.dumps({"options": vars(options), "steps": history}, indent=1))
             say(progress(numbers, options.steps))
             processes.check()
-    (folder / "results.json").write_text(json.dumps({"options": vars(options), "steps": history}, indent=1))
     return history
 
 

@@ -67,11 +67,12 @@ CONTROLS = {
 
 
 def results(folder: Path, options: Options) -> list[dict[str, Any]] | None:
-    """The numbers of a run that was made with these options."""
+    """The numbers of a run that was made with these options, to its end."""
     if not (file := folder / "results.json").exists():
         return None
     kept = json.loads(file.read_text())
-    return kept["steps"] if kept["options"] == vars(options) else None
+    finished = kept["steps"][-1]["step"] == options.steps
+    return kept["steps"] if finished and kept["options"] == vars(options) else None
 
 
 def main() -> None:

@@ -40,8 +40,13 @@ class Bounded(RuleBasedStateMachine):
 
     url: str
 
-    @initialize(batch=st.integers(1, 3), bound=st.sampled_from([0, 1, 3]), running=st.sampled_from([None, None, 2]))
-    def start(self, batch: int, bound: int, running: int | None) -> None:
+    @initialize(
+        batch=st.integers(1, 3),
+        bound=st.sampled_from([0, 1, 3]),
+        running=st.sampled_from([None, None, 2]),
+        first=st.sampled_from([0, 0, 1000]),
+    )
+    def start(self, batch: int, bound: int, running: int | None, first: int) -> None:
         client = connect(self.url)
         client.flushall()
         self.ledgers = [Ledger(client, "r"), Ledger(connect(self.url), "r")]
@@ -49,14 +54,16 @@ class Bounded(RuleBasedStateMachine):
         self.versions, self.reader = Versions(client, "r"), LedgerReader(client, "r")
         self.batch, self.bound = batch, bound
         self.versions.admit(batch, bound, running)
-        self.step, self.calls, self.submitted = 0, 0, 0
+        self.calls, self.submitted = 0, 0
         self.began: dict[str, int] = {}
         """The published step at a group's first claim: no token of it is older."""
         self.leases: dict[str, str] = {}
+        self.step = first
+        """The published one. A run may begin at a late step."""
         self.begin()
 
     def begin(self) -> None:
-        """Whatever the trainers of the machine need."""
+        """What the trainers of the machine need. They publish the first step."""
 
     def teardown(self) -> None:
         if hasattr(self, "ledgers"):
@@ -146,7 +153,7 @@ class TrainerByTheBook(Bounded):
     checkpoints. It dies anywhere, and its successor begins at the checkpoint."""
 
     def begin(self) -> None:
-        self.saved = -1
+        self.saved = self.step - 1
         """The last batch that the checkpoint holds. The policy after batch n is step n + 1."""
         self.died = False
         self.open()
@@ -226,6 +233,7 @@ class CarelessTrainers(Bounded):
 
     def begin(self) -> None:
         self.holds: dict[str, list[str]] = {}
+        self.publish(self.step)
 
     @precondition(lambda self: hasattr(self, "holds"))
     @rule(data=st.data())

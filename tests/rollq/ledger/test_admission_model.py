@@ -221,6 +221,7 @@ class TrainerByTheBook(Bounded):
                 if self.submitted >= MOST:
                     return
                 assert self.take()
+            self.all_play()  # while it trains
             self.publish(self.next)
 
         self.goes_on(step)

@@ -180,7 +180,7 @@ class Consumer:
                 why = self._explain(groups)
                 self._timed_out = time.monotonic()
                 raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
-            self._wait(taken, deadline, wait_log)
+            self._wait(taken, deadline, wait_log, exact)
 
     def _as_it_was(self, step: int) -> bool:
         """Whether a trainer has seen this batch before the name was taken over."""
@@ -211,10 +211,10 @@ class Consumer:
         said_again = None if taken.published is None else self._look(taken.published)
         return (taken if said_again is None else replace(taken, policy_step=said_again)), step
 
-    def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog) -> None:
-        """Blocks until there may be groups."""
+    def _wait(self, taken: Taken, deadline: float, wait_log: WaitLog, exact: bool) -> None:
+        """Blocks until there may be groups, or until an exact batch may have to be given up."""
         look_s = min(IDLE_S, self._hold_s)
-        if taken.others or (taken.sealed and not taken.open):
+        if taken.others or (not taken.open and (taken.sealed or exact)):
             look_s = LOOK_S if taken.ends_s is None else min(LOOK_S, taken.ends_s + 0.01)
         until = min(deadline, time.monotonic() + look_s)
         while (left := until - time.monotonic()) > 0:

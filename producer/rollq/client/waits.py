@@ -15,7 +15,7 @@ from rollq.errors import LedgerError
 from rollq.job import QUEUE, Purpose, parse_id
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.ledger.replies import Admission
+from rollq.ledger.replies import Admission, Standing
 from rollq.ledger.workers.live_workers import AWAY, LiveWorker, live_workers
 
 log = logging.getLogger("rollq")
@@ -278,12 +278,22 @@ def _facts(reader: LedgerReader, purpose: Purpose, wanted: int, own: int, ahead:
         admission=bound,
         published=standing.published is not None,
         blocked=full and standing.full == 0,
-        wanted=wanted or standing.wanted,
+        wanted=wanted or _missed(standing),
         own=own,
     )
     if not facts.open:
         return _with_totals(facts, reader)
     return _with_workers(facts, reader) if facts.queued or facts.leased else facts
+
+
+def _missed(standing: Standing) -> int:
+    """The groups that a waiting consumer cannot go on without. One that has the batch of its step, and asks for a part
+    of the next one, reads ahead as asynchronous trainers do."""
+    bound = standing.admission
+    if bound and standing.held and standing.wanted < bound.groups_per_batch:
+        given = standing.held + bound.trained
+        return standing.wanted if given < (bound.step + 1) * bound.groups_per_batch else 0
+    return standing.wanted
 
 
 def _with_totals(facts: Facts, reader: LedgerReader) -> Facts:

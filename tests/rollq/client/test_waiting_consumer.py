@@ -207,6 +207,18 @@ class TestExact:
             refill.join(60)
             assert names(consumer.next(2, exact=True)) == ["a", "b.r1"]
 
+    def test_a_dropped_group_is_missed_soon_without_another_wake_up(
+        self, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, seconds in {"EXHAUSTED_S": 1.0, "LOOK_S": 0.1, "IDLE_S": 3600.0}.items():
+            monkeypatch.setattr(consumer_module, name, seconds)
+        client.submit([*group("a"), *group("b")])
+        play_groups(client.ledger, "a")
+        drop_group(client.ledger, "b")
+        missed = pytest.raises(MissingGroups, match="1 of 2 groups missing")
+        with Client(redis_url, run="r", hold_s=3600.0) as patient, patient.consumer() as consumer, missed:
+            consumer.next(2, exact=True)
+
     def test_a_slow_producer_is_waited_for(self, client: Client) -> None:
         finish_groups(client.ledger, "a")
         with client.consumer() as consumer, pytest.raises(PullTimeout):

@@ -236,6 +236,18 @@ def test_a_trainer_that_forgets_one_step(client: Client, ledger: Ledger) -> None
         assert "step 1 is not published yet. Once the engines serve its weights, call `client.publish(1)`" in said
 
 
+def test_a_trainer_that_reads_ahead_while_it_trains(client: Client, ledger: Ledger) -> None:
+    bounded(client, ledger, "abcd", staleness=1)
+    client.publish(0)
+    with client.consumer() as consumer:
+        for _ in range(4):
+            assert consumer.next(1)
+        with pytest.raises(PullTimeout, match="admission lets no more in"):
+            consumer.next(1, timeout=0.1)
+        assert ledger.submit(group("e")).full
+        assert explain(client.reader, ahead=256) == explain(client.reader) == ""
+
+
 def test_a_bounded_producer_waits_for_a_trainer(client: Client, ledger: Ledger) -> None:
     bounded(client, ledger, "ab")
     assert explain(client.reader) == ""  # nothing waits

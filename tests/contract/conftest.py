@@ -1,8 +1,8 @@
 """The two servers that the contract holds for: the replay engine, and a real SGLang server on the CPU.
 
 The real one is ROLLQ_TEST_ENGINE_URL with the tokenizer ROLLQ_TEST_TOKENIZER. Without that address it is started from
-a folder with `install.sh`, `tiny_model.py` and `serve.sh` (shared/sglang_cpu), in ROLLQ_SGLANG_VENV and with the model
-ROLLQ_SGLANG_MODEL.
+a folder with `install.sh`, `tiny_model.py` and `serve.sh` (sglang_cpu in the folder ROLLQ_SHARED, or in `shared` beside
+the checkout), in ROLLQ_SGLANG_VENV and with the model ROLLQ_SGLANG_MODEL.
 """
 
 import os
@@ -174,16 +174,29 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if url := os.environ.get("ROLLQ_TEST_ENGINE_URL"):
         yield Server(url.rstrip("/"), load_tokenizer(os.environ["ROLLQ_TEST_TOKENIZER"]))
         return
+    scripts = sglang_scripts()
+    venv, model = installed(scripts)
+    flags = ["--max-running-requests", "4", "--max-queued-requests", "4"]
+    with sglang(scripts, venv, model, tmp_path_factory.mktemp("sglang") / "log", *flags) as server:
+        yield server
+
+
+@contextmanager
+def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> Iterator[Server]:
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), *flags]
+    with running(command, url, START_S, log) as process:
+        yield Server(url, load_tokenizer(str(model)), process)
+
+
+def sglang_scripts() -> Path:
+    """Where the server's scripts are. Without them the test is skipped; on CI it fails, unless a server is given."""
     scripts = Path(os.environ.get("ROLLQ_SHARED", REPO.parent / "shared")) / "sglang_cpu"
     if not scripts.exists():
-        message = f"{scripts} is missing and ROLLQ_TEST_ENGINE_URL is not set: no real SGLang server to test against"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    venv, model = installed(scripts)
-    port = free_port()
-    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port)]
-    command += ["--max-running-requests", "4", "--max-queued-requests", "4"]
-    with running(command, f"http://127.0.0.1:{port}", START_S, tmp_path_factory.mktemp("sglang") / "log") as process:
-        yield Server(f"http://127.0.0.1:{port}", load_tokenizer(str(model)), process)
+        message = f"{scripts} is missing, so no real SGLang server can be started: see ROLLQ_SHARED in {__file__}"
+        given = "ROLLQ_TEST_ENGINE_URL" in os.environ
+        pytest.fail(message) if os.environ.get("CI") and not given else pytest.skip(message)
+    return scripts
 
 
 def installed(scripts: Path) -> tuple[Path, Path]:

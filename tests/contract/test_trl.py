@@ -1,7 +1,9 @@
-"""What TRL gets from a real SGLang server: logprobs of the sampled tokens as its own model computes them."""
+"""TRL's trainer on a real SGLang server: its steps, and logprobs of the sampled tokens as its model has them."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -9,13 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from examples.learn_shop.policy import CONTEXT, logprobs_of, make, save
 from rollq import Client, Job
 from rollq.job import Budget
 from rollq.trainers.fleet import Fleet
 from rollq.trainers.trl import RolloutFunc, rollq_reward, task_prompts
-from tests.contract.conftest import CACHE, Server
+from rollq.trajectory import Trajectory
+from rollq_worker.tokens.tokenizer import load_tokenizer
+from tests.contract.conftest import CACHE, Server, installed, sglang, sglang_scripts
 from tests.e2e.stack import Stack
+from tests.rollq.trainers.tiny import SIZE, trainer
 
+torch.set_num_threads(1)  # tensors this small are slower with several
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.timeout(1200),
@@ -23,6 +30,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
+
+
+@pytest.fixture
+def small_server(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """A real server and the folder of its model: random weights in float32, and the small vocabulary that rollq ships,
+    so that a trainer's logits take little memory."""
+    scripts = sglang_scripts()
+    venv, _ = installed(scripts)
+    model = Path(save(make(load_tokenizer(), seed=1), tmp_path / "model"))
+    flags = ["--dtype", "float32", "--context-length", str(CONTEXT)]
+    with sglang(scripts, venv, model, tmp_path / "server-log", *flags) as server:
+        yield server, model
 
 
 def gaps(model: Any, rows: dict[str, list[Any]]) -> tuple[float, float]:
@@ -83,3 +102,55 @@ def test_the_trainers_logprobs_are_the_engines_also_after_weights_were_synced(
     print(seen)
     for gap, moved in seen:
         assert gap < moved / 5
+
+
+def gap(model: Any, trajectory: Trajectory) -> float:
+    """How far the model's logprobs of the sampled tokens are from the engine's, on average."""
+    mask = torch.tensor([list(trajectory.mask)]).bool()
+    own, _ = logprobs_of(model, torch.tensor([list(trajectory.tokens)]), mask)
+    engine = torch.tensor([list(trajectory.logprobs)])
+    return (own - engine)[mask].abs().mean().item()
+
+
+def test_the_trainer_steps_on_episodes_of_the_policy_of_the_step_before(
+    small_server: tuple[Server, Path], redis_url: str, tmp_path: Path
+) -> None:
+    server, path = small_server
+    start = AutoModelForCausalLM.from_pretrained(path)
+    stack, played = Stack(tmp_path, redis_url), list[list[Trajectory]]()
+
+    def odd_tokens(*, completion_ids: list[list[int]], job_id: list[str], **_: Any) -> list[float]:
+        """A reward that random weights can earn."""
+        played.append([client.trajectory(name) for name in job_id])
+        return [sum(token % 2 for token in ids) / len(ids) for ids in completion_ids]
+
+    try:
+        stack.worker(6, "--tokenizer", str(path), engine_url=server.url)
+        with Client(redis_url, run="r") as client:
+            job = Job(env="shop:desk", task=0, budget=Budget(max_turns=3, max_new_tokens=24))
+            rollouts = RolloutFunc(client, job=job, fleet=Fleet([server.url]), weights=tmp_path / "weights")
+            training = trainer(
+                rollouts,
+                tmp_path / "out",
+                AutoModelForCausalLM.from_pretrained(path),
+                odd_tokens,
+                max_steps=2,
+                save_strategy="no",
+            )
+            training.train()
+            stats, published = client.stats(), client.published()
+    finally:
+        stack.close()
+
+    assert published is not None and published.step == 1
+    assert (stats["done"], stats["groups_acked"], stats["dead"]) == (4 * SIZE, 4, 0)
+    trained = training.model.state_dict()
+    assert all(not torch.equal(tensor, trained[name]) for name, tensor in start.state_dict().items())
+    for step, (trajectories, inputs) in enumerate(zip(played, training.inputs, strict=True)):
+        versions = {version for each in trajectories for version in each.versions if version is not None}
+        assert versions == {str(step)}
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        assert sorted(mask.sum(1).tolist()) == sorted(each.sampled_tokens for each in trajectories)
+        engine, own = inputs["sampling_per_token_logps"][mask], training.logprobs[step][mask]
+        assert (engine - own).abs().mean() < 0.01
+    assert mean(gap(start, each) for each in played[1]) > 0.05, "step 1 changed the policy, and the engine has it"

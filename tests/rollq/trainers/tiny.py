@@ -1,13 +1,20 @@
 """TRL's real trainers with a tiny model on the CPU."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    set_seed,
+)
 from trl import GRPOConfig, GRPOTrainer
 
-from rollq.job import Job
 from rollq.trainers.trl import RolloutFunc, rollq_reward, task_prompts
 from rollq_worker.tokens.tokenizer import BUNDLED
 
@@ -33,13 +40,25 @@ class RecordingTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.inputs: list[dict[str, torch.Tensor]] = []
+        self.logprobs: list[torch.Tensor] = []
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         self.inputs.append({name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)})
         return super()._compute_loss(model, inputs)
 
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.logprobs.append(found[0].detach())
+        return found
 
-def trainer(rollouts: RolloutFunc, folder: Path, **settings: Any) -> RecordingTrainer:
+
+def trainer(
+    rollouts: RolloutFunc,
+    folder: Path,
+    policy: PreTrainedModel | None = None,
+    reward: Callable[..., Any] = rollq_reward,
+    **settings: Any,
+) -> RecordingTrainer:
     """Two groups of SIZE a step, in an order that the seed decides."""
     args: dict[str, Any] = {
         "max_steps": 4,
@@ -55,10 +74,10 @@ def trainer(rollouts: RolloutFunc, folder: Path, **settings: Any) -> RecordingTr
         "seed": 7,
     }
     return RecordingTrainer(
-        model(),
-        rollq_reward,
+        policy or model(),
+        reward,
         args=GRPOConfig(str(folder), **args | settings),
-        train_dataset=task_prompts(Job(env="shop", task=0), range(8)),
+        train_dataset=task_prompts(rollouts.job, range(8)),
         processing_class=tokenizer(),
         rollout_func=rollouts,
     )

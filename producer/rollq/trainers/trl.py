@@ -61,6 +61,16 @@ def rollq_reward(*, episode_reward: list[float | None], **_: Any) -> list[float 
     return episode_reward
 
 
+def check_temperature(job: Job, trainers: float) -> None:
+    """The job samples with the temperature that the trainer computes logprobs for. Raises SettingsError."""
+    temperature = job.sampling.get("temperature", 1.0)
+    if temperature != trainers:
+        raise SettingsError(
+            f"the jobs of {job.env} sample with temperature {temperature:g}, and the trainer computes logprobs for"
+            f" {trainers:g}: give the trainer's `temperature` and Job(sampling=) the same"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs` and `env_mask` have
@@ -164,12 +174,7 @@ class RolloutFunc:
         self._batches.clear()
 
     def _check(self, trainer: Any) -> None:
-        temperature = self.job.sampling.get("temperature", 1.0)
-        if temperature != trainer.temperature:
-            raise SettingsError(
-                f"the jobs sample with temperature {temperature:g}, and the trainer computes logprobs for"
-                f" {trainer.temperature:g}: give GRPOConfig(temperature=) and Job(sampling=) the same"
-            )
+        check_temperature(self.job, trainer.temperature)
         if not trainer.model.training:
             raise SettingsError(
                 "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` or `Client.evaluate`"

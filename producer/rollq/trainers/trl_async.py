@@ -27,6 +27,7 @@ from rollq.client.waits import explain
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.extras import needs
 from rollq.trainers.fleet import Fleet
+from rollq.trainers.trl import check_temperature
 from rollq.trajectory import Prompt
 
 with needs("trl"):
@@ -219,10 +220,11 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         return min(skip, len(samples))
 
     def _samples(self, batch: Batch) -> Iterator[RolloutSample]:
+        assert self._temperature is not None  # `start` saw to it
         arrays = batch.arrays(advantages=self._advantages)
         for row, index in enumerate(arrays.trajectory_index):
             trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]
-            self._check_temperature(trajectory.job.sampling.get("temperature", 1.0))
+            check_temperature(trajectory.job, self._temperature)
             prompt = next(event for event in trajectory.events if isinstance(event, Prompt))
             length = int(arrays.attention_mask[row].sum())
             steps = {int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0}
@@ -237,13 +239,6 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                 group_id=batch.step,
                 metrics={"reward": float(arrays.rewards[row]), "turns": float(trajectory.turns)},
                 enqueued_at=time.time(),
-            )
-
-    def _check_temperature(self, temperature: float) -> None:
-        if temperature != self._temperature:
-            raise SettingsError(
-                f"run {self.client.run}: the jobs sample with temperature {temperature:g}, and the trainer computes"
-                f" logprobs for {self._temperature:g}: give AsyncGRPOConfig(temperature=) and Job(sampling=) the same"
             )
 
     def _version(self, steps: set[int], started: int | None) -> int:

@@ -82,7 +82,7 @@ class Server:
         self.open_gate()
         self.post("/abort_request", {"abort_all": True})
         self.post("/continue_generation", {})
-        self.post("/update_weight_version", {"new_version": "default"})
+        self.post("/update_weight_version", {"new_version": "default", "abort_all_requests": False})
 
 
 def spans_of(meta: dict[str, Any]) -> list[tuple[str, int, int]]:

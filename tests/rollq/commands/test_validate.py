@@ -99,8 +99,9 @@ def test_parts_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> Non
     file = exported(tmp_path / "x.parquet", groups=4)
     cut, flipped, other = (file / f"part-0000000{n}.parquet" for n in (1, 2, 3))
     cut.write_bytes(cut.read_bytes()[:-9])
+    job = pq.read_metadata(flipped).row_group(0).column(0)
     data = bytearray(flipped.read_bytes())
-    data[len(data) // 4] ^= 0xFF  # inside a page, which has a checksum
+    data[job.dictionary_page_offset + job.total_compressed_size - 2] ^= 0xFF  # inside a page, which has a checksum
     flipped.write_bytes(data)
     table = pq.read_table(other)
     pq.write_table(table.drop_columns(["mask"]).set_column(0, "job", [[1, 2]]), other)

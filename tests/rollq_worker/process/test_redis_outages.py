@@ -18,9 +18,10 @@ from redis.backoff import EqualJitterBackoff
 from redis.retry import Retry
 
 from rollq.job import Job
-from rollq.ledger import constants, reaping
+from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq.ledger.workers import reaping
 from rollq.servers.connection import RETRIES, connect
 from rollq_worker.process import reaper
 from rollq_worker.process.attempts import attempt, leases

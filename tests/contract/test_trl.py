@@ -39,7 +39,7 @@ def small_server(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     scripts = sglang_scripts()
     venv, _ = installed(scripts)
     model = Path(save(make(load_tokenizer(), seed=1), tmp_path / "model"))
-    flags = ["--dtype", "float32", "--context-length", str(CONTEXT)]
+    flags = ["--dtype", "float32", "--context-length", str(CONTEXT), "--skip-server-warmup"]
     with sglang(scripts, venv, model, tmp_path / "server-log", *flags) as server:
         yield server, model
 

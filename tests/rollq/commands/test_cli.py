@@ -121,7 +121,9 @@ def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     found = connect.settings(args)
     assert (found.redis_url, found.broker_url) == ("redis://flag:1/0", "redis://flag:1/0")
     assert (found.engine_urls, found.concurrency) == (("http://flag:2",), 3)
-    args = cli.parser().parse_args(["worker", "--engine", "http://a:2/", "--engine", "file:engines", "--engine=redis:x"])
+    args = cli.parser().parse_args(
+        ["worker", "--engine", "http://a:2/", "--engine", "file:engines", "--engine=redis:x"]
+    )
     assert connect.settings(args).engine_urls == ("http://a:2", "file:engines", "redis:x")
 
 

@@ -167,7 +167,7 @@ class Deliveries:
             )
         except CONNECTION_ERRORS:
             return True
-        except Unwritable:  # Redis blocks nobody, for example because it is a replica now
+        except Unwritable:  # Redis lets no client wait, for example because it is a replica now
             time.sleep(min(seconds, REFUSED_S))
             return True
         return bool(woken) or time.monotonic() - began > seconds + LATE_S
@@ -218,7 +218,7 @@ class Deliveries:
             raise NotHeld(f"job {job_id} is not held under {token} any more")
 
     def open(self, name: str, purpose: Purpose, text: str, hold_s: float = HOLD_S, step: int | None = None) -> Opened:
-        """Own a consumer's name and its holds; whoever owned it before is fenced. A repeat has the same `text`.
+        """Own a consumer's name and its holds; the process that owned it before is fenced. A repeat has the same `text`.
 
         `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps up to it. Raises
         LedgerError when a later step is acknowledged already, because its groups cannot come again.

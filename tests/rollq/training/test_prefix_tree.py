@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from rollq.training import prefix_tree
 from rollq.batch import Batch
+from rollq.training import prefix_tree
 from rollq.training.prefix_tree import PrefixTree
 from tests.rollq.token_rows import batch_of, batches, episode
 

@@ -24,15 +24,19 @@ def draw(histories: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Pa
     """One line for each history in each panel."""
     figure, axes = plt.subplots(2, 3, figsize=(11, 5.5), dpi=90, layout="constrained")
     for axis, (key, title) in zip(axes.flat, PANELS, strict=True):
-        for name, history in histories.items():
-            points = [(numbers["step"], numbers[key]) for numbers in history if key in numbers]
-            axis.plot(*zip(*points, strict=True), label=name, linewidth=1.2, marker="." if key == "held_out" else "")
+        for history in histories.values():
+            measured = [numbers for numbers in history if key in numbers]
+            steps, values = [numbers["step"] for numbers in measured], [numbers[key] for numbers in measured]
+            axis.plot(steps, values, linewidth=1.2, marker="." if key == "held_out" else "")
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
         if key in ("held_out", "reward"):
             axis.set_ylim(0, 1)
-    axes.flat[0].legend(fontsize=8)
-    figure.supxlabel("training step", fontsize=10)
+        if key == "mean_abs_log_ratio":
+            axis.set_yscale("log")
+    figure.legend(
+        axes.flat[0].lines, histories, loc="outside lower center", ncols=3, fontsize=8, title="by training step"
+    )
     figure.savefig(path)
     plt.close(figure)
     return path

@@ -218,7 +218,7 @@ class Deliveries:
             raise NotHeld(f"job {job_id} is not held under {token} any more")
 
     def open(self, name: str, purpose: Purpose, text: str, hold_s: float = HOLD_S, step: int | None = None) -> Opened:
-        """Own a consumer's name and its holds; the process that owned it before is fenced. A repeat has the same `text`.
+        """Own a consumer's name and its holds; its owner before is fenced. A repeat has the same `text`.
 
         `step`: the last step that the trainer's checkpoint holds; the caller acknowledges the steps up to it. Raises
         LedgerError when a later step is acknowledged already, because its groups cannot come again.

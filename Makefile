@@ -11,7 +11,7 @@ demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker,
 	@$(BIN)/rollq demo $(DEMO)
 	@echo "rollq itself is in $(BIN): . $(BIN)/activate"
 
-# A tiny policy learns, in about 20 minutes on two cores; see docs/learn.md. ARGS="--staleness 0", "--sglang VENV".
+# A tiny policy learns; docs/learn.md has the times. ARGS="--staleness 0", "--sglang VENV".
 learn: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.learn $(ARGS)
 

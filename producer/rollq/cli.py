@@ -52,8 +52,8 @@ OWN_COMMANDS = {
     "drop": "dead_jobs",
     "cancel": "dead_jobs",
     "engines": "engines",
-    "sync": "sync",
-    "publish": "publish",
+    "sync": "weights",
+    "publish": "weights",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {"demo": "demo", "engine": "engine", "worker": "worker", "audit": "worker", "doctor": "worker"}

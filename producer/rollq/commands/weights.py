@@ -1,4 +1,4 @@
-"""`rollq sync`: loads new weights into a fleet of engines, and publishes their version when all engines have it."""
+"""`rollq sync` loads new weights into a fleet of engines; `rollq publish` says which step's policy they serve."""
 
 import argparse
 import contextlib
@@ -13,6 +13,7 @@ from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.policy import step, weight_version
 from rollq.commands.flags.shared import (
     Commands,
+    add_durability,
     add_engines,
     add_json,
     add_redis,
@@ -30,6 +31,11 @@ from rollq.trainers.fleet import EngineUpdate, Fleet
 
 
 def add(commands: Commands) -> None:
+    _add_sync(commands)
+    _add_publish(commands)
+
+
+def _add_sync(commands: Commands) -> None:
     parser = commands.add_parser(
         "sync",
         help="load new weights into the engines",
@@ -67,10 +73,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key that the engines ask for")
     add_redis(parser)
     add_json(parser, "end stdout with one JSON object: path, version, engines, failed, published")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=sync)
 
 
-def run(args: argparse.Namespace) -> int:
+def sync(args: argparse.Namespace) -> int:
     if (args.run_name is None) != (args.step is None):
         raise SettingsError("--run and --step go together: the version is published as the policy of that step")
     fleet = Fleet(
@@ -135,3 +141,35 @@ def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: Syn
         print(f"published: run {args.run_name} is at step {published}")
     elif not error:
         print(f"next: rollq publish --run RUN --step K --version {args.version}")
+
+
+def _add_publish(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "publish",
+        help="say which step's policy the engines serve",
+        description="Says that the engines serve the policy of a training step from now on. Waiting producers go on"
+        " when the run admits groups for it. `rollq sync --run R --step K` loads the weights and does this.",
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--step",
+        type=step,
+        required=True,
+        metavar="K",
+        help="the policy's step: 0 is the first, and each trained batch makes the next",
+    )
+    parser.add_argument(
+        "--version", type=weight_version, metavar="NAME", help="the engines' name of its weights (the step)"
+    )
+    add_redis(parser)
+    add_durability(parser)
+    parser.set_defaults(run=publish)
+
+
+def publish(args: argparse.Namespace) -> int:
+    with open_client(args, args.run_name, known=True) as client:
+        client.publish(args.step, args.version)
+        admission = client.reader.standing().admission
+    room = f", {max(0, admission.capacity)} more groups may enter" if admission else ""
+    print(f"run {args.run_name}: step {args.step} is published as version {args.version or args.step}{room}")
+    return 0

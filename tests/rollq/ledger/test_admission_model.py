@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rollq.errors import FailureClass
 from rollq.job import Purpose
@@ -26,6 +25,7 @@ from rollq.servers.connection import connect
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.groups import end_holds
+from tests.rollq.ledger.machines import run_machine
 from tests.rollq.samples import closed, group, observed, prompt, sampled
 
 MOST = 40
@@ -293,11 +293,4 @@ class CarelessTrainers(Bounded):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("machine", [TrainerByTheBook, CarelessTrainers])
 def test_no_batch_is_beyond_the_bound_and_nothing_waits_for_ever(redis_url: str, machine: type[Bounded]) -> None:
-    class Machine(machine):  # type: ignore[misc, valid-type]
-        url = redis_url
-
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=checks),
-    )
+    run_machine(machine, redis_url, examples=60)

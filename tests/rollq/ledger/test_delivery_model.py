@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,7 +14,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from rollq.errors import NotHeld
@@ -25,6 +23,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import connect
 from tests.rollq.groups import end_holds, play_groups
+from tests.rollq.ledger.machines import run_machine
 from tests.rollq.samples import group
 
 CONSUMERS = st.sampled_from(["@trainer", "@trainer", "@trainer", "@other", "x", "y"])
@@ -238,11 +237,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(900)
 def test_deliveries_are_what_the_model_says(redis_url: str) -> None:
-    class Machine(DeliveryMachine):
-        url = redis_url
-
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=checks),
-    )
+    run_machine(DeliveryMachine, redis_url, examples=80)

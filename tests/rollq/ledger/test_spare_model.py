@@ -4,7 +4,6 @@ take and reject. What is handed out has `size` graded members, and every job end
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -12,7 +11,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from rollq.errors import FailureClass, Fenced, LedgerError
@@ -21,6 +19,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import connect
 from tests.rollq.groups import ack, deliveries, take
+from tests.rollq.ledger.machines import run_machine
 from tests.rollq.samples import claim, group, play
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 3))
@@ -163,11 +162,4 @@ class SpareMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(900)
 def test_groups_with_spare_members_are_what_the_model_says(redis_url: str) -> None:
-    class Machine(SpareMachine):
-        url = redis_url
-
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=checks),
-    )
+    run_machine(SpareMachine, redis_url, examples=150)

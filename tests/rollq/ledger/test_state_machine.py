@@ -7,14 +7,12 @@ is set by moving all that was written by it the other way.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from rollq.errors import FailureClass, Fenced, JobConflict, JournalConflict, LedgerError
@@ -27,6 +25,7 @@ from rollq.servers.connection import connect
 from rollq.wire.codec import encode_event
 from tests.rollq.groups import deliveries
 from tests.rollq.ledger.delivery_rules import DeliveryRules
+from tests.rollq.ledger.machines import run_machine
 from tests.rollq.ledger.model import BUDGET, IDS, NAMES, OWN, PURPOSE, SIZE, TALLY, VIABLE, ModelGroup, ModelJob
 from tests.rollq.samples import closed, group, job, observed
 
@@ -350,16 +349,4 @@ class LedgerMachine(DeliveryRules):
 
 @pytest.mark.timeout(900)
 def test_the_ledger_is_what_the_model_says(redis_url: str) -> None:
-    class Machine(LedgerMachine):
-        url = redis_url
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=110,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            print_blob=False,
-        ),
-    )
+    run_machine(LedgerMachine, redis_url, examples=110, steps=50)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rollq.errors import JobFailure
 from rollq_worker.protocols import Action
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
-from rollq_worker.tokens.model_family import FAMILIES
+from rollq_worker.tokens.known_families import FAMILIES
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_tokenizer

@@ -20,7 +20,7 @@ from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
-from rollq_worker.tokens.model_family import family_of
+from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS
 

@@ -18,7 +18,8 @@ from rollq.trajectory import Message
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
-from rollq_worker.tokens.model_family import Family, family_of, shows_tools
+from rollq_worker.tokens.family_detection import family_of, shows_tools
+from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.template_messages import call_id, for_template, with_missing_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.toolcalls import PARSERS

@@ -14,7 +14,8 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import PREAMBLES, Preamble
-from rollq_worker.tokens.model_family import KEEP_REASONING, Family
+from rollq_worker.tokens.known_families import KEEP_REASONING
+from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import BridgeComparison, Finding, Match
 from rollq_worker.tokens.selfcheck.conversations import Edge

@@ -1,0 +1,151 @@
+"""Finds the family of a chat template by rendering, never by a model's name.
+
+A record fits when its stop token is the template's own and its reader gets back, argument for argument, the call that
+the template wrote. A template that fits no record, but whose calls some reader gets back, makes a record of its own.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.protocols import Action
+from rollq_worker.tokens.injection_guard import any_of
+from rollq_worker.tokens.known_families import FAMILIES
+from rollq_worker.tokens.model_family import Family, example_call
+from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.toolcalls import PARSERS
+
+_USER = "zqxjkv"
+"""A user's message whose text occurs nowhere else in a rendered conversation."""
+_TOOL_NAME = "sample_tool"
+_ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": _TOOL_NAME,
+        "description": "sample",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "x": {"type": "string", "description": "x"},
+                "n": {"type": "integer", "description": "n"},
+                "o": {"type": "object", "description": "o"},
+            },
+            "required": ["x"],
+        },
+    },
+}
+
+
+def shows_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the template lists the tools for the model."""
+    try:
+        return _TOOL_NAME in _render(tokenizer, [], True)
+    except JobFailure:
+        return True  # other renderings will fail too, with a reason
+
+
+def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool) -> str:
+    """The rendering of a user's message and `turns`, with a tool, and with a system prompt where the template wants
+    one."""
+    messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
+    try:
+        return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+    except JobFailure:
+        with contextlib.suppress(JobFailure):
+            messages.insert(0, {"role": "system", "content": "s"})
+            return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+        raise
+
+
+def family_of(tokenizer: Tokenizer) -> Family:
+    """The family of a tokenizer and its template.
+
+    Raises JobFailure, with a remedy, for a template that cannot write tool calls or writes them in an unknown format.
+    """
+    refusal: JobFailure | None = None
+    rendered = False
+    for text_arguments in (False, True):
+        for call_id in ("call00000", f"functions.{_TOOL_NAME}:0"):
+            try:
+                prompt, turn = _render_call(tokenizer, text_arguments, call_id)
+            except JobFailure as e:
+                refusal = refusal or e
+                continue
+            rendered = rendered or _TOOL_NAME in turn
+            for family in _candidates(tokenizer, prompt, turn):
+                if _fits(family, turn):
+                    return replace(family, text_arguments=text_arguments)
+    remedy = "use a model of these families, give the tokenizer a template for tools, or add a reader to toolcalls"
+    template = f"the chat template of {tokenizer.name}"
+    if rendered:
+        known = ", ".join(PARSERS)
+        raise JobFailure(f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}")
+    if refusal is not None:
+        raise JobFailure(f"{refusal}: it cannot write a tool call; correct the template or use another model")
+    raise JobFailure(
+        f"{template} leaves an assistant's tool calls out, so nothing shows what a turn with calls looks like; {remedy}"
+    )
+
+
+def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tuple[str, str]:
+    """The end of a rendered prompt, and the text that the template writes after it for a turn with a call."""
+    arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+    prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
+    whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(_USER)[2]
+    same = _common_prefix(prompt, whole)
+    # Do not cut a control token of either text in two.
+    for start in range(max(0, same - 40), same):
+        tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
+        if any(prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens):
+            same = start
+            break
+    return prompt, whole[same:]
+
+
+def _common_prefix(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family]:
+    """The records whose tokens the vocabulary has, then one made up for each reader."""
+    for family in FAMILIES:
+        own = any(end in prompt + turn for end in (*family.stops, *family.template_ends)) and family.call_mark in turn
+        if family.stops[0] in tokenizer.added_tokens and (own or family.header_stops):
+            yield family
+    end = _end_of_turn(tokenizer)
+    if end:
+        for parser in PARSERS:
+            yield Family(name=f"other ({parser})", stops=(end,), parser=parser)
+
+
+def _end_of_turn(tokenizer: Tokenizer) -> str:
+    """The control token with which the template ends an assistant's turn, whether more follows or not; "" if it has
+    none.
+
+    Of several it is the one that the model's files name.
+    """
+    word = _USER[::-1]
+    turns: list[Message] = [{"role": "assistant", "content": word}, {"role": "user", "content": "u"}]
+    try:
+        last, more = (_render(tokenizer, shown, False).rpartition(word)[2] for shown in (turns[:1], turns))
+    except JobFailure:
+        return ""
+    control = any_of(filter(None, tokenizer.added_tokens))
+    own = control.findall(last[: _common_prefix(last, more)])
+    named = [token for token in own if tokenizer.added_tokens[token] in tokenizer.eos_ids]
+    return next(iter([*named, *own[-1:], *control.findall(more)]), "")
+
+
+def _fits(family: Family, turn: str) -> bool:
+    """Whether the family's reader gets the call back."""
+    cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
+    if cut >= 0 and _TOOL_NAME not in turn[cut:]:
+        turn = turn[:cut]
+    read = PARSERS[family.parser](turn, None, [_TOOL])
+    return list(read.calls) == [Action(_TOOL_NAME, _ARGUMENTS)] and not read.errors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import MAX_DEPTH
-from rollq_worker.toolcalls.hermes import HERMES
+from rollq_worker.toolcalls.formats.hermes import HERMES
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Action("f", {"a": 1})

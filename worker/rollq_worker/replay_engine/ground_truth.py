@@ -22,7 +22,7 @@ from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_m
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import readers
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class GroundTruth:
         self._tasks = tasks
         self._mistakes = mistakes
         family = family_of(tokenizer)
-        self._read = PARSERS[family.parser]
+        self._read = readers()[family.parser]
         added = tokenizer.added_tokens
         self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)
         """The tokens at which the model would stop by itself."""

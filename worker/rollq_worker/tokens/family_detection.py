@@ -14,10 +14,10 @@ from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.protocols import Action
 from rollq_worker.tokens.injection_guard import any_of
-from rollq_worker.tokens.known_families import FAMILIES
+from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import Family, example_call
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import readers
 
 _USER = "zqxjkv"
 """A user's message whose text occurs nowhere else in a rendered conversation."""
@@ -80,10 +80,10 @@ def family_of(tokenizer: Tokenizer) -> Family:
             for family in _candidates(tokenizer, prompt, turn):
                 if _fits(family, turn):
                     return replace(family, text_arguments=text_arguments)
-    remedy = "use a model of these families, give the tokenizer a template for tools, or add a reader to toolcalls"
+    remedy = "use a model of these families, give the tokenizer a template for tools, or add a format (docs/formats.md)"
     template = f"the chat template of {tokenizer.name}"
     if rendered:
-        known = ", ".join(PARSERS)
+        known = ", ".join(readers())
         raise JobFailure(f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}")
     if refusal is not None:
         raise JobFailure(f"{refusal}: it cannot write a tool call; correct the template or use another model")
@@ -114,13 +114,13 @@ def _common_prefix(one: str, other: str) -> int:
 
 def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family]:
     """The records whose tokens the vocabulary has, then one made up for each reader."""
-    for family in FAMILIES:
+    for family in families():
         own = any(end in prompt + turn for end in (*family.stops, *family.template_ends)) and family.call_mark in turn
         if family.stops[0] in tokenizer.added_tokens and (own or family.header_stops):
             yield family
     end = _end_of_turn(tokenizer)
     if end:
-        for parser in PARSERS:
+        for parser in readers():
             yield Family(name=f"other ({parser})", stops=(end,), parser=parser)
 
 
@@ -147,5 +147,5 @@ def _fits(family: Family, turn: str) -> bool:
     cut = max(turn.rfind(end) for end in (*family.stops, *family.template_ends))
     if cut >= 0 and _TOOL_NAME not in turn[cut:]:
         turn = turn[:cut]
-    read = PARSERS[family.parser](turn, None, [_TOOL])
+    read = readers()[family.parser](turn, None, [_TOOL])
     return list(read.calls) == [Action(_TOOL_NAME, _ARGUMENTS)] and not read.errors

@@ -1,12 +1,20 @@
 """The model families that rollq knows, as data.
 
-A template is matched with a record by rendering a call, never by a model's name: see `family_detection`.
+A template is matched with a record by rendering a call, never by a model's name: see `family_detection`. Installed
+packages add records: see docs/formats.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 
+from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.plug_ins import plug_ins, with_plug_ins
 from rollq_worker.tokens.model_family import Family, ToolsPrompt
+from rollq_worker.toolcalls import readers
+
+GROUP = "rollq.families"
+"""The entry points of records: each is a `Family`, or a list of them."""
 
 KEEP_REASONING: Mapping[str, Json] = {
     "preserve_thinking": True,  # Qwen3.6, Kimi K2.5, Gemma 4
@@ -73,3 +81,20 @@ FAMILIES = (
         header_stops={"<|tool_response>": "tool"},
     ),
 )
+
+
+@cache
+def families() -> Sequence[Family]:
+    """All records, first rollq's own, then those of installed packages, which are loaded at the first call.
+
+    Raises JobFailure for a plug-in that is broken, whose name is taken, or that names no reader.
+    """
+    added = list(plug_ins(GROUP, Family))
+    for plug_in in added:
+        if plug_in.object.parser not in readers():
+            raise JobFailure(
+                f"{plug_in.origin}: the family {plug_in.object.name!r} wants the reader {plug_in.object.parser!r}, and"
+                f" there are {', '.join(readers())}; add one as docs/formats.md shows"
+            )
+    known = {family.name: family for family in FAMILIES}
+    return tuple(with_plug_ins(known, ((plug_in.object.name, plug_in) for plug_in in added)).values())

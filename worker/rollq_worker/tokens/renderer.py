@@ -16,13 +16,13 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.protocols import ReadTurn
+from rollq_worker.tokens.family_detection import family_of, shows_tools
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
-from rollq_worker.tokens.family_detection import family_of, shows_tools
 from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.template_messages import call_id, for_template, with_missing_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ChatRenderer:
         self._controls = ControlTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
-        self._read = PARSERS[self.family.parser]
+        self._read = readers()[self.family.parser]
         headers = (self._made_up.header, self._made_up.header_after_call)
         opened = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
         self._thinking = opened.pop() if len(opened) == 1 else None

@@ -1,22 +1,27 @@
-"""Reads tool calls and reasoning out of a sampled turn; one module per format.
+"""Reads tool calls and reasoning out of a sampled turn; one module of `formats/` per format.
 
 No text is lost: everything that is neither a readable call nor reasoning stays in the content, broken calls and their
 tags included. Readers never raise and never repair a call. They do not know which tools exist; schemas only give types
-to values that a format writes without quotes.
+to values that a format writes without quotes. Installed packages add readers: see docs/formats.md.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
-from rollq_worker.toolcalls.gemma4 import GEMMA4
-from rollq_worker.toolcalls.glm45 import GLM45
-from rollq_worker.toolcalls.gpt_oss import GPT_OSS
-from rollq_worker.toolcalls.hermes import HERMES
-from rollq_worker.toolcalls.llama3 import LLAMA3
-from rollq_worker.toolcalls.markup import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED
-from rollq_worker.toolcalls.mistral import MISTRAL
+from rollq_worker.plug_ins import plug_ins, with_plug_ins
+from rollq_worker.toolcalls.formats.gemma4 import GEMMA4
+from rollq_worker.toolcalls.formats.glm45 import GLM45
+from rollq_worker.toolcalls.formats.gpt_oss import GPT_OSS
+from rollq_worker.toolcalls.formats.hermes import HERMES
+from rollq_worker.toolcalls.formats.json_lists import APERTUS, COHERE, GRANITE3, NEMOTRON_V2
+from rollq_worker.toolcalls.formats.llama3 import LLAMA3
+from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED
+from rollq_worker.toolcalls.formats.mistral import MISTRAL
+from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2
 from rollq_worker.toolcalls.pieces import Reader
-from rollq_worker.toolcalls.sections import DEEPSEEK_V31, KIMI_K2
 
+GROUP = "rollq.readers"
+"""The entry points of readers: a name, and a `Reader`."""
 PARSERS: Mapping[str, Reader] = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -30,5 +35,18 @@ PARSERS: Mapping[str, Reader] = {
     "minimax_m2": MINIMAX_M2,
     "gpt_oss": GPT_OSS,
     "gemma4": GEMMA4,
+    "cohere": COHERE,
+    "granite3": GRANITE3,
+    "nemotron_v2": NEMOTRON_V2,
+    "apertus": APERTUS,
 }
-"""The readers, by the names in the records of model families."""
+"""The readers that come with rollq, by the names in the records of model families."""
+
+
+@cache
+def readers() -> Mapping[str, Reader]:
+    """All readers by name, also those of installed packages, which are loaded at the first call.
+
+    Raises JobFailure for a plug-in that is broken or whose name is taken.
+    """
+    return with_plug_ins(PARSERS, ((added.name, added) for added in plug_ins(GROUP, Reader)))

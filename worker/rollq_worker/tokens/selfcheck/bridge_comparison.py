@@ -17,6 +17,7 @@ from functools import cached_property
 
 from rollq.errors import JobFailure
 from rollq.trajectory import Message
+from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.renderer import ChatRenderer, Continuation
 from rollq_worker.tokens.selfcheck.conversations import (
     LONG_CONVERSATIONS,
@@ -25,7 +26,7 @@ from rollq_worker.tokens.selfcheck.conversations import (
     Edge,
     Exchange,
 )
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import readers
 
 
 class Match(StrEnum):
@@ -33,6 +34,8 @@ class Match(StrEnum):
 
     EXACT = "exact"
     """The same ids."""
+    SAME_TEXT = "same text"
+    """The same text, in other ids where the assistant header and the turn meet."""
     REWRITE = "rewrite"
     """The template writes earlier turns differently once more follows; the bridge keeps them as they were sampled."""
     UNSUPPORTED = "unsupported"
@@ -44,8 +47,13 @@ UNLIKE_FIRST = (
     "the template writes this turn and its answer otherwise than a plain first turn's; the bridge is the latter's"
 )
 LEFT_OUT = "the template leaves out the reasoning of a turn, or the words beside its call"
+OTHER_IDS = "the header's last characters and the turn's first ones are other ids when they are encoded together"
+_RANK = (Match.EXACT, Match.SAME_TEXT, Match.REWRITE, Match.UNSUPPORTED)
+"""From good to bad."""
 _LONGEST_END = 100
 """Number of characters; no token that ends turns is longer."""
+_LONGEST_HEADER = 1000
+"""Number of characters; a header that is longer is encoded with all that precedes it."""
 _LAST_TURNS = 3
 """Number of turns, at the end of the last long conversation, at which edges that rewrite are compared."""
 
@@ -66,27 +74,29 @@ class BridgeComparison:
     def __init__(self, renderer: ChatRenderer) -> None:
         self.renderer = renderer
         self._tokenizer = renderer.tokenizer
-        think = PARSERS[renderer.family.parser].think
+        self._control = any_of(filter(None, self._tokenizer.added_tokens))
+        think = readers()[renderer.family.parser].think
         self._conversations = Conversations(renderer.tools, renderer.complaint_role(None), think)
         self._texts: dict[tuple[int, ...], tuple[str, Sequence[Message]]] = {}
         """What was rendered, by the identities of the messages; the messages too, so that no other one gets theirs."""
         self._ids: dict[str, array[int]] = {}
         self._bridges: dict[str, tuple[array[int], str]] = {}
-        self._exact: set[tuple[str, str]] = set()
-        """The texts that the template writes after a history, each with the bridge that ends it, that were compared as
-        ids."""
+        self._exact: set[tuple[str, str, str]] = set()
+        """Headers, each with the texts that the template writes after it and the bridge that ends them, that were
+        compared as ids."""
 
     def find(self, edge: Edge) -> Finding:
         """The class of an edge in a short conversation."""
         if edge is Edge.OPEN:
             return self._compare_prompt()
         first: Finding | None = None
-        for exchange in self._conversations.short(edge, tags=not self._takes_reasoning):
-            finding = self._compare(exchange)
+        for form in self._conversations.forms(edge, tags=not self._takes_reasoning):
+            findings = map(self._compare, self._conversations.short(edge, form))
+            finding = max(findings, key=lambda one: _RANK.index(one.match))
             if finding.match is not Match.UNSUPPORTED and finding.why != LEFT_OUT:
                 return finding
             first = first or finding
-        assert first is not None  # every edge has an exchange
+        assert first is not None  # every edge has a form
         return first
 
     def find_in_long(self, short: Mapping[Edge, Finding]) -> Mapping[Edge, Finding]:
@@ -110,19 +120,21 @@ class BridgeComparison:
         return False
 
     def _go_through_exact(self, edges: Sequence[Edge], found: dict[Edge, Finding]) -> None:
-        """Compares a long conversation of edges that are exact, after a first call that need not be.
+        """Compares a long conversation of edges that are exact or the same text, after a first call that need not be.
 
-        An exchange that is not exact is left out of the history, so that it does not spoil the following ones.
+        An exchange that is neither is left out of the history, so that it does not spoil the following ones.
         """
         history = list(self._conversations.opening)
         for edge in edges:
             exchange = self._conversations.after(history, edge, "key" if self._takes_reasoning else "tags")
             counts_for = self._conversations.edges_of(edge, exchange)
-            if all(found[one].match is Match.EXACT for one in counts_for):
-                worse = self._worse_than(Match.EXACT, exchange)
+            match = max((found[one].match for one in counts_for), key=_RANK.index)
+            if match in (Match.EXACT, Match.SAME_TEXT):
+                worse = self._worse_than(match, exchange)
                 if worse is not None:
                     found |= self._blame(edge, exchange, worse)
-                    continue
+                    if worse.match is not Match.SAME_TEXT:
+                        continue
             elif counts_for[0] not in (Edge.CALL, Edge.REASONED_CALL) or any(
                 found[one].match is Match.UNSUPPORTED for one in counts_for
             ):
@@ -154,7 +166,7 @@ class BridgeComparison:
         other = self._conversations.after(exchange.history, plain, "")
         edges = self._conversations.edges_of(plain, other)
         if set(edges) < set(counts_for):
-            found = self._worse_than(Match.EXACT, other)
+            found = self._worse_than(_RANK[_RANK.index(worse.match) - 1], other)
             if found is not None:
                 return {edges[0]: found}
         return {counts_for[0]: worse}
@@ -162,14 +174,14 @@ class BridgeComparison:
     def _worse_than(self, match: Match, exchange: Exchange) -> Finding | None:
         """The finding of an exchange if it is worse than this class; else None."""
         with contextlib.suppress(JobFailure):
-            if match is Match.EXACT:
-                good = self._continuation(exchange) in self._exact
-            else:
+            if match is Match.REWRITE:
                 good = self._ends_with(self._written(exchange.messages), *self._bridge(exchange))
+            else:
+                good = self._continuation(exchange) in self._exact
             if good:
                 return None
         finding = self._compare(exchange)
-        return finding if finding.match not in (match, Match.EXACT) else None
+        return finding if _RANK.index(finding.match) > _RANK.index(match) else None
 
     def _compare(self, exchange: Exchange) -> Finding:
         turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
@@ -187,10 +199,14 @@ class BridgeComparison:
             return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
         rewritten = LEFT_OUT if exchange.beside not in continued.before_replies else continued.rewritten
         if not rewritten:
-            near = max(0, len(continued.before_replies) - _LONGEST_END)
-            if self._encode(continued.before_replies[near:]) + bridge == self._encode(continued.full[near:]):
+            prompt, turn = known[0], continued.before_replies[len(known[0]) :]
+            header = self._header_start(prompt)
+            full = self._encode(continued.full[header:])
+            if self._encode(prompt[header:]) + self._encode(turn) + bridge == full:
                 self._exact.add(self._continuation(exchange))
                 return Finding(Match.EXACT)
+            if self._encode(prompt[header:] + turn) + bridge == full:
+                return Finding(Match.SAME_TEXT, OTHER_IDS)
         elif self._ends_with(continued.full, bridge, shown):
             return Finding(Match.REWRITE, rewritten)
         if self._moves_the_prompt(exchange, continued):
@@ -213,21 +229,27 @@ class BridgeComparison:
             self._ids[text] = self._tokenizer.encode(text)
         return self._ids[text]
 
-    def _continuation(self, exchange: Exchange) -> tuple[str, str]:
-        """The text that the template writes after the history, and the bridge, without ids of calls. The first is ""
-        where the text does not end with the bridge.
+    def _header_start(self, prompt: str) -> int:
+        """Where the last control token of a prompt starts. Texts on both sides of one are encoded apart."""
+        found = [match.start() for match in self._control.finditer(prompt, max(0, len(prompt) - _LONGEST_HEADER))]
+        return found[-1] if found else 0
+
+    def _continuation(self, exchange: Exchange) -> tuple[str, str, str]:
+        """The header, the text that the template writes after it, and the bridge, without ids of calls. The second is
+        "" where the text does not end with the bridge.
 
         Raises JobFailure.
         """
         _, text = self._bridge(exchange)
         before, full = self._written(exchange.history), self._written(exchange.messages)
+        header = before[self._header_start(before) :]
         if not full.startswith(before) or not full.endswith(text):
-            return "", text
+            return header, "", text
         after = full[len(before) :]
         for reply in self._with_shown_ids(exchange)[1:]:
             if id := reply.get("tool_call_id"):
                 after, text = after.replace(id, "\0"), text.replace(id, "\0")
-        return after, text
+        return header, after, text
 
     def _with_shown_ids(self, exchange: Exchange) -> list[Message]:
         """The turn and its replies, with the ids of calls that the template is shown for them."""
@@ -264,7 +286,8 @@ class BridgeComparison:
     def _moves_the_prompt(self, exchange: Exchange, continued: Continuation) -> bool:
         """Whether the bridge is right without tools and system prompt, which the template moves to the last message."""
         prompt = self._written(self._conversations.opening)
-        full, words = continued.full, self._conversations.words_shown_once
+        full = continued.full
+        words = [word for word in self._conversations.words_shown_once if prompt.count(word) == 1]
         if any(full.count(word) > prompt.count(word) for word in words):
             return False  # they are not moved but repeated, and the bridge does not repeat them
         if all(full.rfind(word) < full.find(self._conversations.user_word) for word in words):

@@ -1,0 +1,1 @@
+"""The formats of calls that rollq reads, one a file."""

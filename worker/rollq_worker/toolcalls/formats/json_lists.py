@@ -1,0 +1,123 @@
+"""Formats that write the calls of a turn as one JSON list behind a tag: Cohere's, Granite 3's, Nemotron's, Apertus'.
+
+    <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
+    <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]
+    <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>
+    <|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>
+
+White space is free, and a single call may stand without its list. Cohere also marks what a turn says, with
+`<|START_RESPONSE|>` or `<|START_TEXT|>`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollq.job import Json
+from rollq_worker.protocols import Action
+from rollq_worker.strict_json import NotJson, skip, strict_json
+from rollq_worker.toolcalls.call_object import call_of
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLists:
+    """The tags of one format, and how a call is written in its list."""
+
+    tags: tuple[str, str]
+    """The end tag is "" in formats without one."""
+    call: Callable[[Json, str], Action | str]
+    """The call that an item of the list is, or what is wrong with it; also given `form`."""
+    form: str
+    """How calls are written, for the policy."""
+    id: str = ""
+    """The key of a call's id; "": calls have none."""
+    frames: tuple[str, ...] = ()
+    """Control tokens around what a turn says."""
+    think: tuple[str, str] = THINK
+
+    def reader(self) -> Reader:
+        return block_reader({self.tags[0]: self._block, **dict.fromkeys(self.frames, self._frame)}, self.think)
+
+    def _block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        """The block that opens at `start`. Its JSON is read first: an end tag inside one of its strings is text."""
+        items, error, end = self._items(text, start + len(self.tags[0]))
+        read = [self.call(item, self.form) for item in items]
+        errors = [error] if error else [call for call in read if isinstance(call, str)]
+        after = skip(text, end)
+        if not errors and self.tags[1]:
+            if text.startswith(self.tags[1], after):
+                end = after + len(self.tags[1])
+            else:
+                errors = [
+                    "The tool calls were not closed with their end tag."
+                    if after == len(text)
+                    else f"There is text behind the JSON of the tool calls. {self.form}"
+                ]
+        if errors:
+            return [self._broken(text, start, end, errors)]
+        calls = tuple(call for call in read if isinstance(call, Action))
+        ids = tuple(str(item.get(self.id, "")) for item in items) if self.id else ()
+        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
+
+    def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
+        """The items of the list at `at`, what is wrong ("": nothing), and where the JSON ends."""
+        try:
+            value, problem, end = strict_json(text, at)
+        except NotJson as e:
+            return (), f"The tool call is {e} {self.form}", at
+        items = value if isinstance(value, list) else [value]
+        return items, problem or ("" if items else f"The list of tool calls is empty. {self.form}"), end
+
+    def _broken(self, text: str, start: int, after: int, errors: Sequence[str]) -> Piece:
+        if self.tags[1]:
+            return broken(text, start, after, self.tags, *errors)
+        found = first(text, after, self.tags[0])
+        return Piece(Kind.BROKEN, start, found.start() if found else len(text), errors=tuple(errors))
+
+    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        tag = next(tag for tag in self.frames if text.startswith(tag, start))
+        return [Piece(Kind.FRAME, start, start + len(tag))]
+
+
+def _named(value: Json, form: str) -> Action | str:
+    return call_of(value, form)
+
+
+def _cohere(value: Json, form: str) -> Action | str:
+    if isinstance(value, dict) and "tool_name" in value:
+        value = {"name": value["tool_name"], **{key: value[key] for key in ("parameters", "arguments") if key in value}}
+    elif isinstance(value, dict):
+        return f'The tool call has no "tool_name". {form}'
+    return call_of(value, form, "parameters", "arguments")
+
+
+def _by_name(value: Json, form: str) -> Action | str:
+    """The call that is an object with one key, the tool's name."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return f"The tool call is not an object with the tool's name as its only key. {form}"
+    [(name, arguments)] = value.items()
+    return call_of({"name": name, "arguments": arguments}, form)
+
+
+COHERE = JsonLists(
+    tags=("<|START_ACTION|>", "<|END_ACTION|>"),
+    call=_cohere,
+    form='Write [{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}] between the action tokens.',
+    id="tool_call_id",
+    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    think=("<|START_THINKING|>", "<|END_THINKING|>"),
+).reader()
+GRANITE3 = JsonLists(
+    tags=("<|tool_call|>", ""), call=_named, form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].'
+).reader()
+NEMOTRON_V2 = JsonLists(
+    tags=("<TOOLCALL>", "</TOOLCALL>"),
+    call=_named,
+    form='Write <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>.',
+).reader()
+APERTUS = JsonLists(
+    tags=("<|tools_prefix|>", "<|tools_suffix|>"),
+    call=_by_name,
+    form="Write [{name: {...}}], each call an object with the tool's name as its key, between the tools tokens.",
+    think=("<|inner_prefix|>", "<|inner_suffix|>"),
+).reader()

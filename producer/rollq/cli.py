@@ -32,6 +32,7 @@ Measure a policy:                     rollq eval
 Load new weights into the engines:    rollq sync, rollq publish
 Change the engines of workers:        rollq engines
 Look at runs and trajectories:        rollq stats, rollq show
+See what a batch is waiting for:      rollq late
 Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
@@ -45,6 +46,7 @@ OWN_COMMANDS = {
     "pull": "pull",
     "eval": "evaluate",
     "stats": "stats",
+    "late": "late",
     "show": "show",
     "validate": "validate",
     "dead": "dead_jobs",

@@ -123,6 +123,8 @@ class WaitLog:
 def _unknown(f: Facts) -> str:
     if f.known:
         return ""
+    if f.run in f.runs:  # a producer opened it and ended before its first group
+        return "nothing was submitted to it yet. A consumer waits until jobs are"
     return f"it does not exist yet; {other_runs(f.run, f.runs)}. A consumer waits until jobs are submitted to it"
 
 

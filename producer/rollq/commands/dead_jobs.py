@@ -188,11 +188,16 @@ def _record(job: DeadLetter) -> dict[str, object]:
 def _table(dead: Sequence[DeadLetter]) -> list[str]:
     rows = [("JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON")]
     for job in dead:
-        numbers = str(job.attempts), str(job.turns), _age(job.age_s)
+        numbers = str(job.attempts), str(job.turns), age(job.age_s)
         names = clean(job.job_id), job.failure, *numbers, clean(job.worker or "-")
         rows.append((*names, first_line(job.reason)))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[6]]) for row in rows]
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines of text. Its last column may be of any width."""
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
 def first_line(reason: str) -> str:
@@ -201,7 +206,8 @@ def first_line(reason: str) -> str:
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
+    """A time in its largest unit, such as `3.4m`."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= length:
             return f"{seconds / length:.1f}{unit}"

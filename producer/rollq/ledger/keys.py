@@ -11,8 +11,9 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:engines:<name>         set   addresses of engines, which operators edit: workers/engine_addresses.py
     rollq, rollq.<queue>         list  the Celery queues; possibly in another Redis, never touched by a script
 
-    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash; budgeted, budget:<class> (its own
-                                       budgets); keep_s (lifetime of records of acknowledged groups);
+    rollq:{run}:run              hash  seq, sealed, tokenizer_hash, template_hash, template_kwargs (as JSON, if
+                                       there are any); budgeted, budget:<class> (its own budgets); keep_s (lifetime
+                                       of records of acknowledged groups);
                                        beat (when it was last reaped), grace (no lease expires before);
                                        heard:<purpose> (when a taker or a reaper was last here);
                                        full:<purpose> (when a producer last waited, and at how many groups; 0: for
@@ -41,13 +42,13 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:waiting:<purpose>  hash  session of a waiting consumer -> how many groups it wants; lasts a minute
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
                                        room share the session `producers`
-    rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; with spare
-                                       members followed by +spare), body (the first job); state (open ready held
-                                       dropped); done, dead, surplus (members so far); started (the published step at
-                                       its first claim); token (of the last hold), handed (times); submitted,
-                                       resubmitted (tokens of the first and the last submission); discarded (dead
-                                       members whose remains were deleted); tally:<sample> (what a done member adds
-                                       to the totals)
+    rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
+                                       by +spare and +template_kwargs where it has them), body (the
+                                       first job); state (open ready held dropped); done, dead, surplus (members so far); started (the published step at
+                                       its first claim); token (of the last hold), handed (times); at (when it
+                                       was submitted), submitted, resubmitted (tokens of the first and the last
+                                       submission); discarded (dead members whose remains were deleted);
+                                       tally:<sample> (what a done member adds to the totals)
     rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
     rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
     rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state

@@ -11,6 +11,7 @@ from rollq.client.client import Client
 from rollq.client.waits import WaitLog, explain, other_runs
 from rollq.errors import PullTimeout
 from rollq.job import Purpose
+from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
 from tests.rollq.groups import drop_group, finish_groups, play_groups
@@ -88,6 +89,8 @@ def test_a_run_that_does_not_exist(redis_url: str, client: Client, ledger: Ledge
     with Client(redis_url, run="q") as mistyped:
         said = explain(mistyped.reader, wanted=1)
     assert said.startswith("run q: it does not exist yet; runs there: r")
+    ledger.redis.zadd(RUNS, {"q": 1})
+    assert explain(mistyped.reader, wanted=1).startswith("run q: nothing was submitted to it yet")
 
 
 def test_the_run_that_was_meant_is_named() -> None:

@@ -23,7 +23,7 @@ from celery.worker import state
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.keys import QUEUE, celery_queue
-from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker
+from rollq.ledger.workers.live_workers import AWAY, MAX_WAITS, READY, LiveWorker, Wait
 from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
@@ -79,7 +79,7 @@ def main(settings: Settings) -> int:
     name = f"rollq@{socket.gethostname()}-{os.getpid()}"
     shutdown = Shutdown(threading.Event())
     shutdown.install()
-    tokenizer = load_tokenizer(settings.tokenizer)
+    tokenizer = load_tokenizer(settings.tokenizer, settings.template)
     connection = connect(settings.redis_url, max_connections=settings.concurrency + 50)
     startup_checks.check(settings, connection)
     engine_list = EngineList(settings.engine_urls, connection)
@@ -133,6 +133,8 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
 
 def describe(runner: JobRunner) -> LiveWorker:
     """What this worker says of itself."""
+    held = runner.leases.held()
+    waits = sorted((Wait(attempt.job.id, *attempt.waits_for) for attempt in held), key=lambda wait: -wait.seconds)
     return LiveWorker(
         name=runner.name,
         queues=tuple(runner.settings.queues),
@@ -140,7 +142,8 @@ def describe(runner: JobRunner) -> LiveWorker:
         template=runner.tokenizer.template_hash,
         engine=READY if runner.engine.available else AWAY,
         slots=runner.settings.concurrency,
-        busy=len(runner.leases.held()),
+        busy=len(held),
+        waits=tuple(waits[:MAX_WAITS]),
     )
 
 

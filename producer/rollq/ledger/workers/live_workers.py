@@ -8,7 +8,7 @@ all; no job's state depends on it.
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.scripts import lone_script
@@ -25,6 +25,18 @@ LIVE_S = 15
 """Seconds without a registration after which a worker counts as dead."""
 READY, AWAY = "ready", "away"
 """What a worker says of its engine."""
+MAX_WAITS = 100
+"""Number of waits that a worker tells of, the longest ones."""
+
+
+class Wait(NamedTuple):
+    """What one episode of a worker is waiting for."""
+
+    job_id: str
+    what: str
+    """`engine`, `redis`, `start`, `the user`, or the call of the environment, such as `environment.step(get_order)`."""
+    seconds: float
+    """For how long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,8 @@ class LiveWorker:
     """Episodes that it plays at once."""
     busy: int
     """Episodes that it plays now."""
+    waits: tuple[Wait, ...] = ()
+    """The episodes that have been waiting the longest, at most MAX_WAITS of them."""
 
     def plays(self, tokenizer: str, template: str) -> bool:
         """Whether it may play a run with these hashes; empty ones are not fixed yet, so every worker may."""
@@ -89,6 +103,7 @@ def _worker(name: bytes, entry: bytes) -> LiveWorker | None:
             engine=str(found["engine"]),
             slots=int(found["slots"]),
             busy=int(found["busy"]),
+            waits=tuple(Wait(str(job), str(what), float(seconds)) for job, what, seconds in found.get("waits", ())),
         )
     except (ValueError, TypeError, KeyError):
         return None

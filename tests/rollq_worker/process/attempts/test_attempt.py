@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import redis
 
-from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, Unwritable
+from rollq.errors import (
+    ContractError,
+    EnvironmentFailure,
+    FailureClass,
+    Fenced,
+    LedgerError,
+    Unwritable,
+    UserFailure,
+)
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.token_stats import TokenStats
@@ -318,3 +326,16 @@ def test_an_attempt_is_abandoned_although_its_record_cannot_be_read(ledger: Ledg
         assert attempt.abandoned_at is not None
         with pytest.raises(Fenced):
             attempt.check()
+
+
+def test_it_says_what_it_is_waiting_for(attempt: Attempt) -> None:
+    assert attempt.waits_for[0] == "start"
+    attempt.open(HEADER)
+    attempt.append(prompt())
+    assert attempt.waits_for[0] == "engine"
+    with attempt.time_limits.call(EnvironmentFailure, "environment.step(look)", 60.0):
+        what, seconds = attempt.waits_for
+        assert (what, 0 <= seconds < 60) == ("environment.step(look)", True)
+        with attempt.time_limits.call(UserFailure, "the user", 60.0):
+            assert attempt.waits_for[0] == "the user"
+    assert attempt.waits_for[0] == "engine"

@@ -66,6 +66,7 @@ class Attempt:
         """Since when its thread has been in a call to Redis."""
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self._started = time.monotonic()
+        self._recorded_at: float | None = None
 
     @property
     def stopped_s(self) -> float:
@@ -84,6 +85,20 @@ class Attempt:
     @property
     def overdue(self) -> bool:
         return self.left_s < 0
+
+    @property
+    def waits_for(self) -> tuple[str, float]:
+        """What its thread is waiting for (see `Wait.what`), and for how many seconds."""
+        call = self.time_limits.current
+        if call is not None:
+            what, since = call.what, call.since
+        elif (calling := self._calling_since) is not None:
+            what, since = "redis", calling
+        elif self._recorded_at is None:
+            what, since = "start", self._started
+        else:
+            what, since = "engine", self._recorded_at
+        return what, time.monotonic() - since
 
     def open(self, header: Header) -> None:
         """Begin a new journal. Its header is written with the first events."""
@@ -191,6 +206,7 @@ class Attempt:
         if self._written == len(self._blobs):
             self._held_since = time.monotonic()
         self._blobs.append(blob)
+        self._recorded_at = time.monotonic()
 
     def _write(self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()) -> None:
         """Write everything that is held back, and `last`, in one call. Raises Fenced.

@@ -1,0 +1,130 @@
+"""The unfinished jobs of a run's oldest open groups, and what each of them is waiting for.
+
+A batch waits for its slowest members, so these are the jobs to look at when nothing comes. It only reads; what is being
+played is as of the worker's last registration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.errors import FailureClass
+from rollq.job import Purpose
+from rollq.ledger.constants import LEASE_S
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.replies import State
+from rollq.ledger.workers.live_workers import AWAY, REGISTER_EVERY_S, LiveWorker, Wait, live_workers
+
+_OF_GROUP = ("purpose", "size", "spare", "done", "at")
+_OF_JOB = ("state", "attempt", "worker", "claimed", "turned", *(f"fail:{failure}" for failure in FailureClass))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedJob:
+    """A queued or leased member of an open group."""
+
+    job_id: str
+    state: State
+    attempt: int
+    """Number of the last claim; 0: it was never claimed."""
+    failures: int
+    """Failures of earlier attempts."""
+    turns: int
+    """Turns in its journal."""
+    worker: str
+    """The worker that plays it; empty while it is queued."""
+    played_s: float
+    """Seconds since it was claimed; 0 while it is queued."""
+    waits_for: str
+    """What it is waiting for, in words."""
+    waits_s: float | None
+    """For how many seconds, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGroup:
+    """An open group and its unfinished members, those that are being played the longest first."""
+
+    group: str
+    purpose: Purpose
+    size: int
+    """Graded members that it needs."""
+    graded: int
+    """Graded members so far."""
+    open_s: float | None
+    """Seconds since it was submitted; None for a group that an older rollq submitted."""
+    jobs: tuple[UnfinishedJob, ...]
+
+
+def oldest_open_groups(reader: LedgerReader, limit: int) -> list[OpenGroup]:
+    """The `limit` groups of the run that were submitted first, of those that are open. Raises LedgerError."""
+    keys, call = reader.keys, reader.scripts.guard
+    opened = {purpose: f"{keys.prefix}open:{purpose}" for purpose in Purpose}
+    found = [
+        (seq, name.decode(), purpose)
+        for purpose, key in opened.items()
+        for name, seq in call(key, lambda key=key: reader.redis.zrange(key, 0, limit - 1, withscores=True))
+    ]
+    workers = {worker.name: worker for worker in live_workers(reader.redis)}
+    now = reader.scripts.now()
+    return [_group(reader, name, purpose, workers, now) for _, name, purpose in sorted(found)[:limit]]
+
+
+def _group(
+    reader: LedgerReader, name: str, purpose: Purpose, workers: Mapping[str, LiveWorker], now: float
+) -> OpenGroup:
+    key = reader.keys.group(name)
+    got = reader.scripts.guard(key, lambda: reader.redis.hmget(key, _OF_GROUP))
+    size, spare, graded = (int(value or 0) for value in got[1:4])
+    ids = [f"{reader.run}/{name}/{sample}" for sample in range(size + spare)]
+    pipe = reader.redis.pipeline(transaction=False)
+    for id in ids:
+        pipe.hmget(reader.keys.job(id), _OF_JOB)
+        pipe.zscore(reader.keys.queued, id)
+    read = reader.scripts.guard(key, pipe.execute)
+    members = zip(ids, read[::2], read[1::2], strict=True)
+    jobs = [_job(id, raw, due, workers, now) for id, raw, due in members if raw[0] in (b"queued", b"leased")]
+    return OpenGroup(
+        group=name,
+        purpose=purpose,
+        size=size,
+        graded=graded,
+        open_s=now - float(got[4]) if got[4] else None,
+        jobs=tuple(sorted(jobs, key=lambda job: (job.state is State.QUEUED, -job.played_s, job.job_id))),
+    )
+
+
+def _job(id: str, raw: list[Any], due: float | None, workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
+    state, attempt, worker, claimed, turns, *failures = raw
+    leased = state == b"leased"
+    playing = (worker or b"").decode("utf-8", "replace") if leased else ""
+    failed = sum(int(count or 0) for count in failures)
+    what, seconds = _played(id, playing, workers) if leased else _queued(due, failed, now)
+    return UnfinishedJob(
+        job_id=id,
+        state=State.LEASED if leased else State.QUEUED,
+        attempt=int(attempt or 0),
+        failures=failed,
+        turns=int(turns or 0),
+        worker=playing,
+        played_s=now - float(claimed or now) if leased else 0.0,
+        waits_for=what,
+        waits_s=seconds,
+    )
+
+
+def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
+    worker = workers.get(name)
+    if worker is None:
+        return f"its worker is gone: the job goes back to the queue within {LEASE_S:g} s", None
+    wait: Wait | None = next((wait for wait in worker.waits if wait.job_id == id), None)
+    if wait is None:
+        return f"no wait of more than {REGISTER_EVERY_S:g} s", None
+    away = " (away)" if wait.what == "engine" and worker.engine == AWAY else ""
+    return wait.what + away, wait.seconds
+
+
+def _queued(due: float | None, failed: int, now: float) -> tuple[str, float | None]:
+    if failed and due is not None and due > now:
+        return f"queue, not before {due - now:.0f} s have passed (after a failure)", None
+    return "queue", None

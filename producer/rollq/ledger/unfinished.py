@@ -6,6 +6,7 @@ played is as of the worker's last registration.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rollq.errors import FailureClass
@@ -58,13 +59,11 @@ class OpenGroup:
 
 def oldest_open_groups(reader: LedgerReader, limit: int) -> list[OpenGroup]:
     """The `limit` groups of the run that were submitted first, of those that are open. Raises LedgerError."""
-    keys, call = reader.keys, reader.scripts.guard
-    opened = {purpose: f"{keys.prefix}open:{purpose}" for purpose in Purpose}
-    found = [
-        (seq, name.decode(), purpose)
-        for purpose, key in opened.items()
-        for name, seq in call(key, lambda key=key: reader.redis.zrange(key, 0, limit - 1, withscores=True))
-    ]
+    found: list[tuple[float, str, Purpose]] = []
+    for purpose in Purpose:
+        key = f"{reader.keys.prefix}open:{purpose}"
+        oldest = partial(reader.redis.zrange, key, 0, limit - 1, withscores=True)
+        found += [(seq, name.decode(), purpose) for name, seq in reader.scripts.guard(key, oldest)]
     workers = {worker.name: worker for worker in live_workers(reader.redis)}
     now = reader.scripts.now()
     return [_group(reader, name, purpose, workers, now) for _, name, purpose in sorted(found)[:limit]]

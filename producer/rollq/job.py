@@ -32,6 +32,14 @@ SAMPLE = re.compile(r"0|[1-9][0-9]{0,15}")
 keys."""
 
 
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+"""Tokens that the files of a tokenizer name, and that its chat template may show."""
+GIVEN_TO_TEMPLATES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", *NAMED_TOKENS}
+)
+"""What a chat template gets without being asked. No job may give it."""
+
+
 class Purpose(StrEnum):
     """What a group is for. Eval groups are never handed to a trainer."""
 
@@ -105,6 +113,9 @@ class Job:
     history: History = History.KEEP
     """What happens to earlier turns. It matters for templates that rewrite history, for example by dropping earlier
     reasoning. Evaluate with the value that you train with."""
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+    """Arguments for the chat template, such as `{"enable_thinking": False}`: the same for all jobs of a run. The
+    template must read them by these names."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names: `rollq.sampling.PARAMETERS`."""
     budget: Budget = field(default_factory=Budget)
@@ -154,9 +165,12 @@ class Job:
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
         if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
             raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
-        for name in ("env_args", "agent_args", "user", "sampling", "labels"):
+        for name in ("env_args", "agent_args", "user", "template_kwargs", "sampling", "labels"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
+        for name in self.template_kwargs:
+            if not isinstance(name, str) or name in GIVEN_TO_TEMPLATES:
+                raise ContractError(f"{where}: template_kwargs: rollq itself gives {name!r} to the chat template")
         if not isinstance(self.budget, Budget):
             raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
         for name, kind in (("history", History), ("purpose", Purpose)):

@@ -29,7 +29,7 @@ from rollq.errors import (
 from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.keys import ACTIVE, RUNS
-from rollq.ledger.records import check_group, entries, joined, sample_of
+from rollq.ledger.records import check_group, entries, joined, kwargs_text, sample_of
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.servers.durability import Durability
@@ -69,8 +69,8 @@ class Ledger:
         fewer groups of its purpose are unacknowledged. A repeat with the same `token` gets the same answer.
 
         Raises JobConflict when an id is known with other content, ContractError when the group is incomplete or its
-        jobs disagree, LedgerError when the run is sealed, Gap when `cursor` does not follow the stored one because
-        Redis has lost groups of the source. Then nothing has changed.
+        jobs disagree, SettingsError when the run has other template_kwargs, LedgerError when it is sealed, Gap when
+        `cursor` does not follow the stored one because Redis has lost groups of the source. Then nothing has changed.
         """
         if not jobs:
             return Submission()
@@ -82,7 +82,7 @@ class Ledger:
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA]
-        args += [first.spare, encode_job(first)]
+        args += [first.spare, encode_job(first), kwargs_text(first)]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -110,6 +110,11 @@ class Ledger:
             )
         if status == b"sealed":
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
+        if status == b"template_kwargs":
+            return SettingsError(
+                f"run {self.run} is played with template_kwargs {rest[0].decode()}, not {kwargs_text(jobs[0])}: use the"
+                " run's, or another run"
+            )
         return ContractError(
             f"group {self.run}/{jobs[0].group} is new and has {len(jobs)} of {jobs[0].members} samples: submit it whole"
         )

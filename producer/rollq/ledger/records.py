@@ -1,11 +1,13 @@
 """What a group's jobs have in common: the ledger stores their body and their first prompt once."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.job import Job, Purpose, parse_id
+from rollq.job import Job, Json, Purpose, parse_id
+from rollq.wire.blob import plain
 from rollq.wire.codec import decode_job, is_observed
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 
@@ -17,15 +19,22 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
         if (job.run, job.group) != (run, first.group):
             raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
         if _of_group(job) != _of_group(first):
-            raise ContractError(f"job {job.id}: size, spare, min_viable, purpose or queue differ within the group")
+            raise ContractError(
+                f"job {job.id}: size, spare, min_viable, purpose, queue or template_kwargs differ within the group"
+            )
     ids = [job.id for job in jobs]
     if len(set(ids)) < len(ids):
         raise ContractError(f"group {run}/{first.group}: a sample is there twice")
     return ids
 
 
-def _of_group(job: Job) -> tuple[int, int, int, Purpose, str]:
-    return job.size, job.spare, job.viable, job.purpose, job.queue
+def _of_group(job: Job) -> tuple[int, int, int, Purpose, str, Mapping[str, Json]]:
+    return job.size, job.spare, job.viable, job.purpose, job.queue, job.template_kwargs
+
+
+def kwargs_text(job: Job) -> str:
+    """The job's template_kwargs as JSON; equal arguments are equal texts."""
+    return json.dumps(plain(job.template_kwargs, f"job {job.id}"), sort_keys=True)
 
 
 def sample_of(body: bytes, job_id: str) -> Job:

@@ -60,8 +60,8 @@ def encode_job(job: Job) -> bytes:
 
 _JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "agent_args", "user", "sampling")
 """The first fields of a job, in the order of the wire."""
-_LATER = ("spare",)
-"""Fields that the schema got later. A map at the end of the blob has those that are not 0."""
+_LATER = ("spare", "template_kwargs")
+"""Fields that the schema got later. A map at the end of the blob has those that are not 0 or empty."""
 
 
 def decode_job(blob: bytes, id: str | None = None) -> Job:
@@ -220,8 +220,9 @@ def _content(job: Job) -> dict[str, Json]:
 
 
 def _later(job: Job) -> list[dict[str, Json]]:
-    """The map of the later fields; nothing when all are 0, so that blobs and digests of older jobs stay the same."""
-    later = {name: value for name in _LATER if (value := getattr(job, name))}
+    """The map of the later fields; nothing when it is empty, so that blobs and digests of older jobs stay the same."""
+    where = f"job {job.id}"
+    later = {name: plain(value, where) for name in _LATER if (value := getattr(job, name))}
     return [later] if later else []
 
 

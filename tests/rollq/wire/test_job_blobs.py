@@ -103,6 +103,15 @@ def test_spare_members_are_behind_the_other_fields() -> None:
     assert len(msgpack.unpackb(encode_job(replace(made, sample=0, spare=0)))) == 22
 
 
+def test_arguments_of_the_template_are_behind_the_other_fields() -> None:
+    made = job(template_kwargs={"enable_thinking": False})
+    assert decode_job(encode_job(made), "r/g/0") == made
+    assert msgpack.unpackb(encode_job(made))[-1] == {"template_kwargs": {"enable_thinking": False}}
+    assert len({job_digest(one) for one in (made, job(), replace(made, template_kwargs={"enable_thinking": 0}))}) == 3
+    with pytest.raises(ContractError, match="r/g/0"):
+        encode_job(job(template_kwargs={"x": object()}))
+
+
 @pytest.mark.parametrize("later", [{}, {"spares": 1}, {"spare": -1}, {"spare": 1, "other": 2}, [], 3, None])
 def test_later_fields_that_are_not_known_are_refused(later: object) -> None:
     with pytest.raises(ContractError, match="r/g/0"):

@@ -1,0 +1,70 @@
+"""Arguments for the chat template: the run's first group fixes them for all others."""
+
+import json
+
+import pytest
+
+from rollq.client.client import Client
+from rollq.errors import ContractError, SettingsError
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.replies import Refusal
+from rollq.wire.codec import SCHEMA
+from tests.rollq.samples import group, reader
+
+SHORT = {"enable_thinking": False, "effort": "low"}
+
+
+def test_the_first_group_fixes_them_for_the_run(ledger: Ledger) -> None:
+    assert len(ledger.submit(group("a", template_kwargs=SHORT)).new) == 2
+    assert json.loads(ledger.redis.hget(ledger.keys.meta, "template_kwargs")) == SHORT
+    assert len(ledger.submit(group("b", template_kwargs=dict(reversed(SHORT.items())))).new) == 2
+    for other in ({}, {"enable_thinking": False}, {**SHORT, "enable_thinking": 0}):
+        with pytest.raises(SettingsError, match=r'run r is played with template_kwargs \{.*"low".*\}, not \{'):
+            ledger.submit(group("c", template_kwargs=other))
+    assert reader(ledger).stats()["submitted"] == 4
+
+
+def test_a_run_without_them_stays_without(ledger: Ledger) -> None:
+    ledger.submit(group("a"))
+    assert not ledger.redis.hexists(ledger.keys.meta, "template_kwargs")
+    with pytest.raises(SettingsError, match=r"template_kwargs \{\}, not "):
+        ledger.submit(group("b", template_kwargs=SHORT))
+
+
+def test_a_known_group_is_known_and_a_changed_one_is_a_conflict(ledger: Ledger) -> None:
+    jobs = group("a", template_kwargs=SHORT)
+    ledger.submit(jobs)
+    assert len(ledger.submit(jobs).known) == 2
+
+
+def test_the_members_of_a_group_have_the_same(ledger: Ledger) -> None:
+    one, other = group("a", template_kwargs=SHORT), group("a")
+    with pytest.raises(ContractError, match="template_kwargs differ within the group"):
+        ledger.submit([one[0], other[1]])
+
+
+def test_a_worker_that_does_not_know_them_leaves_the_group_to_others(ledger: Ledger) -> None:
+    ledger.submit(group("a", 1, template_kwargs=SHORT))
+    ledger.submit(group("b", 1, template_kwargs=SHORT, spare=1))
+    tags = {"a": "+template_kwargs", "b": "+spare+template_kwargs"}
+    for name, tag in tags.items():
+        assert ledger.redis.hget(ledger.keys.group(name), "schema") == f"{SCHEMA}{tag}".encode()
+        claim = ledger.claim(f"r/{name}/0", worker="w", token="t")
+        assert not isinstance(claim, Refusal) and claim.job.template_kwargs == SHORT
+    ledger.submit(group("c", 1, template_kwargs=SHORT))
+    ledger.redis.hset(ledger.keys.group("c"), "schema", f"{SCHEMA}+more")
+    claim = ledger.claim("r/c/0", worker="w", token="t")
+    assert isinstance(claim, Refusal) and claim.reason == "schema"
+
+
+def test_an_evaluation_inside_a_run_has_the_same(ledger: Ledger, redis_url: str) -> None:
+    ledger.submit(group("a", template_kwargs=SHORT))
+    with Client(redis_url, run="r") as client:
+        for kwargs in ({}, SHORT):
+            tasks = group("t", 1, run="", template_kwargs=kwargs)
+            evaluation = client.evaluate(tasks, 1, "v", name=f"n{len(kwargs)}")
+            if kwargs:
+                evaluation.close()
+            else:
+                with pytest.raises(SettingsError, match="is played with template_kwargs"):
+                    evaluation.result(timeout=60)

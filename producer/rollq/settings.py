@@ -41,6 +41,8 @@ class Settings:
     engines that may change (`engine_address`)."""
     tokenizer: str | None = None
     """ROLLQ_TOKENIZER: a directory or a hub name; None: the small one that rollq ships."""
+    template: str | None = None
+    """ROLLQ_TEMPLATE: the name of a training template, or a file with a chat template; None: the tokenizer's own."""
     concurrency: int = 64
     """ROLLQ_CONCURRENCY: episodes at once in one worker process."""
     user_endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: MappingProxyType({}))
@@ -79,6 +81,7 @@ class Settings:
             broker_url=broker_url or env.get("ROLLQ_BROKER_URL", redis_url),
             engine_urls=tuple(map(engine_address, _names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)))),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
+            template=env.get("ROLLQ_TEMPLATE"),
             concurrency=_whole("ROLLQ_CONCURRENCY", env.get("ROLLQ_CONCURRENCY", "64")),
             user_endpoints=_endpoints(env.get("ROLLQ_USER_ENDPOINTS", "")),
             alive_file=Path(env["ROLLQ_ALIVE_FILE"]) if "ROLLQ_ALIVE_FILE" in env else None,

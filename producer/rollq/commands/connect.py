@@ -20,7 +20,7 @@ from rollq.urls import mask_url
 
 def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
-    same = {name: name for name in ("tokenizer", "concurrency", "queues")}
+    same = {name: name for name in ("tokenizer", "template", "concurrency", "queues")}
     flags = {"engines": "engine_urls", **same}
     given = {field: value for flag, field in flags.items() if (value := getattr(args, flag, None)) is not None}
     given = {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}

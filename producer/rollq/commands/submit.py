@@ -185,6 +185,7 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
         print(f"      {refilled} jobs in place of dropped groups")
     worker = "rollq worker" + ("" if args.queue == QUEUE else f" --queues {args.queue}")
     worker += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
+    worker += f" --template {args.template}" if args.template else ""
     print(f"next: {worker:<34} plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {args.run_name}")
     purpose = "" if args.purpose is Purpose.TRAIN else f" --purpose {args.purpose}"

@@ -3,7 +3,7 @@
 import argparse
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import Commands, add_tokenizer, number, whole
+from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, number, whole
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken
@@ -37,6 +37,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="seed of mistakes, errors and latency (%(default)s)")
     add_tokenizer(parser)
+    add_template(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         load_domain(name.strip(), "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
+    found = settings(args)
     server.serve(
         host=args.host,
         port=args.port,
@@ -57,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         mistakes=args.mistakes,
         errors=args.errors,
         seed=args.seed,
-        tokenizer=settings(args).tokenizer,
+        tokenizer=found.tokenizer,
+        template=found.template,
     )
     return 0

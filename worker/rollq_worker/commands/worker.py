@@ -10,6 +10,7 @@ from rollq.commands.flags.shared import (
     add_broker,
     add_engines,
     add_redis,
+    add_template,
     add_tokenizer,
     name,
     whole,
@@ -37,6 +38,7 @@ def add(commands: Commands) -> None:
     add_broker(parser)
     add_engines(parser, ", else http://127.0.0.1:30000")
     add_tokenizer(parser)
+    add_template(parser)
     parser.set_defaults(run=run)
 
 

@@ -51,6 +51,7 @@ class ReplayOptions:
     """Chance that a request fails by one of the faults."""
     seed: int = 0
     tokenizer: str | None = None
+    template: str | None = None
     weight_version: str = "default"
     context_length: int = 32768
     max_running: int = 0

@@ -275,7 +275,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def run(options: ReplayOptions, until: asyncio.Event, ready: Callable[[str], None]) -> None:
     """Serve until `until` is set. `ready` gets the address. Raises SettingsError when the port is taken."""
-    server = ReplayServer(options, load_tokenizer(options.tokenizer), TaskIndex.load(options.env))
+    server = ReplayServer(options, load_tokenizer(options.tokenizer, options.template), TaskIndex.load(options.env))
     # A client that hangs up ends its generation, so that its request id is free again.
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()

@@ -73,12 +73,31 @@ FAMILIES = (
         template_ends=("<|end|>",),
         parser="gpt_oss",
         reasoning_key="thinking",
+        one_call=True,
     ),
     Family(
         name="gemma4",
         stops=("<turn|>", "<|tool_response>", "<eos>"),
         parser="gemma4",
         header_stops={"<|tool_response>": "tool"},
+    ),
+    # The template numbers calls over the whole conversation, unless it is asked for the ids that it is given
+    Family(
+        name="cohere",
+        stops=("<|END_OF_TURN_TOKEN|>",),
+        parser="cohere",
+        template_kwargs={"regen_tool_call_ids": False},
+        call_id_format="{n}",
+        call_id_pattern=r"\d+",
+    ),
+    Family(name="granite-3.3", stops=("<|end_of_text|>",), parser="granite3", call_mark="<|tool_call|>"),
+    Family(name="nemotron-v2", stops=("<SPECIAL_12>",), parser="nemotron_v2"),
+    # A turn that calls ends with <|tools_suffix|>, and its result stands in the same turn
+    Family(
+        name="apertus",
+        stops=("<|assistant_end|>", "<|tools_suffix|>"),
+        parser="apertus",
+        header_stops={"<|tools_suffix|>": "tool"},
     ),
 )
 

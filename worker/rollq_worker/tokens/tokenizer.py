@@ -6,6 +6,7 @@ trusted in a text: see `rollq_worker.tokens.injection_guard`.
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import copy
 import hashlib
 import json
 import re
@@ -20,6 +21,7 @@ from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.chat_template import ChatTemplate
 from rollq_worker.tokens.tiktoken_encoder import MAX_LENGTH, Encode, fast_encoder
+from rollq_worker.tokens.training_templates import template_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,8 +61,7 @@ class Tokenizer:
         self._fast: Encode | None = None
         self._full = _parse(name, spec)
         self._plain, self._spaces = _without_controls(self._full)
-        named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
-        self._template = ChatTemplate(name, template, named)
+        self._named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
         self.added = tuple(
@@ -75,7 +76,17 @@ class Tokenizer:
         self._added_ids = frozenset(self.added_tokens.values())
         self.eos_ids = _eos_ids(config, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
-        shaping = json.dumps([template, named, self.eos_ids], sort_keys=True)
+        self._set_template(template)
+
+    def with_template(self, template: Json) -> Tokenizer:
+        """The same vocabulary, shared, with another chat template. Raises SettingsError for one that is not Jinja."""
+        other = copy.copy(self)
+        other._set_template(template)
+        return other
+
+    def _set_template(self, template: Json) -> None:
+        self._template = ChatTemplate(self.name, template, self._named)
+        shaping = json.dumps([template, self._named, self.eos_ids], sort_keys=True)
         self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
         """Of the template, of the named tokens that it may show, and of where turns end."""
 
@@ -128,12 +139,13 @@ class Tokenizer:
         return self._template.render(messages, tools, add_generation_prompt, kwargs)
 
 
-def load_tokenizer(where: str | None = None) -> Tokenizer:
+def load_tokenizer(where: str | None = None, template: str | None = None) -> Tokenizer:
     """The tokenizer of a directory or a hub name; None: the one in the package.
 
     A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
-    in tokenizer_config.json; further ones may be in additional_chat_templates. Raises SettingsError that names the
-    directory and what is missing or wrong.
+    in tokenizer_config.json; further ones may be in additional_chat_templates. `template` takes its place: the name of
+    a training template, or the path of a file. Raises SettingsError that names the directory and what is missing or
+    wrong.
     """
     name = "the bundled tokenizer" if where is None else where
     folder = BUNDLED if where is None else find_tokenizer(where)
@@ -141,7 +153,8 @@ def load_tokenizer(where: str | None = None) -> Tokenizer:
     config = _object(folder / FILES[1])
     if (folder / FILES[3]).is_file():
         config["generation"] = _object(folder / FILES[3])
-    tokenizer = Tokenizer(name, spec, config, _find_template(folder, config))
+    chosen = template_text(template) if template else _find_template(folder, config)
+    tokenizer = Tokenizer(name, spec, config, chosen)
     tokenizer.use_fast_encoder()
     return tokenizer
 

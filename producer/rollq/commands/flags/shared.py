@@ -190,6 +190,62 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--template",
+        metavar="NAME",
+        help="chat template in place of the tokenizer's own: the name of a training template (`rollq doctor` names the"
+        " one that fits), or a file (ROLLQ_TEMPLATE)",
+    )
+
+
+def labels(text: str) -> dict[str, str]:
+    """An argument type: one label, `key=text`, or a JSON object of texts."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            if all(isinstance(value, str) for value in found.values()):
+                return dict(found)
+    key, equals, value = text.partition("=")
+    if key and equals and not text.startswith("{"):
+        return {key: value}
+    raise argparse.ArgumentTypeError(f"expected KEY=TEXT or a JSON object of texts, not {text!r}")
+
+
+def template_kwargs(text: str) -> dict[str, Any]:
+    """An argument type: one argument for the chat template, `name=value` with a value in JSON, or a JSON object."""
+    name, equals, value = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if text.startswith("{"):
+            found = json.loads(text)
+            return dict(found)
+        if name and equals:
+            return {name: json.loads(value)}
+    if name and equals and not text.startswith("{"):
+        meant = {"true": "true", "false": "false", "none": "null"}.get(value.lower(), json.dumps(value))
+        raise argparse.ArgumentTypeError(f"{value!r} is not JSON; did you mean {name}={meant}")
+    raise argparse.ArgumentTypeError(f"expected NAME=JSON or a JSON object, not {text!r}")
+
+
+class Merge(argparse.Action):
+    """Adds the entries of this flag to those of earlier ones and of the run file."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
+
+
+def add_template_kwargs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--template-kwargs",
+        action=Merge,
+        type=template_kwargs,
+        default={},
+        metavar="NAME=JSON",
+        help="an argument for the chat template, such as enable_thinking=false, or a JSON object of them; may be"
+        " repeated (`rollq doctor` names those that it reads)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=what)
 

@@ -47,12 +47,8 @@ class JsonLists:
         if not errors and self.tags[1]:
             if text.startswith(self.tags[1], after):
                 end = after + len(self.tags[1])
-            else:
-                errors = [
-                    "The tool calls were not closed with their end tag."
-                    if after == len(text)
-                    else f"There is text behind the JSON of the tool calls. {self.form}"
-                ]
+            elif after < len(text):
+                errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
         if errors:
             return [self._broken(text, start, end, errors)]
         calls = tuple(call for call in read if isinstance(call, Action))

@@ -1,0 +1,62 @@
+"""Finds the training template that fits a model's own chat template.
+
+It fits when it writes the same first prompts, id for id. A template that leaves out tools is recognised by the prompts
+without tools, to which the training template may only add lines. It does not know what a model was trained on.
+"""
+
+from collections.abc import Sequence
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.tokens.family_detection import shows_tools
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+from rollq_worker.tokens.selfcheck.check import SelfCheck, check
+from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.training_templates import template_text, training_templates
+
+_USER: Message = {"role": "user", "content": "Where is it?"}
+_OPENINGS: Sequence[Sequence[Message]] = ([{"role": "system", "content": "Be brief."}, _USER], [_USER])
+_OWN_WORDS = 200
+"""Number of characters of a template's own text in a first prompt that tell its model from others."""
+
+
+def better_template(
+    tokenizer: Tokenizer, tools: Sequence[Json], found: SelfCheck | None
+) -> tuple[str, SelfCheck] | None:
+    """The training template that makes more edges exact than the tokenizer's own template, with its self-check.
+
+    `found` is the self-check of the own template; None: it was refused.
+    """
+    for name in training_templates():
+        try:
+            other = tokenizer.with_template(template_text(name)).with_arguments(tokenizer.given)
+            if not _same_model(tokenizer, other, tools):
+                continue
+            better = check(other, tools)
+        except JobFailure:
+            continue
+        if not better.missing and (found is None or exact_edges(better) > exact_edges(found)):
+            return name, better
+    return None
+
+
+def exact_edges(found: SelfCheck) -> int:
+    """The number of exact edges."""
+    return sum(finding.match is Match.EXACT for finding in found.edges.values())
+
+
+def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool:
+    if shows_tools(own):
+        shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
+        return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
+    lines, more = _prompt(own, [_USER], None).splitlines(), iter(_prompt(other, [_USER], None).splitlines())
+    return len("".join(lines)) > _OWN_WORDS and all(line in more for line in lines)
+
+
+def _prompt(tokenizer: Tokenizer, opening: Sequence[Message], tools: Sequence[Json] | None) -> str:
+    """The first prompt; "" where the template refuses it."""
+    try:
+        return tokenizer.render(opening, tools, add_generation_prompt=True)
+    except JobFailure:
+        return ""

@@ -18,6 +18,7 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps
         (("--tasks", "0-999999"), "--tasks asks for 999999"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
         (("--tokenizer", "/"), "/"),
+        (("--template", "no-such"), "neither a file nor a training template; there are"),
     ],
 )
 def test_a_wrong_line_starts_and_destroys_nothing(
@@ -54,7 +55,7 @@ def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tas
 
 
 def proposed(**given: object) -> str:
-    args = {"env": "shop", "split": "train", "engine": None, "tokenizer": None, "out": None}
+    args = {"env": "shop", "split": "train", "engine": None, "tokenizer": None, "template": None, "out": None}
     return "\n".join(next_steps(argparse.Namespace(**{**args, **given}), range(2, 5)))
 
 

@@ -72,6 +72,7 @@ class Habit:
 
 HABITS: dict[str, Habit] = {
     "plain": Habit(chatml()),
+    "appends to a list": Habit("{%- set seen = [] %}" + chatml(turn="{%- set _ = seen.append(m) %}" + TURN)),
     "reasoning kept": Habit(chatml(turn=KEYED)),
     "reasoning dropped at a user's message": Habit(
         chatml(system=LAST_USER + SYSTEM, turn=HIDING),
@@ -300,10 +301,6 @@ REFUSED: dict[str, tuple[str, str]] = {
             )
         ),
         "in no format",
-    ),
-    "changes a list": (
-        "{%- set seen = [] %}" + chatml(turn="{{ seen.append(m) }}" + TURN),
-        "cannot write a tool call",
     ),
     "refuses turns": (chatml(turn="{{ raise_exception('users only') }}"), "cannot write a tool call"),
     "no token ends a turn": (

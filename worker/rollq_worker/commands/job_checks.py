@@ -1,8 +1,10 @@
 """What `rollq submit` and `rollq eval` ask of the worker's package before they submit: whether a job can be played, and
 which tokenizer a name stands for. They find it by the entry-point groups `rollq.job_checks` and `rollq.tokenizers`."""
 
+from collections.abc import Mapping
+
 from rollq.errors import RollqError
-from rollq.job import Job
+from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
@@ -23,12 +25,16 @@ def check(job: Job) -> str:
     return f"{unknown} is not known on this machine; do the workers have it?" if unknown else ""
 
 
-def tokenizer_hashes(where: str) -> tuple[str, str]:
-    """Hash of the tokenizer and hash of its chat template. Raises SettingsError when it cannot be loaded, ImportError
-    when a package is missing."""
+def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[str, Json]) -> tuple[str, str]:
+    """Hash of the tokenizer and hash of the chat template, by default its own.
+
+    Raises SettingsError when one cannot be loaded, JobFailure when the template does not read an argument, ImportError
+    when a package is missing.
+    """
     from rollq_worker.tokens.tokenizer import load_tokenizer  # needs packages that a check of jobs can do without
 
-    tokenizer = load_tokenizer(where)
+    tokenizer = load_tokenizer(where, template)
+    tokenizer.with_arguments(template_kwargs)
     return tokenizer.hash, tokenizer.template_hash
 
 

@@ -243,7 +243,7 @@ class JobRunner:
             template_hash=self.tokenizer.template_hash,
             tokenizer_hash=self.tokenizer.hash,
             history=job.history.value,
-            template_kwargs=dict(renderer.family.template_kwargs),
+            template_kwargs={**renderer.family.template_kwargs, **job.template_kwargs},
             at=time.time(),
         )
         recorded = self._open_journal(attempt, claim, header)

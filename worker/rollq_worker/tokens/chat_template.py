@@ -1,36 +1,77 @@
 """One chat template: messages to the text that a model was trained on.
 
-transformers renders the messages, because chat templates are written for its semantics. It knows no token ids.
+It renders as transformers' `apply_chat_template` does, without importing it. Three things differ: the date never
+changes, a template may append to lists, and it never sees a list or mapping of the caller, only copies. It knows no
+token ids.
 """
 
+import difflib
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
 from rollq.errors import JobFailure, SettingsError
-from rollq.job import Json
+from rollq.job import GIVEN_TO_TEMPLATES, Json
 from rollq.trajectory import Message
 
 TODAY = datetime(2025, 1, 1)
 """The date for templates that write one. The real date would differ between the samples of a group, and between a
 journal and an episode that is resumed from it the next day."""
-_CLOCK = re.compile(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+"""The names of a model's templates that are used, the second one for conversations with tools."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys under which a message may hold its reasoning."""
+
+_ASKS = ("defined", "undefined", "default", "d")
+"""Tests and filters that are made for variables that may be missing."""
 
 
 class ChatTemplate:
-    """A chat template. Threads may share it."""
+    """A chat template with arguments for it. Threads may share it."""
 
     def __init__(self, name: str, template: Json, named: Mapping[str, str]) -> None:
         """`template` is the Jinja text, or texts by name; `named` are tokens that it may show. Raises SettingsError."""
         self._name = name
-        self._text = "\n".join(template.values()) if isinstance(template, dict) else str(template)
-        self._renderer = _renderer(name, template, named)
+        texts = template if isinstance(template, dict) else {DEFAULT: template}
+        self._texts = {key: str(texts[key]) for key in (DEFAULT, FOR_TOOLS) if key in texts}
+        self._compiled = {key: _compile(name, text) for key, text in self._texts.items()}
+        self._named = named
+        self.given: Mapping[str, Json] = {}
+        """The arguments with which it always renders."""
 
-    def mentions(self, name: str) -> bool:
-        return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names of the arguments that it reads."""
+        return frozenset().union(*map(_arguments, self._texts.values())) - GIVEN_TO_TEMPLATES
+
+    def with_arguments(self, given: Mapping[str, Json]) -> "ChatTemplate":
+        """The template that always renders with these arguments.
+
+        Raises JobFailure for a name that it does not read.
+        """
+        for name in given:
+            if name not in self.arguments:
+                raise JobFailure(f"template_kwargs: the chat template of {self._name} {self._unknown(name)}")
+        found = copy(self)
+        found.given = dict(given)
+        return found
+
+    def _unknown(self, name: str) -> str:
+        if not self.arguments:
+            return f"does not read {name!r}: it takes no arguments"
+        close = difflib.get_close_matches(name, self.arguments, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        return f"does not read {name!r}; it reads {', '.join(sorted(self.arguments))}{meant}"
 
     def render(
         self,
@@ -39,41 +80,106 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Json],
     ) -> str:
+        """The text. The arguments with which it always renders win over `kwargs`. Raises JobFailure."""
         try:
-            text: str = self._renderer.apply_chat_template(
-                list(messages),
-                tools=None if tools is None else list(tools),
+            return self._choose(tools).render(
+                **self._named,
+                **_copy({**kwargs, **self.given}),
+                messages=[_with_reasoning(_copy(message)) for message in messages],
+                tools=_copy(tools),
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **kwargs,
             )
         except Exception as e:  # the template is foreign code: it may raise anything
             roles = " ".join(str(message.get("role")) for message in messages)
             raise JobFailure(
                 f"the chat template of {self._name} cannot render [{roles}]: {type(e).__name__}: {e}"
             ) from e
-        return text
+
+    def _choose(self, tools: Sequence[Json] | None) -> jinja2.Template:
+        key = FOR_TOOLS if tools is not None and FOR_TOOLS in self._compiled else DEFAULT
+        if key not in self._compiled:
+            raise ValueError("there are several templates, and none is for conversations without tools")
+        return self._compiled[key]
 
 
-def _renderer(name: str, template: Json, named: Mapping[str, str]) -> Any:
-    """A transformers tokenizer with this template, these named tokens and no vocabulary: it only renders."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns that torch is missing
-    import jinja2
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
+def _with_reasoning(message: Message) -> Message:
+    """The message without what is None, and with its reasoning under each key that templates read."""
+    found = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((found[key] for key in _REASONING if key in found), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
-    template = {key: _dated(text) for key, text in template.items()} if isinstance(template, dict) else _dated(template)
-    nothing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
-    renderer: Any = PreTrainedTokenizerFast(tokenizer_object=nothing, chat_template=template, **named)
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag `generation`, with which some templates mark what the model writes. It writes what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> jinja2.Environment:
+    """Not the immutable sandbox: Kimi-K2-Thinking's template appends to lists, and all that it gets are copies."""
+    environment = jinja2.sandbox.SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json  # Jinja's own escapes what HTML would misread
+    environment.globals.update(raise_exception=_refuse, strftime_now=TODAY.strftime)
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def _arguments(text: str) -> set[str]:
+    """The variables that a template reads before it sets them, or asks whether they are there.
+
+    Jinja also counts those that a template sets in one branch only, of which many have a dozen.
+    """
+    tree = _ENVIRONMENT.parse(text)
+    read: set[str] = set()
+    stored: set[str] = set()
+
+    def walk(node: jinja2.nodes.Node) -> None:
+        if isinstance(node, jinja2.nodes.Name):
+            if node.ctx != "load":
+                stored.add(node.name)
+            elif node.name not in stored:
+                read.add(node.name)
+            return
+        if isinstance(node, jinja2.nodes.Test | jinja2.nodes.Filter) and node.name in _ASKS:
+            read.update(name.name for name in node.find_all(jinja2.nodes.Name))
+        late = node.fields[:1] if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For) else ()  # the target
+        for child in (*node.iter_child_nodes(exclude=late), *node.iter_child_nodes(only=late)):
+            walk(child)
+
+    walk(tree)
+    return jinja2.meta.find_undeclared_variables(tree) & read
+
+
+def _compile(name: str, text: str) -> jinja2.Template:
     try:
-        renderer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        return _ENVIRONMENT.from_string(text)
     except jinja2.TemplateSyntaxError as e:
         raise SettingsError(f"tokenizer {name}: the chat template is not valid Jinja: line {e.lineno}: {e}") from e
-    except Exception:  # it compiles; it may still refuse this conversation
-        pass
-    return renderer
-
-
-def _dated(template: str) -> str:
-    """The template with TODAY in place of a clock, because transformers does not let us override that function."""
-    return _CLOCK.sub(lambda call: json.dumps(TODAY.strftime(call[2])), template)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import JobFailure, SettingsError
-from rollq.job import Json
+from rollq.job import NAMED_TOKENS, Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.chat_template import ChatTemplate
-from rollq_worker.tokens.tiktoken_encoder import MAX_LENGTH, Encode, fast_encoder
+from rollq_worker.tokens.encoders import MAX_LENGTH, Encode, fast_encoder
 from rollq_worker.tokens.training_templates import template_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 MORE_TEMPLATES = "additional_chat_templates"
 """A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
-_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
@@ -61,7 +60,7 @@ class Tokenizer:
         self._fast: Encode | None = None
         self._full = _parse(name, spec)
         self._plain, self._spaces = _without_controls(self._full)
-        self._named = {key: _text(config[key]) for key in _NAMED if config.get(key) is not None}
+        self._named = {key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None}
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
         self.added = tuple(
@@ -112,10 +111,8 @@ class Tokenizer:
 
     def use_fast_encoder(self) -> bool:
         """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one."""
-        if self._fast is None and not self._spaces:
-            normalizer = self._plain.normalizer
-            normalize = normalizer.normalize_str if normalizer else str
-            self._fast = fast_encoder(self._spec, self.encode_plain, normalize)
+        if self._fast is None:
+            self._fast = fast_encoder(self._spec, self._plain)
         return self._fast is not None
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
@@ -124,9 +121,31 @@ class Tokenizer:
             return self._full.decode(list(ids), skip_special_tokens=skip_special)
         return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
-    def mentions(self, name: str) -> bool:
-        """Whether the chat template contains this word."""
-        return self._template.mentions(name)
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names of the arguments that the chat template reads."""
+        return self._template.arguments
+
+    @property
+    def given(self) -> Mapping[str, Json]:
+        """The arguments with which the chat template always renders."""
+        return self._template.given
+
+    def with_arguments(self, given: Mapping[str, Json]) -> Tokenizer:
+        """This tokenizer, whose chat template always renders with these arguments.
+
+        Raises JobFailure for a name that the template does not read, and for a value with a control token in it.
+        """
+        if not given:
+            return self
+        text = json.dumps(given, sort_keys=True, ensure_ascii=False)
+        for token in self.added_tokens:
+            if token and json.dumps(token, ensure_ascii=False)[1:-1] in text:
+                raise JobFailure(f"template_kwargs: {text:.200} holds the control token {token}")
+        found = copy.copy(self)
+        found._template = self._template.with_arguments(given)
+        found.template_hash = hashlib.sha256(f"{self.template_hash} {text}".encode()).hexdigest()
+        return found
 
     def render(
         self,

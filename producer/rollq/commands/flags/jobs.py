@@ -12,7 +12,18 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.client.submission import group_name, replacement
-from rollq.commands.flags.shared import agent, name, number, one_of, tasks, whole, words
+from rollq.commands.flags.shared import (
+    Merge,
+    add_template_kwargs,
+    agent,
+    labels,
+    name,
+    number,
+    one_of,
+    tasks,
+    whole,
+    words,
+)
 from rollq.commands.progress import ProgressDisplay
 from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line
@@ -28,7 +39,7 @@ TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
-    " single_tool history seed user purpose spare min_viable queue labels"
+    " single_tool history template_kwargs seed user purpose spare min_viable queue labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -45,6 +56,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
     add_budget(parser)
     add_sampling(parser)
     add_strategy(parser)
+    add_template_kwargs(parser)
     parser.add_argument(
         "--seed", type=whole(0), default=0, metavar="S", help="seed of environment and user (%(default)s)"
     )
@@ -74,34 +86,19 @@ def add_routing(parser: argparse.ArgumentParser) -> None:
         " it, the run's first worker does)",
     )
     parser.add_argument(
+        "--template",
+        metavar="NAME",
+        help="with --tokenizer: a chat template in place of the tokenizer's own, as for `rollq worker`",
+    )
+    parser.add_argument(
         "--label",
         dest="labels",
-        action=_AddLabels,
+        action=Merge,
         type=labels,
         default={},
         metavar="KEY=TEXT",
         help="a label of all these jobs, which comes back with their trajectories; may be repeated",
     )
-
-
-class _AddLabels(argparse.Action):
-    """Adds the labels of this flag to those of earlier ones and of the run file."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
-
-
-def labels(text: str) -> dict[str, str]:
-    """An argument type: one label, `key=text`, or a JSON object of texts."""
-    if text.startswith("{"):
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            if all(isinstance(value, str) for value in found.values()):
-                return dict(found)
-    key, equals, value = text.partition("=")
-    if key and equals and not text.startswith("{"):
-        return {key: value}
-    raise argparse.ArgumentTypeError(f"expected KEY=TEXT or a JSON object of texts, not {text!r}")
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +187,7 @@ def describe(args: argparse.Namespace) -> str:
     queue = None if args.queue == QUEUE else args.queue
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
     shown["spare"] = args.spare or None
+    shown["template_kwargs"] = ",".join(f"{key}={json.dumps(to)}" for key, to in args.template_kwargs.items()) or None
     shown["agent"] = args.agent[0]
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
@@ -214,6 +212,7 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         agent=args.agent[0],
         agent_args=_strategy(args),
         history=args.history,
+        template_kwargs=args.template_kwargs,
         user=args.user,
         sampling=_sampling(args),
         budget=_budget(args),
@@ -243,22 +242,30 @@ def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
 
 
 def pin_tokenizer(args: argparse.Namespace, client: Client) -> None:
-    """Fixes the tokenizer of --tokenizer for the run. Raises SettingsError when it cannot be loaded, or the run has
-    another."""
+    """Fixes the tokenizer of --tokenizer, with the chat template of --template, for the run.
+
+    Raises SettingsError when it cannot be loaded, when the run has another, and for --template-kwargs that the template
+    does not read.
+    """
     if args.tokenizer is None:
+        if args.template is not None:
+            raise SettingsError("--template needs --tokenizer, the tokenizer that it belongs to")
         return
     for point in entry_points(group=TOKENIZERS):
         try:
-            hashes = point.load()(args.tokenizer)
+            hashes = point.load()(args.tokenizer, args.template, args.template_kwargs)
         except ImportError:
             continue  # a package that it needs is not installed
+        except JobFailure as e:
+            raise SettingsError(f"{_flag(args, 'template_kwargs')}: {e}") from e
         client.pin_tokenizer(*hashes)
         return
     raise SettingsError(f"--tokenizer needs the worker's packages: {install_line('worker')}")
 
 
 def _flag(args: argparse.Namespace, flag: str) -> str:
-    return f"--{flag} (or {flag} in {args.config})" if args.config else f"--{flag}"
+    line = f"--{flag.replace('_', '-')}"
+    return f"{line} (or {flag} in {args.config})" if args.config else line
 
 
 def _installed_checks(args: argparse.Namespace) -> str:
@@ -283,7 +290,7 @@ def source_name(args: argparse.Namespace) -> str:
     before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
-    shape += [args.queue, args.labels, args.agent[0], *([args.spare] if args.spare else [])]
+    shape += [args.queue, args.labels, args.agent[0], *filter(None, (args.spare, args.template_kwargs))]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 

@@ -13,11 +13,17 @@ from typing import Any
 
 from rollq.errors import SettingsError
 
-ADDRESSES = {"redis": "ROLLQ_REDIS_URL", "broker": "ROLLQ_BROKER_URL", "tokenizer": "ROLLQ_TOKENIZER"}
+ADDRESSES = {
+    "redis": "ROLLQ_REDIS_URL",
+    "broker": "ROLLQ_BROKER_URL",
+    "tokenizer": "ROLLQ_TOKENIZER",
+    "template": "ROLLQ_TEMPLATE",
+}
 TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "user": json.dumps,
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
     "labels": json.dumps,
+    "template_kwargs": json.dumps,
 }
 """Flags whose value may be a table, each with a function that writes the table as a command line would."""
 

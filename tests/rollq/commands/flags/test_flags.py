@@ -49,7 +49,18 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         '{"kind": 1}',
         '{"kind": "x"} y',
     ),
-    job_flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
+    flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
+    flags.template_kwargs: (
+        "",
+        "thinking",
+        "=true",
+        "thinking=False",
+        "effort=high",
+        "x=[1",
+        '{"x": True}',
+        "[]",
+        "x=",
+    ),
     pull.extra_names: ("", ",", "a,"),
     pull.keep_filter: (
         "",
@@ -69,7 +80,9 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
 }
-UNCHECKED = set("env split broker redis tokenizer config host dir out file jobs what path api_key_file".split())
+UNCHECKED = set(
+    "env split broker redis tokenizer template config host dir out file jobs what path api_key_file".split()
+)
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 
 

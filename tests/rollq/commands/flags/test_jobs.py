@@ -48,6 +48,34 @@ def test_queue_and_labels_are_part_of_the_jobs_and_of_their_source() -> None:
     assert "queue qwen, labels uid=a=b,set=x" in job_flags.describe(args)
 
 
+def test_arguments_of_the_template_are_part_of_the_jobs_and_of_their_source() -> None:
+    plain = cli.parser().parse_args(list(SUBMIT))
+    args = cli.parser().parse_args(
+        [*SUBMIT, "--template-kwargs", "thinking=false", "--template-kwargs", '{"effort": "high", "thinking": true}']
+    )
+    assert next(job_flags.jobs(args)).template_kwargs == {"thinking": True, "effort": "high"}
+    assert job_flags.source_name(args) != job_flags.source_name(plain)
+    assert 'template_kwargs thinking=true,effort="high"' in job_flags.describe(args)
+    assert "template_kwargs" not in job_flags.describe(plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("a=False", "a=false"), ("a=high", 'a="high"'), ("a=None", "a=null"), ("a=", 'a=""')]
+)
+def test_a_value_that_is_not_json_is_written_so(fails: Fails, text: str, meant: str) -> None:
+    assert f"did you mean {meant}" in fails(*SUBMIT, "--template-kwargs", text)
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused_where_it_is_known(
+    redis_url: str, ledger: Ledger
+) -> None:
+    line = (*SUBMIT, "--redis", redis_url, "--template-kwargs", "enable_thinkin=false")
+    said = _last_line(line, "--tokenizer", str(BUNDLED))
+    assert "--template-kwargs: template_kwargs: the chat template of" in said and "'enable_thinkin'" in said
+    assert not reader(ledger).stats()["submitted"]
+    assert cli.main(line) == 0  # without a tokenizer it is left to the workers
+
+
 def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     line = (*SUBMIT, "--redis", redis_url, "--tokenizer", str(BUNDLED))
     bundled = load_tokenizer()
@@ -61,6 +89,14 @@ def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkey
     assert "no-such" in _last_line(line, "--tokenizer=/no-such")
     monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
     assert "--tokenizer needs the worker's packages: pip install" in _last_line(line)
+
+
+def test_the_template_of_the_line_is_fixed_with_the_tokenizer(redis_url: str, ledger: Ledger) -> None:
+    line = (*SUBMIT, "--redis", redis_url, "--template", "qwen3")
+    assert "--template needs --tokenizer" in _last_line(line)
+    assert cli.main([*line, "--tokenizer", str(BUNDLED)]) == 0
+    chosen = load_tokenizer(template="qwen3")
+    assert ledger.redis.hget(ledger.keys.meta, "template_hash") == chosen.template_hash.encode()
 
 
 def _last_line(line: tuple[str, ...], *more: str) -> str:

@@ -28,6 +28,7 @@ def test_every_flag_has_its_key(file: Path) -> None:
         --max-tokens 2000 --deadline 60 --temperature 0.5 --top-p 1 --agent react --history template
         --calls all --single-tool
         --seed 11 --user openai:local:q --purpose eval --min-viable 2 --ahead 7 --budget engine=9,user=1
+        --template-kwargs enable_thinking=false --template-kwargs effort="high"
         --queue q --label uid=7 --label set=a --keep 2 --durability fsync --refill 1 --seal --json"""
     file.write_text(
         """
@@ -61,6 +62,9 @@ def test_every_flag_has_its_key(file: Path) -> None:
         [budget]
         engine = 9
         user = 1
+        [template_kwargs]
+        enable_thinking = false
+        effort = "high"
         [label]
         uid = "7"
         set = "a"

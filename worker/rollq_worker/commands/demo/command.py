@@ -18,7 +18,17 @@ from typing import Any, TextIO
 from rollq.client.submission import group_name
 from rollq.commands.connect import settings
 from rollq.commands.dead_jobs import first_line
-from rollq.commands.flags.shared import Commands, add_json, add_tokenizer, http_url, number, tasks, whole
+from rollq.commands.flags.shared import (
+    Commands,
+    add_json,
+    add_template,
+    add_template_kwargs,
+    add_tokenizer,
+    http_url,
+    number,
+    tasks,
+    whole,
+)
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.export.formats import open_output
@@ -59,6 +69,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--temperature", type=number(0), default=1.0, help="sampling temperature (%(default)s)")
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
+    add_template(parser)
+    add_template_kwargs(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the trajectories to this file, as pull does")
     add_json(parser, "end stdout with one JSON object (its fields: docs/commands.md); the rest goes to stderr")
     parser.set_defaults(run=run)
@@ -67,12 +79,21 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     _check_extra()
-    tokenizer = settings(args).tokenizer
+    found = settings(args)
+    tokenizer, template = found.tokenizer, found.template
     jobs = demo_jobs(args, task_count(args.env, args.split))
     if tokenizer:
         from rollq_worker.tokens.tokenizer import find_tokenizer
 
         find_tokenizer(tokenizer)
+    if template:
+        from rollq_worker.tokens.training_templates import template_text
+
+        template_text(template)
+    if args.template_kwargs:
+        from rollq_worker.tokens.tokenizer import load_tokenizer
+
+        load_tokenizer(tokenizer, template).with_arguments(args.template_kwargs)
     for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
@@ -84,10 +105,11 @@ def run(args: argparse.Namespace) -> int:
         if args.engine:
             processes.use_engine(args.engine)
         else:
-            flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed, "--tokenizer": tokenizer}
+            flags = {"--env": args.env, "--mistakes": args.mistakes, "--seed": args.seed}
+            flags |= {"--tokenizer": tokenizer, "--template": template}
             processes.start_engine([str(word) for flag in flags.items() if flag[1] is not None for word in flag])
         processes.await_engine()
-        processes.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer)
+        processes.start_worker(args.concurrency or min(64, len(jobs) * args.size), tokenizer, template)
         progress.say(f"run      {jobs[0].run}: {len(jobs)} groups of {args.size}, {args.env}/{args.split}")
         demo = DemoRun(jobs, processes, progress, out)
         demo.play()
@@ -126,6 +148,7 @@ def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
             env=args.env,
             split=args.split,
             task=chosen[i % len(chosen)],
+            template_kwargs=args.template_kwargs,
             sampling={"temperature": args.temperature},
             budget=Budget(max_turns=args.max_turns, max_new_tokens=args.max_new_tokens),
             seed=args.seed + i // len(chosen),
@@ -175,6 +198,7 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
+        parts += f" --template {args.template}" if args.template else ""
     else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
         parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"

@@ -1,4 +1,4 @@
-"""A worker's renderers: one for each set of tools and each need of a job.
+"""A worker's renderers: one for each set of tools, each set of arguments for the template and each need of a job.
 
 Each is self-checked once, before its first use. The check holds up only the jobs that wait for it.
 """
@@ -19,6 +19,9 @@ MAX_RENDERERS = 64
 """Number of renderers that are kept, those used last. Environments may make up tools for every task."""
 
 
+_Key = tuple[str, tuple[Edge, ...], bool]
+
+
 class _Slot:
     """The place of one renderer. Its lock is held while the self-check runs."""
 
@@ -32,25 +35,28 @@ class RendererCache:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._slots: dict[tuple[str, tuple[Edge, ...], bool], _Slot] = {}
+        self._slots: dict[_Key, _Slot] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def get(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
-        """The renderer for a job whose environment has these tools. Raises JobFailure naming an edge that it needs and
-        cannot have."""
+        """The renderer for a job whose environment has these tools.
+
+        Raises JobFailure naming an edge that it needs and cannot have, or an argument that the template does not read.
+        """
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
         if agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
-        slot = self._slot((json.dumps(tools, sort_keys=True), edges, rerender))
+        slot = self._slot((json.dumps([tools, job.template_kwargs], sort_keys=True), edges, rerender))
         with slot.lock:
             if slot.renderer is None:
-                slot.renderer = checked_renderer(self._tokenizer, tools, *edges, rerender=rerender)
+                tokenizer = self._tokenizer.with_arguments(job.template_kwargs)
+                slot.renderer = checked_renderer(tokenizer, tools, *edges, rerender=rerender)
             return slot.renderer
 
-    def _slot(self, key: tuple[str, tuple[Edge, ...], bool]) -> _Slot:
+    def _slot(self, key: _Key) -> _Slot:
         with self._lock:
             slot = self._slots.pop(key, None) or _Slot()
             self._slots[key] = slot  # moved to the end: the first one was used longest ago

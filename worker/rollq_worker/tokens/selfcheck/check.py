@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
-from rollq_worker.tokens.made_up_conversation import PREAMBLES, Preamble
 from rollq_worker.tokens.known_families import KEEP_REASONING
+from rollq_worker.tokens.made_up_conversation import PREAMBLES, Preamble
 from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import BridgeComparison, Finding, Match
@@ -109,10 +109,11 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     """The findings for the template as it is or, where that is better, asked to keep old reasoning."""
     plain = ChatRenderer(tokenizer, tools)
     options = [_with_best_preamble(plain)]
-    keep = {} if rerender else {name: value for name, value in KEEP_REASONING.items() if tokenizer.mentions(name)}
+    asked = tokenizer.arguments - tokenizer.given.keys()
+    keep = {} if rerender else {name: value for name, value in KEEP_REASONING.items() if name in asked}
     if keep:
         options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, replace(plain.family, template_kwargs=keep))))
-    best, found = max(options, key=lambda one: (-_count(one[1], Match.UNSUPPORTED), _count(one[1], Match.EXACT)))
+    best, found = max(options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match)))
     return SelfCheck(
         tokenizer=tokenizer.name,
         family=best.renderer.family,

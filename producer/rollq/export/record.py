@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.trajectory import Sampled, Trajectory
+from rollq.trajectory import Observed, Sampled, Trajectory
 from rollq.trajectory_extras import Extra
 
 
@@ -22,9 +22,11 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
 
     `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
     lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order. Where
-    the mask is 0, the logprob is 0.0 and the version null. Raises ContractError when a
-    text in Redis cannot be read.
+    the mask is 0, the logprob is 0.0 and the version null. `unanswered` is there when the last turn was never
+    answered: its text, such as the call that crashed the environment. Raises ContractError when a text in Redis cannot
+    be read.
     """
+    unanswered = _unanswered(trajectory)
     return facts(trajectory) | {
         "tokens": trajectory.tokens.tolist(),
         "mask": list(trajectory.mask),
@@ -32,7 +34,14 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "versions": trajectory.versions,
         "traces": trajectory.traces,
         "pieces": [[len(event.ids), event.finish.value] for event in trajectory.events if isinstance(event, Sampled)],
+        **({"unanswered": unanswered} if unanswered else {}),
     }
+
+
+def _unanswered(trajectory: Trajectory) -> str:
+    """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it."""
+    answered = max((n for n, event in enumerate(trajectory.events) if isinstance(event, Observed)), default=-1)
+    return "".join(event.text for event in trajectory.events[answered + 1 :] if isinstance(event, Sampled))
 
 
 def facts(trajectory: Trajectory) -> dict[str, Any]:

@@ -64,7 +64,9 @@ class Transcript:
                 note = span_note(*turn)
             yield from self._message(role, note, message)
         for turn in turns:
-            yield self._coloured("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (cut off: no message)"
+            yield self._coloured("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (never answered)"
+        for line in clean(clip(self._record.get("unanswered", ""))).splitlines():
+            yield f"  {self._coloured('assistant', line)}"
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
         yield self._coloured(role, f"{clean(role):<9}") + (f" {self._coloured('label', note)}" if note else "")

@@ -47,9 +47,18 @@ def test_a_turn_without_a_message_is_shown_as_well() -> None:
     more = Sampled(
         turn=1, ids=array("I", [9]), logprobs=array("f", [-4.0]), versions=[VersionSpan("1", 0, 1)], finish=Finish.ABORT
     )
-    events = [*trajectory.events[:-1], more]
-    said = shown(record(replace(trajectory, events=events)))
-    assert "turn 1: 1 sampled, logprob mean -4.000, lowest -4.000 (cut off: no message)" in said
+    crash = replace(more, text="<tool_call>crash\x1b[2J")
+    for events, text in (
+        ([more], ""),
+        ([crash], "\n  <tool_call>crash\\x1b[2J"),
+        ([crash, trajectory.events[-2]], None),
+    ):
+        found = record(replace(trajectory, events=[*trajectory.events[:-1], *events]))
+        if text is None:
+            assert "unanswered" not in found
+            continue
+        said = shown(found)
+        assert said.endswith(f"turn 1: 1 sampled, logprob mean -4.000, lowest -4.000 (never answered){text}")
     assert "stop      not yet   reward -" in said
 
 

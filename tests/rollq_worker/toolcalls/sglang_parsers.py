@@ -13,6 +13,8 @@ PARSERS = {
     "deepseek_v31": "deepseekv31",
     "deepseek_v32": "deepseekv32",
     "minimax_m2": "minimax-m2",
+    "cohere": "cohere_command4",
+    "apertus": "apertus2509",
 }
 """SGLang's name for a format, where it is another one."""
 

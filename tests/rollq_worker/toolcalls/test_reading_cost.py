@@ -27,6 +27,10 @@ UNITS = {
     "kimi_k2": [SECTION, CALL, SECTION + CALL, f"{CALL}f:0<|tool_call_argument_begin|>{{"],
     "minimax_m2": ["<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="s">'],
     "gpt_oss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>commentary to=functions.f<|message|>{<|call|>"],
+    "cohere": ["<|START_ACTION|>", '<|START_ACTION|>[{"tool_name": "f"},', '<|START_ACTION|>["', "<|START_RESPONSE|>"],
+    "granite3": ["<|tool_call|>", "<|tool_call|>[{", '<|tool_call|>[{"name": "f"}] ', '<|tool_call|>["'],
+    "nemotron_v2": ["<TOOLCALL>", '<TOOLCALL>[{"name": "f"}', '<TOOLCALL>["'],
+    "apertus": ["<|tools_prefix|>", '<|tools_prefix|>[{"f": {}}', '<|tools_prefix|>["', "<|inner_prefix|>"],
     "gemma4": ["<|tool_call>", "<|tool_call>call:f{", '<|tool_call>call:f{s:<|"|>', "<|tool_call>call:f{l:["],
 }
 ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]

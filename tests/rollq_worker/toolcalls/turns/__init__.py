@@ -1,6 +1,12 @@
 """Turns in every format of calls: good ones, broken ones, and ones about which readers may differ."""
 
 from tests.rollq_worker.toolcalls.turns.json_formats import HERMES_TURNS, LLAMA_TURNS, MISTRAL_TURNS
+from tests.rollq_worker.toolcalls.turns.list_formats import (
+    APERTUS_TURNS,
+    COHERE_TURNS,
+    GRANITE_TURNS,
+    NEMOTRON_TURNS,
+)
 from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_TURNS, GLM_TURNS, MINIMAX_TURNS, V32_TURNS
 from tests.rollq_worker.toolcalls.turns.token_formats import DEEPSEEK_TURNS, GEMMA_TURNS, HARMONY_TURNS, KIMI_TURNS
 from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
@@ -17,5 +23,9 @@ TURNS = [
     *KIMI_TURNS,
     *HARMONY_TURNS,
     *GEMMA_TURNS,
+    *COHERE_TURNS,
+    *APERTUS_TURNS,
+    *GRANITE_TURNS,
+    *NEMOTRON_TURNS,
 ]
 __all__ = ["TOOLS", "TURNS", "Turn"]

@@ -29,6 +29,8 @@ class JsonLists:
     """The call that an item of the list is, or what is wrong with it; also given `form`."""
     form: str
     """How calls are written, for the policy."""
+    stops: bool = False
+    """Whether the end tag ends the turn, and is not part of its text then."""
     id: str = ""
     """The key of a call's id; "": calls have none."""
     frames: tuple[str, ...] = ()
@@ -43,17 +45,19 @@ class JsonLists:
         items, error, end = self._items(text, start + len(self.tags[0]))
         read = [self.call(item, self.form) for item in items]
         errors = [error] if error else [call for call in read if isinstance(call, str)]
-        after = skip(text, end)
+        after, unclosed = skip(text, end), False
         if not errors and self.tags[1]:
             if text.startswith(self.tags[1], after):
                 end = after + len(self.tags[1])
-            elif after < len(text):
+            elif after == len(text):
+                end, unclosed = after, not self.stops
+            else:
                 errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
         if errors:
             return [self._broken(text, start, end, errors)]
         calls = tuple(call for call in read if isinstance(call, Action))
         ids = tuple(str(item.get(self.id, "")) for item in items) if self.id else ()
-        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
+        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids, unclosed=unclosed)]
 
     def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
         """The items of the list at `at`, what is wrong ("": nothing), and where the JSON ends."""
@@ -75,16 +79,12 @@ class JsonLists:
         return [Piece(Kind.FRAME, start, start + len(tag))]
 
 
-def _named(value: Json, form: str) -> Action | str:
-    return call_of(value, form)
-
-
 def _cohere(value: Json, form: str) -> Action | str:
     if isinstance(value, dict) and "tool_name" in value:
         value = {"name": value["tool_name"], **{key: value[key] for key in ("parameters", "arguments") if key in value}}
     elif isinstance(value, dict):
         return f'The tool call has no "tool_name". {form}'
-    return call_of(value, form, "parameters", "arguments")
+    return call_of(value, form)
 
 
 def _by_name(value: Json, form: str) -> Action | str:
@@ -104,16 +104,17 @@ COHERE = JsonLists(
     think=("<|START_THINKING|>", "<|END_THINKING|>"),
 ).reader()
 GRANITE3 = JsonLists(
-    tags=("<|tool_call|>", ""), call=_named, form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].'
+    tags=("<|tool_call|>", ""), call=call_of, form='Write <|tool_call|>[{"name": ..., "arguments": {...}}].'
 ).reader()
 NEMOTRON_V2 = JsonLists(
     tags=("<TOOLCALL>", "</TOOLCALL>"),
-    call=_named,
+    call=call_of,
     form='Write <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>.',
 ).reader()
 APERTUS = JsonLists(
     tags=("<|tools_prefix|>", "<|tools_suffix|>"),
     call=_by_name,
     form="Write [{name: {...}}], each call an object with the tool's name as its key, between the tools tokens.",
+    stops=True,
     think=("<|inner_prefix|>", "<|inner_suffix|>"),
 ).reader()

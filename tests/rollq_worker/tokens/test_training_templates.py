@@ -1,0 +1,88 @@
+"""Training templates: every edge is exact, and first prompts are those of the model's own template."""
+
+from pathlib import Path
+
+import pytest
+
+from rollq.errors import SettingsError
+from rollq_worker.tokens.selfcheck.better_template import better_template
+from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+from rollq_worker.tokens.selfcheck.check import check
+from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
+from rollq_worker.tokens.training_templates import template_text, training_templates
+from tests.rollq_worker.tokens.models import THINK, RealTemplates, tokenizer_with
+
+ADDED = {"qwen3": THINK}
+"""The control tokens of each training template's model."""
+NAMED: dict[str, dict[str, str]] = {}
+ORIGINALS = {"qwen3": "qwen3"}
+"""The real templates, by the training template that fits."""
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "x": {"type": ["string", "null"], "description": 'a "naïve" one,\nof <two> lines', "enum": ["a", "b"]},
+        "y": {"type": "array", "items": {"type": "integer"}},
+        "z": {"type": "object", "properties": {"deep": {"type": "number", "default": 1.5}}},
+    },
+    "required": ["x"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"{name} does it.", "parameters": PARAMETERS}}
+    for name in ("find", "cancel")
+]
+USER = {"role": "user", "content": "Where <is> it?\n  Now  "}
+SYSTEM = {"role": "system", "content": "Be brief.\n\nBe naïve."}
+
+
+def trained(name: str) -> Tokenizer:
+    return tokenizer_with(name, template_text(name), ADDED[name], NAMED.get(name))
+
+
+def test_every_training_template_is_tested() -> None:
+    assert set(ADDED) == set(training_templates())
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_every_edge_is_exact(name: str) -> None:
+    found = check(trained(name), TOOLS)
+    assert {edge: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT} == {}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_first_prompts_are_those_of_the_model(real: RealTemplates, name: str) -> None:
+    own = tokenizer_with("own", real.text(ORIGINALS[name]), ADDED[name], NAMED.get(name))
+    for messages in ([SYSTEM, USER], [USER]):
+        for tools in (TOOLS, TOOLS[:1], None):
+            assert trained(name).render(messages, tools, True) == own.render(messages, tools, True)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates, name: str) -> None:
+    own = tokenizer_with("own", real.text(ORIGINALS[name]), ADDED[name], NAMED.get(name))
+    better = better_template(own, TOOLS, check(own, TOOLS))
+    assert better is not None and better[0] == name
+
+
+def test_a_template_that_drops_reasoning_finds_the_one_that_keeps_it() -> None:
+    text = template_text("qwen3")
+    dropping = text.replace("if message.reasoning_content or '</think>' not in message.content", "if loop.last")
+    assert dropping != text
+    own = tokenizer_with("own", dropping, THINK)
+    better = better_template(own, TOOLS, check(own, TOOLS))
+    assert better is not None and better[0] == "qwen3"
+
+
+def test_a_template_that_is_exact_itself_needs_none() -> None:
+    assert better_template(trained("qwen3"), TOOLS, check(trained("qwen3"), TOOLS)) is None
+    bundled = load_tokenizer()
+    assert better_template(bundled, TOOLS, check(bundled, TOOLS)) is None
+
+
+def test_a_template_is_chosen_by_name_or_by_file(tmp_path: Path) -> None:
+    own, chosen = load_tokenizer(), load_tokenizer(template="qwen3")
+    assert chosen.hash == own.hash and chosen.template_hash != own.template_hash
+    file = tmp_path / "mine.jinja"
+    file.write_text(template_text("qwen3"))
+    assert load_tokenizer(str(BUNDLED), str(file)).template_hash == chosen.template_hash
+    with pytest.raises(SettingsError, match=r"'no-such' is neither a file nor a training template; there are .*qwen3"):
+        load_tokenizer(template="no-such")

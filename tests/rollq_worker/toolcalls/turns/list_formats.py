@@ -1,0 +1,142 @@
+"""Turns in the formats that write a turn's calls as one JSON list behind a tag."""
+
+from rollq_worker.protocols import Action
+from tests.rollq_worker.toolcalls.turns.turn import FULL, LENIENT, LOST, REASONING, TAIL, TEXT, UNKNOWN, f, turns_of
+
+cohere = turns_of("cohere")
+FRAMES = "the tokens around what a turn says are text for the user"
+
+
+def action(inside: str) -> str:
+    return f"<|START_ACTION|>[\n    {inside}\n]<|END_ACTION|>"
+
+
+COHERE_CALL = action('{"tool_call_id": "0", "tool_name": "f", "parameters": {"s": "hi"}}')
+COHERE_TURNS = [
+    cohere("one call", COHERE_CALL, calls=[f(s="hi")]),
+    cohere(
+        "two calls",
+        action(
+            '{"tool_call_id": "0", "tool_name": "f", "parameters": {"n": 1}},\n'
+            '    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}'
+        ),
+        calls=[f(n=1), Action("g", {})],
+    ),
+    cohere("without its list", COHERE_CALL.replace("[", "").replace("]", ""), calls=[f(s="hi")]),
+    cohere(
+        "every type",
+        action(
+            '{"tool_name": "f", "parameters": {"s": "a \\"b\\"\\nc", "n": 2, "x": 1.5, "b": true,'
+            ' "o": {"k": [1, null]}, "l": ["a", 2]}}'
+        ),
+        calls=[Action("f", FULL)],
+    ),
+    cohere("text before", f"Well. {COHERE_CALL}", calls=[f(s="hi")], content="Well."),
+    cohere("text behind", f"{COHERE_CALL} ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
+    cohere("no call", "Hello.", content="Hello."),
+    cohere("a response", "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello.", sglang=FRAMES),
+    cohere("a text", "<|START_TEXT|>Hello.<|END_TEXT|>", content="Hello.", sglang=FRAMES),
+    cohere("no parameters", action('{"tool_name": "f"}'), calls=[f()]),
+    cohere("arguments", action('{"tool_name": "f", "arguments": {}}'), calls=[f()]),
+    cohere("no name", action('{"parameters": {}}'), error="tool_name", sglang=LOST),
+    cohere("a plain name", action('{"name": "f", "parameters": {}}'), error="tool_name", sglang=LENIENT),
+    cohere("an unknown tool", action('{"tool_name": "h", "parameters": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
+    cohere("an open call", COHERE_CALL.removesuffix("<|END_ACTION|>"), calls=[f(s="hi")]),
+    cohere("half a call", COHERE_CALL[:-30], error="cut off", sglang=LENIENT),
+    cohere("bad JSON", action("{'tool_name': 'f'}"), error="not valid JSON", sglang=LOST),
+    cohere("an empty list", action(""), error="empty", sglang=LOST),
+    cohere("words in the block", f"{COHERE_CALL[:-14]} so<|END_ACTION|>", error="text behind", sglang=LENIENT),
+    cohere(
+        "an end token in a string",
+        action('{"tool_name": "f", "parameters": {"s": "<|END_ACTION|>"}}'),
+        calls=[f(s="<|END_ACTION|>")],
+        sglang="an end token in a string ends the block",
+    ),
+    cohere(
+        "reasoning",
+        f"<|START_THINKING|>hm<|END_THINKING|>{COHERE_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+apertus = turns_of("apertus")
+
+
+def listed(inside: str) -> str:
+    return f"<|tools_prefix|>[{inside}]<|tools_suffix|>"
+
+
+APERTUS_CALL = listed('{"f": {"s": "hi"}}')
+APERTUS_TURNS = [
+    apertus("one call", APERTUS_CALL, calls=[f(s="hi")]),
+    apertus("two calls", listed('{"f": {"n": 1}}, {"g": {}}'), calls=[f(n=1), Action("g", {})]),
+    apertus("text before", f"Well. {APERTUS_CALL}", calls=[f(s="hi")], content="Well."),
+    apertus("text behind", f"{APERTUS_CALL} ok", calls=[f(s="hi")], content="ok"),
+    apertus("no call", "Hello.", content="Hello."),
+    apertus("an unknown tool", listed('{"h": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
+    apertus(
+        "without the stop token",
+        APERTUS_CALL.removesuffix("<|tools_suffix|>"),
+        calls=[f(s="hi")],
+        sglang="the token that ends the turn must be in its text",
+    ),
+    apertus(
+        "without its list", '<|tools_prefix|>{"f": {}}<|tools_suffix|>', calls=[f()], sglang="the list must be there"
+    ),
+    apertus("half a call", APERTUS_CALL[:-22], error="cut off", sglang=TEXT),
+    apertus("two names", listed('{"f": {}, "g": {}}'), error="only key", sglang=LENIENT),
+    apertus("OpenAI's form", listed('{"name": "f", "arguments": {}}'), error="only key", sglang=LOST),
+    apertus("arguments that are a list", listed('{"f": [1]}'), error="not a JSON object", sglang=LENIENT),
+    apertus(
+        "words in the block", '<|tools_prefix|>[{"f": {}}] so<|tools_suffix|>', error="text behind", sglang=LENIENT
+    ),
+    apertus(
+        "reasoning",
+        f"<|inner_prefix|>hm<|inner_suffix|>{APERTUS_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+granite = turns_of("granite3")
+GRANITE_CALL = '<|tool_call|>[{"name": "f", "arguments": {"s": "hi"}}]'
+GRANITE_TURNS = [
+    granite("one call", GRANITE_CALL, calls=[f(s="hi")]),
+    granite("white space", GRANITE_CALL.replace("[", "\n[\n"), calls=[f(s="hi")]),
+    granite("two calls", GRANITE_CALL[:-1] + ', {"name": "g"}]', calls=[f(s="hi"), Action("g", {})]),
+    granite("two lists", f"{GRANITE_CALL}\n{GRANITE_CALL}", calls=[f(s="hi"), f(s="hi")]),
+    granite("text before", f"Well. {GRANITE_CALL}", calls=[f(s="hi")], content="Well."),
+    granite("text behind", f"{GRANITE_CALL} ok", calls=[f(s="hi")], content="ok"),
+    granite("no call", "Hello.", content="Hello."),
+    granite("half a call", GRANITE_CALL[:-4], error="cut off"),
+    granite("bad JSON", "<|tool_call|>f(1)", error="not valid JSON"),
+    granite(
+        "a good and a bad list",
+        f"{GRANITE_CALL}<|tool_call|>[",
+        calls=[f(s="hi")],
+        content="<|tool_call|>[",
+        error="not valid JSON",
+    ),
+    granite("reasoning", f"<think>hm</think>{GRANITE_CALL}", calls=[f(s="hi")], reasoning="hm"),
+]
+
+nemotron = turns_of("nemotron_v2")
+NEMOTRON_CALL = '<TOOLCALL>[{"name": "f", "arguments": {"s": "hi"}}]</TOOLCALL>'
+NEMOTRON_TURNS = [
+    nemotron("one call", NEMOTRON_CALL, calls=[f(s="hi")]),
+    nemotron("two blocks", f"{NEMOTRON_CALL}\n{NEMOTRON_CALL}", calls=[f(s="hi"), f(s="hi")]),
+    nemotron("text around", f"Well.\n{NEMOTRON_CALL} ok", calls=[f(s="hi")], content="Well.\n ok"),
+    nemotron("no call", "Hello.", content="Hello."),
+    nemotron("an open call", NEMOTRON_CALL.removesuffix("</TOOLCALL>"), calls=[f(s="hi")]),
+    nemotron(
+        "arguments as a string",
+        '<TOOLCALL>[{"name": "f", "arguments": "{\\"s\\": \\"hi\\"}"}]</TOOLCALL>',
+        calls=[f(s="hi")],
+    ),
+    nemotron("half a call", NEMOTRON_CALL[:-20], error="cut off"),
+    nemotron("no name", '<TOOLCALL>[{"arguments": {}}]</TOOLCALL>', error="no "),
+    nemotron("reasoning", f"<think>hm</think>{NEMOTRON_CALL}", calls=[f(s="hi")], reasoning="hm"),
+]

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollq.errors import ContractError
 from rollq.sampling import number, objection
+from rollq.trajectory_extras import ExpertShape
 
 Json = Any
 """A JSON value: None, bool, int, float, str, list, dict with str keys."""
@@ -118,6 +119,9 @@ class Job:
     template must read them by these names."""
     sampling: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters under SGLang's names: `rollq.sampling.PARAMETERS`."""
+    routed_experts: Mapping[str, Json] = field(default_factory=dict)
+    """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
+    routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
     budget: Budget = field(default_factory=Budget)
     purpose: Purpose = Purpose.TRAIN
     seed: int = 0
@@ -177,8 +181,19 @@ class Job:
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in set(kind):
                 raise ContractError(f"{where}: {name} must be {' or '.join(kind)}, not {getattr(self, name)!r}")
             object.__setattr__(self, name, kind(getattr(self, name)))
+        self._check_experts()
         if why := objection(self.sampling, self.budget.max_new_tokens):
             raise ContractError(f"{where}: {why}")
+
+    def _check_experts(self) -> None:
+        if not self.routed_experts:
+            return
+        try:
+            ExpertShape.read(self.routed_experts)
+        except ContractError as e:
+            raise ContractError(f"{self.title}: {e}") from e
+        if self.purpose == Purpose.EVAL:
+            raise ContractError(f"{self.title}: routed_experts are for training, and this is an evaluation")
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Job":

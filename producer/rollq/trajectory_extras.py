@@ -4,17 +4,26 @@ They are stored apart, because a few of them are megabytes. A consumer gets only
 standard library only.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 from rollq.errors import ContractError
+
+ROUTED_EXPERTS = "routed_experts"
+"""Name of the experts that tokens were routed to, which a job asks for."""
+MOST_LAYERS = 1000
+MOST_EXPERTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """A named array of any shape. Routed experts: int32, (tokens, layers, top-k). `rollq.training.arrays.array_of`
-    makes a numpy array of it."""
+    """A named array of any shape. `rollq.training.arrays.array_of` makes a numpy array of it."""
 
     dtype: str
     """numpy's name of the type of an entry: `int32`, `float16`, ... Other names pass through."""
@@ -39,3 +48,54 @@ class Extra:
     def itemsize(self) -> int:
         """Bytes of an entry."""
         return len(self.data) // prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """The shape of a model's routing, which no engine reports: names and numbers of its `config.json`."""
+
+    layers: int
+    """`num_hidden_layers`, layers without experts included: their entries are 0."""
+    top_k: int
+    """`num_experts_per_tok`."""
+    experts: int
+    """Experts of a layer without shared ones: `num_experts`, `n_routed_experts` or `num_local_experts`."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("layers", MOST_LAYERS), ("top_k", MOST_EXPERTS), ("experts", MOST_EXPERTS)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ContractError(f"routed_experts: {name} must be a whole number from 1 to {most}, not {value!r}")
+        if self.top_k > self.experts:
+            raise ContractError(f"routed_experts: top_k {self.top_k} of {self.experts} experts")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> ExpertShape:
+        """The shape in a job's `routed_experts`. Raises ContractError."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(given, Mapping) or given.keys() != names:
+            raise ContractError(f"routed_experts must have {', '.join(sorted(names))}, not {given!r:.100}")
+        return cls(**given)
+
+    @property
+    def dtype(self) -> str:
+        """numpy's name of the smallest type that numbers all experts."""
+        return "uint8" if self.experts <= 256 else "uint16"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: of one token."""
+        return self.layers * self.top_k * (1 if self.dtype == "uint8" else 2)
+
+    def part(self, data: bytes) -> Extra:
+        """The rows in these bytes, which are one part."""
+        return Extra(dtype=self.dtype, shape=(len(data) // self.row_bytes, self.layers, self.top_k), data=data)
+
+    def filler(self) -> bytes:
+        """A row that spreads over the experts, for a token whose routing nothing depends on. Its entries in a layer
+        differ, as those of a real row do."""
+        ids = [place % self.experts for place in range(self.layers * self.top_k)]
+        row = array("B" if self.dtype == "uint8" else "H", ids)
+        if sys.byteorder == "big":
+            row.byteswap()
+        return row.tobytes()

@@ -43,7 +43,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
                                        room share the session `producers`
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
-                                       by +spare and +template_kwargs where it has them), body (the
+                                       by +spare, +template_kwargs and +routed_experts where it has them), body (the
                                        first job); state (open ready held dropped); done, dead, surplus (members so
                                        far); started (the published step at its first claim); token (of the last
                                        hold), handed (times); at (when it was submitted), submitted, resubmitted
@@ -64,6 +64,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:journal:<job>            list  header, event, event, ...
     rollq:{run}:journal:<job>#<attempt>  list  one that was set aside, by the attempt that wrote its end
     rollq:{run}:extras:<job>             hash  arrays beside the journal: name -> array; # -> the lease that wrote them
+    rollq:{run}:routed_experts:<job>     list  a part for each sampled event, of jobs that ask for them
 """
 
 from dataclasses import dataclass
@@ -144,3 +145,6 @@ class Keys:
 
     def extras(self, job_id: str) -> str:
         return f"{self.prefix}extras:{job_id}"
+
+    def routed_experts(self, job_id: str) -> str:
+        return f"{self.prefix}routed_experts:{job_id}"

@@ -17,11 +17,12 @@ from rollq.ledger.job_extras import read_extras
 from rollq.ledger.keys import RUNS
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
+from rollq.ledger.routed_experts import with_routed_experts
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.versions import read_policy
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Header, Stop, Trajectory
-from rollq.trajectory_extras import Extra
+from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 from rollq.wire.codec import read_trajectory
 
 COUNTS = (
@@ -163,7 +164,8 @@ class LedgerReader:
         if not extras:
             return found
         arrays = read_extras(self.scripts, job_ids, extras)
-        return [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
+        found = [_with_extras(trajectory, own) for trajectory, own in zip(found, arrays, strict=True)]
+        return with_routed_experts(self.scripts, found) if ROUTED_EXPERTS in extras else found
 
     def job(self, job_id: str) -> JobState | None:
         """All that the ledger knows of a job; None when it is unknown."""

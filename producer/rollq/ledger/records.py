@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.job import Job, Json, Purpose, parse_id
+from rollq.job import Job, parse_id
 from rollq.wire.blob import plain
 from rollq.wire.codec import decode_job, is_observed
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
@@ -20,7 +20,8 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
             raise ContractError(f"job {job.id}: belongs to another group or run than {run}/{first.group}")
         if _of_group(job) != _of_group(first):
             raise ContractError(
-                f"job {job.id}: size, spare, min_viable, purpose, queue or template_kwargs differ within the group"
+                f"job {job.id}: size, spare, min_viable, purpose, queue, routed_experts or template_kwargs differ"
+                " within the group"
             )
     ids = [job.id for job in jobs]
     if len(set(ids)) < len(ids):
@@ -28,8 +29,8 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
     return ids
 
 
-def _of_group(job: Job) -> tuple[int, int, int, Purpose, str, Mapping[str, Json]]:
-    return job.size, job.spare, job.viable, job.purpose, job.queue, job.template_kwargs
+def _of_group(job: Job) -> tuple[Any, ...]:
+    return job.size, job.spare, job.viable, job.purpose, job.queue, job.template_kwargs, job.routed_experts
 
 
 def kwargs_text(job: Job) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollq.errors import ContractError
 from rollq.extras import needs
-from rollq.trajectory import Sampled, Segment
-from rollq.trajectory_extras import Extra
+from rollq.trajectory import Sampled, Segment, Trajectory
+from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -42,6 +42,18 @@ def array_of(extra: Extra) -> Numpy:
     if dtype.itemsize != extra.itemsize:
         raise ContractError(f"an entry of this extra has {extra.itemsize} bytes, one of {extra.dtype} {dtype.itemsize}")
     return np.frombuffer(extra.data, dtype).reshape(extra.shape)
+
+
+def segment_experts(trajectory: Trajectory) -> list[Numpy]:
+    """The routed experts of each of its segments: (tokens of prompt and response, layers, top-k), as views.
+
+    Empty when the trajectory has none: its job did not ask for them, or the consumer did not.
+    """
+    if ROUTED_EXPERTS not in trajectory.extras:
+        return []
+    experts = array_of(trajectory.extras[ROUTED_EXPERTS])
+    ends = list(accumulate(trajectory.traces, initial=0))
+    return [experts[start:end] for start, end in pairwise(ends) if any(trajectory.mask[start:end])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

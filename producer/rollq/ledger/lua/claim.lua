@@ -44,7 +44,8 @@ end
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
 local hashes = redis.call('HMGET', meta, 'tokenizer_hash', 'template_hash', 'step', 'batch')
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
-local plain = string.gsub(string.gsub(written or '', '%+template_kwargs$', ''), '%+spare$', '')
+local plain = written or ''
+for _, known in ipairs({ 'routed_experts', 'template_kwargs', 'spare' }) do plain = string.gsub(plain, '%+' .. known .. '$', '') end
 if other or plain ~= schema then
   redis.call('ZADD', prefix .. 'queued', 'XX', math.max(not_before, time + constants.refused_s), id)
   return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }

@@ -40,7 +40,7 @@ local function free_journals(id)
   for attempt in string.gmatch(field('job:' .. id, 'aside') or '', '%d+') do
     redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
   end
-  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id)
+  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id, prefix .. 'routed_experts:' .. id)
 end
 
 -- Deletes the body and the journals of a job that is over.

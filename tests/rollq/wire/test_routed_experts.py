@@ -1,0 +1,130 @@
+"""Routed experts: each token of a trajectory has its row, whatever the order of events; what is amiss is named."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import ContractError
+from rollq.job import Purpose
+from rollq.training.arrays import array_of, segment_experts
+from rollq.trajectory import Event, Finish, Header, Trajectory
+from rollq.trajectory_extras import ROUTED_EXPERTS, ExpertShape, Extra
+from rollq.wire.codec import decode_job, encode_job, job_digest
+from rollq.wire.routed_experts import join_parts, part_lengths
+from tests.rollq.routed_experts import ASKED, SHAPE, parts, row
+from tests.rollq.samples import closed, events, job, observed, prompt, sampled, trajectory
+
+ASKING = job(routed_experts=ASKED)
+
+
+def test_each_token_has_its_row_but_for_the_last_ones() -> None:
+    played = trajectory(of=ASKING)
+    found = join_parts(played, list(parts(played.events)))
+    assert found.shape == (len(played.tokens), 2, 2) == (11, 2, 2)
+    last_sampled = 8  # its row and the two of the bridge behind it are fillers
+    assert found.data == b"".join(map(row, range(last_sampled))) + SHAPE.filler() * 3
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Event]:
+    """The events of one trace: turns that may be interrupted, and bridges."""
+    found: list[Event] = [prompt(*range(1, draw(st.integers(2, 6))))]
+    for turn in range(draw(st.integers(1, 4))):
+        for _ in range(draw(st.integers(0, 2))):
+            found.append(sampled(turn, *range(9, 9 + draw(st.integers(1, 4))), finish=Finish.ABORT))
+        found.append(sampled(turn, *range(9, 9 + draw(st.integers(1, 4)))))
+        found.append(observed(turn, *range(1, draw(st.integers(2, 5)))))
+    return found
+
+
+@given(st.lists(traces(), min_size=1, max_size=3))
+def test_rows_of_several_traces_and_of_interrupted_turns(found: list[list[Event]]) -> None:
+    all_events = [event for trace in found for event in trace]
+    played = Trajectory(job=ASKING, header=Header(attempt=1), events=[*all_events, closed()])
+    given_parts = [part for trace in found for part in parts(trace)]
+    joined = join_parts(played, given_parts)
+    played = replace(played, extras={ROUTED_EXPERTS: joined})
+    segments = played.segments()
+    assert len(segment_experts(played)) == len(segments) == len(found)
+    for segment, experts in zip(segments, segment_experts(played), strict=True):
+        tokens = len(segment.prompt_ids) + len(segment.response_ids)
+        last = len(segment.prompt_ids) + segment.mask.rindex(1)
+        rows = [row(place) if place < last else SHAPE.filler() for place in range(tokens)]
+        assert experts.shape == (tokens, 2, 2) and experts.tobytes() == b"".join(rows)
+
+
+def test_a_trajectory_without_them_has_none() -> None:
+    assert segment_experts(trajectory()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found[:1], "1 parts of 2 are there"),
+        (lambda found: [found[1], found[0]], r"uint8 \(4, 2, 2\) where uint8 \(5, 2, 2\)"),
+        (lambda found: [replace(found[0], dtype="int8"), found[1]], "int8 .* where uint8"),
+        (lambda found: [Extra(dtype="uint8", shape=(5, 4), data=found[0].data), found[1]], r"\(5, 4\) where"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    found = [prompt(1, 2, 3, 4), sampled(0), observed(0), sampled(1), closed()]
+    played = Trajectory(job=ASKING, header=Header(attempt=1), events=found)
+    with pytest.raises(ContractError, match=f"job r/g/0: routed experts: .*({message})"):
+        join_parts(played, change(list(parts(found))))
+
+
+def test_a_part_of_an_event_that_was_never_journaled_is_left_out() -> None:
+    played = trajectory(of=ASKING)
+    found = list(parts(played.events))
+    assert join_parts(played, [*found, found[0]]) == join_parts(played, found)
+
+
+def test_more_experts_take_two_bytes() -> None:
+    shape = ExpertShape(layers=1, top_k=2, experts=300)
+    assert (shape.dtype, shape.row_bytes) == ("uint16", 4)
+    assert array_of(shape.part(np.array([299, 3], "<u2").tobytes())).tolist() == [[[299, 3]]]
+    assert array_of(shape.part(shape.filler())).tolist() == [[[0, 1]]]
+    assert ExpertShape(layers=1, top_k=2, experts=256).dtype == "uint8"
+
+
+@given(st.builds(ExpertShape, layers=st.integers(1, 9), top_k=st.integers(1, 9), experts=st.integers(9, 400)))
+def test_entries_of_a_filler_differ_in_each_layer(shape: ExpertShape) -> None:
+    for layer in array_of(shape.part(shape.filler()))[0].tolist():
+        assert len(set(layer)) == shape.top_k and max(layer) < shape.experts
+
+
+def test_part_lengths_sum_up_to_all_tokens_but_the_last() -> None:
+    found = [prompt(1, 2, 3), sampled(0, 9, finish=Finish.ABORT), sampled(0, 9, 9), observed(0, 1), sampled(1, 9)]
+    assert list(part_lengths(found)) == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"layers": 2}, "must have experts, layers, top_k"),
+        ({**ASKED, "tokens": 1}, "must have experts, layers, top_k"),
+        ({**ASKED, "layers": 0}, "layers must be a whole number from 1 to 1000, not 0"),
+        ({**ASKED, "layers": True}, "layers must be a whole number"),
+        ({**ASKED, "experts": 1}, "top_k 2 of 1 experts"),
+        ({**ASKED, "experts": 70000}, "experts must be a whole number from 1 to 65536"),
+        ([2, 2, 200], "must have"),
+    ],
+)
+def test_a_job_names_the_shape_of_its_model(asked: object, message: str) -> None:
+    with pytest.raises(ContractError, match=f"job r/g/0: routed_experts.*{message}"):
+        job(routed_experts=asked)
+
+
+def test_an_evaluation_records_none() -> None:
+    with pytest.raises(ContractError, match="routed_experts are for training"):
+        job(routed_experts=ASKED, purpose=Purpose.EVAL)
+
+
+def test_they_are_part_of_a_jobs_content() -> None:
+    assert decode_job(encode_job(ASKING)) == ASKING
+    assert job_digest(ASKING) != job_digest(job())
+    assert len({job_digest(job(routed_experts={**ASKED, "layers": n})) for n in (1, 2)}) == 2
+    assert events()  # a job without them has the blob that it always had: tests/rollq/wire/test_codec.py

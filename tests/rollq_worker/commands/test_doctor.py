@@ -34,6 +34,8 @@ def test_a_good_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]):
     lines = capsys.readouterr().out.splitlines()
     assert f"{folder}: family chatml-hermes, calls in the hermes format" in lines[0]
     assert [line.split("  ")[3].strip() for line in lines[1 : 1 + len(Edge)]] == [edge.value for edge in Edge]
+    assert lines[1 + len(Edge)].strip().startswith(f"{len(Edge)} edges: {len(Edge)} exact, 0 ")
+    assert lines[2 + len(Edge)].strip() == "the template reads no arguments"
     assert lines[-2] == "verdict: ready" and lines[-1].startswith("next: start workers")
     code, found = report(capsys, "--tokenizer", str(folder))
     assert code == 0 and found["verdict"] == "good"
@@ -65,6 +67,40 @@ def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.Capture
     assert "asked to keep old reasoning: preserve_thinking=True" in capsys.readouterr().out
 
 
+@pytest.fixture
+def hybrid(folder: Path) -> Path:
+    """A template that shuts reasoning at the header when it is asked to."""
+    file = folder / "chat_template.jinja"
+    old = "'<|im_start|>assistant\\n' -}}\n{%- endif -%}"
+    assert file.read_text().count(old) == 1
+    shut = "{%- if enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}\n{%- endif -%}"
+    file.write_text(file.read_text().replace(old, old.replace("{%- endif -%}", shut)))
+    return folder
+
+
+def test_arguments_of_the_template(hybrid: Path, capsys: pytest.CaptureFixture[str]):
+    line = ("--tokenizer", str(hybrid))
+    _, plain = report(capsys, *line)
+    code, short = report(capsys, *line, "--template-kwargs", "enable_thinking=false")
+    assert code == 0
+    plain, short = plain["checks"]["tokenizer"], short["checks"]["tokenizer"]
+    assert plain["arguments"] == short["arguments"] == ["enable_thinking"]
+    assert (plain["template_kwargs"], short["template_kwargs"]) == ({}, {"enable_thinking": False})
+    classes = [[edge["class"] for edge in check["edges"].values()] for check in (plain, short)]
+    assert set(classes[0]) == {"exact"} and "rewrite" in classes[1]  # the template forgets the empty reasoning
+    assert cli.main(["doctor", *line, "--template-kwargs", "enable_thinking=false"]) == 0
+    said = capsys.readouterr().out
+    assert "arguments of the template (--template-kwargs): enable_thinking" in said
+    assert "given to the template: enable_thinking=False" in said
+
+
+def test_a_misspelt_argument(hybrid: Path, capsys: pytest.CaptureFixture[str]):
+    code, found = report(capsys, "--tokenizer", str(hybrid), "--template-kwargs", "enable_thinkin=false")
+    tokenizer = found["checks"]["tokenizer"]
+    assert code == 1 and found["next"] == "correct --template-kwargs"
+    assert "did you mean enable_thinking?" in tokenizer["says"] and tokenizer["arguments"] == ["enable_thinking"]
+
+
 def test_a_template_that_breaks_an_edge(folder: Path, capsys: pytest.CaptureFixture[str]):
     template = (folder / "chat_template.jinja").read_text()
     old = "<tool_response>\\n' + message.content"
@@ -83,7 +119,11 @@ def test_a_template_without_tools(folder: Path, capsys: pytest.CaptureFixture[st
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     )
     code, found = report(capsys, "--tokenizer", str(folder))
-    assert code == 1 and "leaves an assistant's tool calls out" in found["checks"]["tokenizer"]["says"]
+    tokenizer = found["checks"]["tokenizer"]
+    assert code == 1 and "leaves an assistant's tool calls out" in tokenizer["says"] == tokenizer["reason"]
+    assert tokenizer["arguments"] == [] and "docs/formats.md" in found["next"]
+    assert cli.main(["doctor", "--tokenizer", str(folder)]) == 1
+    assert "without tools: " in capsys.readouterr().out
 
 
 def test_a_directory_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

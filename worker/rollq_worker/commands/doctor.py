@@ -9,18 +9,27 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import ping_redis, settings
-from rollq.commands.flags.shared import Commands, add_engines, add_json, add_redis, add_tokenizer
-from rollq.errors import JobFailure, RollqError
+from rollq.commands.flags.shared import (
+    Commands,
+    add_engines,
+    add_json,
+    add_redis,
+    add_template,
+    add_template_kwargs,
+    add_tokenizer,
+)
+from rollq.errors import RollqError
 from rollq.extras import needs
 from rollq.servers import connection
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.commands.environment_names import load_domain
+from rollq_worker.commands.tokenizer_check import Check, check_tokenizer
 
 if TYPE_CHECKING:
     from rollq_worker.tokens.tokenizer import Tokenizer
@@ -41,21 +50,6 @@ SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
 """The tools for the self-check when no environment is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. The fields go into the JSON report by these names."""
-
-    name: str
-    ok: bool
-    says: str
-    next: str = ""
-    """The next step; empty when there is nothing to do."""
-    lines: Sequence[str] = ()
-    """More lines for people."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """More fields for programs."""
-
-
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
@@ -64,6 +58,8 @@ def add(commands: Commands) -> None:
         " environment when they are named. Exit code 1: something that every episode needs does not work.",
     )
     add_tokenizer(parser)
+    add_template(parser)
+    add_template_kwargs(parser)
     add_redis(parser)
     add_engines(parser)
     parser.add_argument("--env", metavar="NAME", help="environment whose tools the template is tried on (e.g. shop)")
@@ -85,7 +81,7 @@ def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
     if args.env:
         environment, tools = check_environment(args.env)
         checks.append(environment)
-    tokenizer, read = check_tokenizer(found.tokenizer, tools)
+    tokenizer, read = check_tokenizer(found.tokenizer, found.template, args.template_kwargs, tools)
     checks.append(read)
     if args.redis or os.environ.get("ROLLQ_REDIS_URL"):
         checks.append(check_redis(found))
@@ -113,47 +109,6 @@ def as_text(checks: Sequence[Check]) -> list[str]:
     bad = [check for check in checks if not check.ok]
     lines += ["", "verdict: " + (f"not ready: {', '.join(check.name for check in bad)}" if bad else "ready")]
     return lines + [f"next: {step}" for step in ([check.next for check in bad] or [READY])]
-
-
-def check_tokenizer(where: str | None, tools: Sequence[Mapping[str, Any]]) -> "tuple[Tokenizer | None, Check]":
-    """Load the tokenizer and class every edge of its template for these tools."""
-    from rollq_worker.tokens.renderer import ChatRenderer
-    from rollq_worker.tokens.selfcheck.bridge_comparison import Match
-    from rollq_worker.tokens.selfcheck.check import check
-    from rollq_worker.tokens.tokenizer import load_tokenizer
-
-    name = where or "the bundled tokenizer"
-    try:
-        tokenizer = load_tokenizer(where)
-    except RollqError as e:
-        return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
-    try:
-        found = check(tokenizer, [dict(tool) for tool in tools])
-        renderer = ChatRenderer(tokenizer, list(tools), found.family, found.preamble)
-        stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
-    except JobFailure as e:
-        return tokenizer, Check("tokenizer", False, str(e), "use another chat template or another model")
-    family = found.family
-    details = {
-        "tokenizer": name,
-        "family": family.name,
-        "parser": family.parser,
-        "stop_tokens": stops,
-        "template_kwargs": dict(family.template_kwargs),
-        "fast_encoder": tokenizer.use_fast_encoder(),
-        "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
-    }
-    says = f"{name}: family {family.name}, calls in the {family.parser} format, turns end with {' '.join(stops)}"
-    lines = found.table.splitlines()
-    if found.missing:
-        step = f"the edge {found.missing[0].value!r} is unsupported: use another chat template or another model"
-        return tokenizer, Check("tokenizer", False, says, step, lines, details)
-    if any(seen.match is Match.REWRITE for seen in found.edges.values()):
-        lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
-    if family.template_kwargs:
-        asked = ", ".join(f"{name}={value}" for name, value in family.template_kwargs.items())
-        lines.append(f"the template is asked to keep old reasoning: {asked}; not for jobs with history=template")
-    return tokenizer, Check("tokenizer", True, says, "", lines, details)
 
 
 def check_environment(name: str) -> tuple[Check, Sequence[Mapping[str, Any]]]:

@@ -1,0 +1,144 @@
+"""What `rollq doctor` says of a tokenizer and its chat template: how far it is exact, which arguments it reads, and
+what to do where it cannot be used.
+
+It knows neither engines nor Redis.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rollq.errors import JobFailure, RollqError
+
+if TYPE_CHECKING:
+    from rollq_worker.tokens.selfcheck.check import SelfCheck
+    from rollq_worker.tokens.tokenizer import Tokenizer
+
+REMEDY = (
+    "use another chat template (--template FILE) or another model, or describe its family and its format of calls in a"
+    " package of your own (docs/formats.md)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check. The fields go into the JSON report by these names."""
+
+    name: str
+    ok: bool
+    says: str
+    next: str = ""
+    """The next step; empty when there is nothing to do."""
+    lines: Sequence[str] = ()
+    """More lines for people."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More fields for programs."""
+
+
+def check_tokenizer(
+    where: str | None, template: str | None, given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> "tuple[Tokenizer | None, Check]":
+    """Load the tokenizer and class every edge of its template for these tools, rendered with the arguments `given`."""
+    from rollq_worker.tokens.selfcheck.check import check
+    from rollq_worker.tokens.tokenizer import load_tokenizer
+
+    try:
+        plain = load_tokenizer(where, template)
+    except RollqError as e:
+        return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
+    details = {"tokenizer": plain.name, "arguments": sorted(plain.arguments)}
+    try:
+        tokenizer = plain.with_arguments(given)
+    except JobFailure as e:
+        return plain, Check("tokenizer", False, str(e), "correct --template-kwargs", _arguments(plain, {}), details)
+    try:
+        found = check(tokenizer, [dict(tool) for tool in tools])
+    except JobFailure as e:
+        return tokenizer, _refused(tokenizer, e, tools, details)
+    return tokenizer, _checked(tokenizer, found, tools, details)
+
+
+def _refused(
+    tokenizer: "Tokenizer", why: JobFailure, tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
+) -> Check:
+    """The template cannot be used with tools."""
+    from rollq_worker.tokens.selfcheck.check import check
+
+    training, use = _training_template(tokenizer, tools, None)
+    lines = _arguments(tokenizer, {})
+    details = {**details, "reason": str(why), "training_template": training}
+    if tools:
+        try:
+            lines.append(f"without tools: {_counts(check(tokenizer, []))}")
+        except JobFailure as e:
+            lines.append(f"without tools: {e}")
+    return Check("tokenizer", False, str(why), use or REMEDY, lines, details)
+
+
+def _checked(
+    tokenizer: "Tokenizer", found: "SelfCheck", tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
+) -> Check:
+    from rollq_worker.tokens.renderer import ChatRenderer
+
+    family = found.family
+    renderer = ChatRenderer(tokenizer, list(tools), family, found.preamble)
+    stops = [tokenizer.decode([id]) for id in renderer.stop_ids]
+    training, use = _training_template(tokenizer, tools, found)
+    details = {
+        **details,
+        "family": family.name,
+        "parser": family.parser,
+        "stop_tokens": stops,
+        "template_kwargs": {**family.template_kwargs, **tokenizer.given},
+        "training_template": training,
+        "fast_encoder": tokenizer.use_fast_encoder(),
+        "edges": {edge.value: {"class": seen.match.value, "why": seen.why} for edge, seen in found.edges.items()},
+    }
+    says = f"{tokenizer.name}: family {family.name}, calls in the {family.parser} format, turns end with"
+    says = f"{says} {' '.join(stops)}"
+    lines = [*found.table.splitlines(), _counts(found), *_arguments(tokenizer, family.template_kwargs)]
+    if any(edge["class"] == "rewrite" for edge in details["edges"].values()):
+        lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
+    if found.missing:
+        step = f"the edge {found.missing[0].value!r} is unsupported: {use or REMEDY}"
+        return Check("tokenizer", False, says, step, lines, details)
+    return Check("tokenizer", True, says, "", [*lines, use] if use else lines, details)
+
+
+def _counts(found: "SelfCheck") -> str:
+    """How many edges are of each class."""
+    from rollq_worker.tokens.selfcheck.bridge_comparison import Match
+
+    counted = Counter(seen.match for seen in found.edges.values())
+    return f"{len(found.edges)} edges: " + ", ".join(f"{counted[match]} {match.value}" for match in Match)
+
+
+def _arguments(tokenizer: "Tokenizer", asked: Mapping[str, Any]) -> list[str]:
+    """Which arguments the template reads, and which it gets. `asked`: those by which it keeps old reasoning."""
+    known = ", ".join(sorted(tokenizer.arguments))
+    lines = [f"arguments of the template (--template-kwargs): {known}" if known else "the template reads no arguments"]
+    if tokenizer.given:
+        lines.append(f"given to the template: {_list(tokenizer.given)}")
+    if asked:
+        lines.append(f"the template is asked to keep old reasoning: {_list(asked)}; not for jobs with history=template")
+    return lines
+
+
+def _list(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _training_template(
+    tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]], found: "SelfCheck | None"
+) -> tuple[str, str]:
+    """The name of the training template that does better than the tokenizer's own template, and what to set for it; ""
+    and "" where there is none."""
+    from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
+
+    better = better_template(tokenizer, [dict(tool) for tool in tools], found)
+    if better is None:
+        return "", ""
+    name, exact = better[0], exact_edges(better[1])
+    of = "all edges" if exact == len(better[1].edges) else f"{exact} of {len(better[1].edges)} edges"
+    return name, f"training template: {name} (exact on {of}): ROLLQ_TEMPLATE={name}"

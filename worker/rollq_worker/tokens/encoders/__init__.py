@@ -1,0 +1,9 @@
+"""A faster encoder for plain text, where one gives the tokenizer's ids.
+
+It knows the model, splitting and normalisation of a tokenizer.json. It does not know added tokens, except for rows of
+white space, nor chat templates.
+"""
+
+from rollq_worker.tokens.encoders.fast_encoder import MAX_LENGTH, Encode, fast_encoder
+
+__all__ = ["MAX_LENGTH", "Encode", "fast_encoder"]

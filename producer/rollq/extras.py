@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from rollq.errors import SettingsError
 
 OPTIONAL = frozenset(
-    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch pyarrow trl accelerate datasets"
+    "celery kombu requests tokenizers transformers jinja2 aiohttp rich numpy torch pyarrow PIL trl accelerate datasets"
     " rollq_worker".split()
 )
 """Packages that only an extra brings."""

@@ -62,7 +62,7 @@ class PieceEngine(FakeEngine):
         self.pieces = list(pieces)
         self.asked: list[tuple[dict[str, Any], int]] = []
 
-    def generate(self, ids: Any, *, sampling: Any, max_new_tokens: int, key: str, check: Any) -> Generated:
+    def generate(self, ids: Any, *, sampling: Any, max_new_tokens: int, key: str, check: Any, **_: Any) -> Generated:
         self.requests.append(ids[:])
         self.asked.append((dict(sampling), max_new_tokens))
         text, finish = self.pieces.pop(0)

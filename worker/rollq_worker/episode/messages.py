@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rollq.images import ImageRef, content_with
 from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.episode.text_actions import RESULT
@@ -27,14 +28,16 @@ class ActionResult:
     """What the user said during the action."""
     reward: float | None = None
     """What the environment gave it."""
+    images: Sequence[ImageRef] = ()
+    """What the policy sees behind the text."""
 
     @property
     def reply(self) -> Message:
         if self.action.name == RESPOND:
-            return {"role": "user", "content": self.text}
+            return {"role": "user", "content": content_with(self.text, self.images)}
         if not self.id:
-            return {"role": "user", "content": RESULT + self.text}
-        return {"role": "tool", "tool_call_id": self.id, "content": self.text}
+            return {"role": "user", "content": content_with(RESULT + self.text, self.images)}
+        return {"role": "tool", "tool_call_id": self.id, "content": content_with(self.text, self.images)}
 
     @property
     def call(self) -> Json:
@@ -43,11 +46,13 @@ class ActionResult:
 
     @property
     def recorded(self) -> dict[str, Json]:
-        """The action as the journal has it, with the user's messages unless they are the reply itself, and the
-        reward that it has."""
+        """The action as the journal has it, with the user's messages unless they are the reply itself, whether its end
+        tag is missing, and the reward that it has."""
         action: dict[str, Json] = {"name": self.action.name, "arguments": dict(self.action.arguments)}
         if list(self.user_messages) != ([self.text] if self.action.name == RESPOND else []):
             action["user"] = list(self.user_messages)
+        if self.action.unclosed:
+            action["unclosed"] = True
         if self.reward is not None:
             action["reward"] = float(self.reward)
         return action

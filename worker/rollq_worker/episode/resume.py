@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import EnvironmentFailure
+from rollq.images import text_of
 from rollq.trajectory import Event, Observed, Prompt, Sampled
 from rollq_worker.protocols import RESPOND, User
 
@@ -115,12 +116,12 @@ class _RecordedUser:
 def _user_messages(event: Event) -> list[str]:
     """What the user said between the event before this one and this one."""
     if isinstance(event, Prompt):
-        return [event.messages[-1]["content"]]
+        return [text_of(event.messages[-1]["content"])]
     if not isinstance(event, Observed):
         return []
     messages: list[str] = []
     for action, reply in zip(event.actions, event.replies, strict=False):
-        messages += action.get("user", [reply["content"]] if action["name"] == RESPOND else [])
+        messages += action.get("user", [text_of(reply["content"])] if action["name"] == RESPOND else [])
     return messages
 
 

@@ -145,10 +145,10 @@ class IsolatedEnvironment:
         self.tools: Sequence[Json] = self._wait("opening the environment")
         self.system_prompt = ""
 
-    def reset(self, user: User) -> str:
+    def reset(self, user: User) -> str | Observation:
         self._user = user
         first, self.system_prompt, self.tools = self._ask("reset", None, "environment.reset")
-        return str(first)
+        return first if isinstance(first, Observation) else str(first)
 
     def step(self, action: Action) -> Observation:
         observation: Observation = self._ask("step", action, f"environment.step({action.name})")

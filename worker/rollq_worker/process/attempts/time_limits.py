@@ -107,7 +107,7 @@ class TimedEnvironment:
     def system_prompt(self) -> str:
         return self._environment.system_prompt
 
-    def reset(self, user: User) -> str:
+    def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
         with self._limits.call(EnvironmentFailure, "environment.reset", STEP_LIMIT_S):
             return self._environment.reset(timed)

@@ -1,0 +1,105 @@
+"""References to images in messages, and the images of a trajectory.
+
+The invariant: a message holds an image's reference, never its bytes. The bytes are in the trajectory's extra IMAGES,
+end to end, each image once, in the order in which they were first shown. Pure values, standard library only.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from rollq.errors import ContractError
+from rollq.job import Json
+from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory_extras import Extra
+
+IMAGES = "images"
+"""Name of the extra: `batches(extras=[IMAGES])`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef:
+    """What a message says of an image."""
+
+    sha256: str
+    mime: str
+    """`image/png` or `image/jpeg`."""
+    width: int
+    height: int
+    bytes: int
+
+    @property
+    def part(self) -> dict[str, Json]:
+        """The part of a message's content that stands for the image; chat templates know it by its type."""
+        return {"type": "image", **asdict(self)}
+
+
+def text_of(content: Json) -> str:
+    """The text of a message's content, which is a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content or () if part.get("type") == "text")
+
+
+def references(messages: Iterable[Message]) -> list[ImageRef]:
+    """The images that these messages show, in order."""
+    return [
+        ImageRef(**{name: value for name, value in part.items() if name != "type"})
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+        if part.get("type") == "image"
+    ]
+
+
+def pack_images(images: Iterable[bytes]) -> Extra:
+    """The extra that keeps these images."""
+    data = b"".join(images)
+    return Extra(dtype="uint8", shape=(len(data),), data=data)
+
+
+def images_by_hash(trajectory: Trajectory) -> dict[str, bytes]:
+    """The files of all images that the trajectory shows, by the sha256 in their references.
+
+    Raises ContractError when the trajectory came without the extra IMAGES, or with other bytes than it refers to.
+    """
+    found: dict[str, bytes] = {}
+    where = f"job {trajectory.job.id}"
+    shown = {ref.sha256: ref for ref in references(trajectory.messages)}
+    if not shown:
+        return found
+    extra = trajectory.extras.get(IMAGES)
+    if extra is None:
+        raise ContractError(f"{where}: its images were not asked for: take batches with extras=[{IMAGES!r}]")
+    at = 0
+    for ref in shown.values():
+        found[ref.sha256] = data = extra.data[at : at + ref.bytes]
+        at += ref.bytes
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise ContractError(f"{where}: the bytes kept for image {ref.sha256} are not that image")
+    return found
+
+
+def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:
+    """For each row of `trajectory.segments()`: the files of its images, in the order of their placeholders.
+
+    A trainer makes pixel values of them with the model's own image processor. Raises ContractError as `images_by_hash`
+    does.
+    """
+    files = images_by_hash(trajectory)
+    rows: list[tuple[list[Message], bool]] = []
+    for event in trajectory.events:
+        if isinstance(event, Prompt):
+            rows.append((list(event.messages), False))
+        elif isinstance(event, Sampled):
+            rows[-1] = rows[-1][0], rows[-1][1] or len(event.ids) > 0
+        elif isinstance(event, Observed) and len(event.ids) > 0:  # without a bridge the replies have no tokens
+            rows[-1][0].extend(event.replies)
+    return [[files[ref.sha256] for ref in references(messages)] for messages, sampled in rows if sampled]
+
+
+def content_with(text: str, images: Sequence[ImageRef]) -> Json:
+    """A message's content: the text, and the images behind it."""
+    if not images:
+        return text
+    return [*([{"type": "text", "text": text}] if text else []), *(image.part for image in images)]

@@ -1,0 +1,64 @@
+"""The images of one episode: shown in messages by reference, sent with every request, kept beside the journal.
+
+The invariant: a request has as many images as its prompt has placeholders. It knows neither templates nor engines.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from rollq.errors import EnvironmentFailure
+from rollq.images import IMAGES, ImageRef, pack_images
+from rollq.trajectory_extras import Extra
+from rollq_worker.images import Image
+from rollq_worker.protocols import PromptImages, Renderer
+
+MAX_EPISODE_BYTES = 64 << 20
+"""Most bytes of the images of one episode. A request carries all of them."""
+
+
+class EpisodeImages:
+    """The images so far, in the order in which the conversation shows them."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._shown: list[Image] = []
+        self._tokens = 0
+        self._bytes = 0
+
+    def add(self, images: Sequence[Image]) -> list[ImageRef]:
+        """The references of the images that the next message shows.
+
+        Raises JobFailure where the model takes no images, EnvironmentFailure for more than a request may carry, and
+        TypeError for what is not an Image.
+        """
+        for image in images:
+            if not isinstance(image, Image):
+                raise TypeError(f"an image of the observation is a {type(image).__name__}, not an Image")
+            reference = image.reference
+            self._tokens += self._renderer.image_length(reference.width, reference.height)
+            self._bytes += reference.bytes
+            self._shown.append(image)
+        if self._bytes > MAX_EPISODE_BYTES:
+            raise EnvironmentFailure(
+                f"{len(self._shown)} images of {self._bytes} bytes; at most {MAX_EPISODE_BYTES} are sent in an episode:"
+                " show fewer or smaller ones"
+            )
+        return [image.reference for image in images]
+
+    def of_prompt(self) -> PromptImages | None:
+        """What a request needs besides the ids; None without images."""
+        return PromptImages(self._renderer.image_token, tuple(self._shown)) if self._shown else None
+
+    def misplaced(self, ids: array[int]) -> bool:
+        """Whether the policy has sampled a placeholder itself, so that no request can hold these ids.
+
+        SGLang takes each placeholder for an image, and never answers a request that has more of them than images.
+        """
+        return bool(self._shown) and ids.count(self._renderer.image_token) != self._tokens
+
+    def extras(self) -> Mapping[str, Extra]:
+        """The files, each once, in the order of the conversation."""
+        files = {image.reference.sha256: image.data for image in self._shown}
+        return {IMAGES: pack_images(files.values())} if files else {}

@@ -1,0 +1,102 @@
+"""How many tokens an image takes, and where they stand in a prompt: Qwen2-VL's image processor and its successors'.
+
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL cut an image into squares, after they have resized it to whole squares within a range
+of pixels. Each square is one `<|image_pad|>`. A chat template writes one placeholder an image, and the processor makes
+as many of it as there are squares. It knows no pixels.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+
+from rollq.errors import JobFailure
+from rollq.images import references
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.tokens.tokenizer import IMAGE_CONFIG, Tokenizer
+
+PLACEHOLDER = "<|image_pad|>"
+PROCESSORS = re.compile(r"Qwen2VLImageProcessor\w*")
+MAX_RATIO = 200
+"""Longest side over shortest side; the processor refuses more."""
+SHORTEST, LONGEST = 56 * 56, 28 * 28 * 1280
+"""Fewest and most pixels of a resized image where the configuration says neither."""
+
+
+class ImageTokens:
+    """The image tokens of one tokenizer. Every method raises JobFailure where the model takes no images."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for one square of an image."""
+        self._config()
+        return self._tokenizer.added_tokens[PLACEHOLDER]
+
+    def length(self, width: int, height: int) -> int:
+        """The number of tokens of an image of this size, in pixels."""
+        config = self._config()
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise JobFailure(f"an image of {width} x {height} pixels: no side may be {MAX_RATIO} times the other")
+        side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
+        size = config.get("size") or {}
+        fewest = config.get("min_pixels") or size.get("shortest_edge") or SHORTEST
+        most = config.get("max_pixels") or size.get("longest_edge") or LONGEST
+        rows, columns = squares(height, width, side, fewest, most)
+        return rows * columns
+
+    def expand(self, ids: array[int], messages: Sequence[Message]) -> array[int]:
+        """The ids of these messages with as many placeholders as each image takes. `ids` has one for each."""
+        if not any(isinstance(message.get("content"), list) for message in messages):
+            return ids
+        shown = references(messages)
+        placeholder = self.placeholder
+        if ids.count(placeholder) != len(shown):
+            raise JobFailure(
+                f"the chat template of {self._tokenizer.name} writes {ids.count(placeholder)} placeholders for"
+                f" {len(shown)} images: use a template that shows images in the results of tools"
+            )
+        expanded, at = array("I"), 0
+        for image in shown:
+            found = ids.index(placeholder, at)
+            expanded += ids[at:found]
+            expanded += array("I", [placeholder]) * self.length(image.width, image.height)
+            at = found + 1
+        return expanded + ids[at:]
+
+    def _config(self) -> Mapping[str, Json]:
+        """The image processor's configuration."""
+        name, config = self._tokenizer.name, self._tokenizer.image_processor
+        if not config or PLACEHOLDER not in self._tokenizer.added_tokens:
+            raise JobFailure(
+                f"the environment shows an image, but {name} is a model of text: serve Qwen2.5-VL or Qwen3-VL, and give"
+                f" its folder with {IMAGE_CONFIG} as the tokenizer"
+            )
+        kind = str(config.get("image_processor_type", ""))
+        if not PROCESSORS.fullmatch(kind) or config.get("do_resize") is False:
+            raise JobFailure(
+                f"{name}: rollq does not know how many tokens an image takes with the image processor {kind!r} of"
+                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
+            )
+        return config
+
+
+def squares(height: int, width: int, side: int, fewest: int, most: int) -> tuple[int, int]:
+    """Rows and columns of squares of `side` pixels after resizing to between `fewest` and `most` pixels.
+
+    Each side is rounded to whole squares. Beyond the range, both are scaled alike and then rounded inwards.
+    """
+    rows, columns = round(height / side), round(width / side)
+    if rows * columns * side * side > most:
+        scale = math.sqrt(height * width / most)
+        rows = max(1, math.floor(height / scale / side))
+        columns = max(1, math.floor(width / scale / side))
+    elif rows * columns * side * side < fewest:
+        scale = math.sqrt(fewest / (height * width))
+        rows, columns = math.ceil(height * scale / side), math.ceil(width * scale / side)
+    return rows, columns

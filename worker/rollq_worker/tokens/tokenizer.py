@@ -30,6 +30,8 @@ BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 MORE_TEMPLATES = "additional_chat_templates"
 """A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
+IMAGE_CONFIG = "preprocessor_config.json"
+"""The image processor of a vision model."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
@@ -53,8 +55,18 @@ class AddedToken:
 class Tokenizer:
     """A vocabulary (tokenizer.json) and a chat template. Threads may share it."""
 
-    def __init__(self, name: str, spec: bytes, config: Mapping[str, Json], template: Json) -> None:
-        """`template` is the Jinja text, or a mapping of names to texts. Raises SettingsError for an unusable spec."""
+    def __init__(
+        self,
+        name: str,
+        spec: bytes,
+        config: Mapping[str, Json],
+        template: Json,
+        image_processor: Mapping[str, Json] | None = None,
+    ) -> None:
+        """`template` is the Jinja text, or a mapping of names to texts. `image_processor`: what IMAGE_CONFIG holds.
+
+        Raises SettingsError for an unusable spec.
+        """
         self.name = name
         self._spec = spec
         self._fast: Encode | None = None
@@ -75,6 +87,8 @@ class Tokenizer:
         self._added_ids = frozenset(self.added_tokens.values())
         self.eos_ids = _eos_ids(config, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
+        self.image_processor = image_processor
+        """The configuration of the image processor; None for a model of text."""
         self._set_template(template)
 
     def with_template(self, template: Json) -> Tokenizer:
@@ -85,9 +99,10 @@ class Tokenizer:
 
     def _set_template(self, template: Json) -> None:
         self._template = ChatTemplate(self.name, template, self._named)
-        shaping = json.dumps([template, self._named, self.eos_ids], sort_keys=True)
+        images = [self.image_processor] if self.image_processor else []
+        shaping = json.dumps([template, self._named, self.eos_ids, *images], sort_keys=True)
         self.template_hash = hashlib.sha256(shaping.encode()).hexdigest()
-        """Of the template, of the named tokens that it may show, and of where turns end."""
+        """Of the template, of the named tokens that it may show, of where turns end, and of the image processor."""
 
     def encode(self, text: str) -> array[int]:
         """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
@@ -173,7 +188,8 @@ def load_tokenizer(where: str | None = None, template: str | None = None) -> Tok
     if (folder / FILES[3]).is_file():
         config["generation"] = _object(folder / FILES[3])
     chosen = template_text(template) if template else _find_template(folder, config)
-    tokenizer = Tokenizer(name, spec, config, chosen)
+    images = _object(folder / IMAGE_CONFIG) if (folder / IMAGE_CONFIG).is_file() else None
+    tokenizer = Tokenizer(name, spec, config, chosen, images)
     tokenizer.use_fast_encoder()
     return tokenizer
 
@@ -196,7 +212,7 @@ def _folder(where: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(where, allow_patterns=[*FILES, f"{MORE_TEMPLATES}/*.jinja"]))
+        return Path(snapshot_download(where, allow_patterns=[*FILES, IMAGE_CONFIG, f"{MORE_TEMPLATES}/*.jinja"]))
     except Exception as e:  # the hub's client raises errors of several libraries
         raise SettingsError(
             f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"

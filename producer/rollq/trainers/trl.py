@@ -71,6 +71,15 @@ def check_temperature(job: Job, trainers: float) -> None:
         )
 
 
+def check_template_kwargs(args: Any) -> None:
+    """The trainer does not say what only jobs say to the chat template. Raises SettingsError."""
+    if args.chat_template_kwargs:
+        raise SettingsError(
+            "rollq's workers render the chat template: give Job(template_kwargs=) what the trainer's"
+            " `chat_template_kwargs` has, and leave those out"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One episode as TRL takes it, each field under TRL's name for it. `completion_ids`, `logprobs` and `env_mask` have
@@ -175,6 +184,7 @@ class RolloutFunc:
 
     def _check(self, trainer: Any) -> None:
         check_temperature(self.job, trainer.temperature)
+        check_template_kwargs(trainer.args)
         if not trainer.model.training:
             raise SettingsError(
                 "use GRPOConfig(eval_strategy='no'), and evaluate with `rollq eval` or `Client.evaluate`"

@@ -27,7 +27,7 @@ from rollq.client.waits import explain
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.extras import needs
 from rollq.trainers.fleet import Fleet
-from rollq.trainers.trl import check_temperature
+from rollq.trainers.trl import check_temperature, check_template_kwargs
 from rollq.trajectory import Prompt
 
 with needs("trl"):
@@ -153,6 +153,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "to acknowledge what is trained, rollq counts samples, so each step needs the same number of them: use"
                 " AsyncGRPOConfig(token_budget=0)"
             )
+        check_template_kwargs(args)
         self._temperature, self.step = args.temperature, state.global_step
         self.rollout_buffer.max_staleness = args.max_staleness
         if self.step:

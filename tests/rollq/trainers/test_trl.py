@@ -299,6 +299,9 @@ def test_settings_that_would_train_something_else_are_refused(client: Client, tm
     training = trainer(func, tmp_path)
     with pytest.raises(SettingsError, match=r"temperature 0\.5, and the trainer computes logprobs for 1:"):
         func(prompts(1), training)
+    training = trainer(rollouts(client), tmp_path, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(SettingsError, match=r"give Job\(template_kwargs=\) what"):
+        training.rollout_func(prompts(1), training)
     training = trainer(rollouts(client), tmp_path)
     training.model.eval()
     with pytest.raises(SettingsError, match="evaluate with"):

@@ -41,6 +41,21 @@ GEMMA = [
     *["<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>"],
     *["<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'],
 ]
+COHERE = [
+    *["<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>"],
+    *["<|CHATBOT_TOKEN|>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"],
+    *["<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+]
+GRANITE = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>"]
+NEMOTRON = [
+    *["<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", *THINK, "<TOOLCALL>", "</TOOLCALL>", "<AVAILABLE_TOOLS>"],
+    *["</AVAILABLE_TOOLS>", "<TOOL_RESPONSE>", "</TOOL_RESPONSE>"],
+]
+APERTUS = [
+    *["<s>", "</s>", "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"],
+    *["<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>", "<|inner_prefix|>"],
+    *["<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"],
+]
 NAMES = """
     deepseek-v3.1 gemma-4 glm-4.6 glm-4.7 gpt-oss granite-4.0 hermes-3 llama-3.1 minimax-m2 mistral-nemo nemotron-3
     qwen2.5 qwen3 qwen3-coder qwen3.5 seed-oss

@@ -15,7 +15,17 @@ from tests.rollq_worker.tokens.expected_edges import (
     rewritten,
     unsupported,
 )
-from tests.rollq_worker.tokens.models import DEEPSEEK, KIMI, LLAMA, MISTRAL, tokenizer_with
+from tests.rollq_worker.tokens.models import (
+    APERTUS,
+    COHERE,
+    DEEPSEEK,
+    GRANITE,
+    KIMI,
+    LLAMA,
+    MISTRAL,
+    NEMOTRON,
+    tokenizer_with,
+)
 
 SYSTEM = (
     "{%- if tools %}<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' else '' }}\n"
@@ -281,6 +291,50 @@ HABITS: dict[str, Habit] = {
         "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
         EXACT | unsupported(Edge.CALLS) | rewritten(Edge.WORDS_AND_CALL, Edge.REASONED_CALL, Edge.REASONED_SECOND_CALL),
         LLAMA,
+    ),
+    # Command: calls in one list, replies between tokens of their own, and the header ends thinking
+    "command": Habit(
+        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{{ messages[0].content if messages[0].role == 'system' }}{% for t in tools or [] %}\n{{ t | tojson }}{% endfor %}<|END_OF_TURN_TOKEN|>"
+        "{%- for m in messages %}{%- if m.role == 'user' %}<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{{ m.content }}<|END_OF_TURN_TOKEN|>"
+        "{%- elif m.role == 'assistant' %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>"
+        "{% if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}"
+        "{% if m.content %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}{% if m.tool_calls %}<|START_ACTION|>[\n"
+        '{% for c in m.tool_calls %}    {"tool_call_id": "{{ c.id }}", "tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}{{ "," if not loop.last }}\n{% endfor %}'
+        "]<|END_ACTION|>{% endif %}<|END_OF_TURN_TOKEN|>"
+        "{%- elif m.role == 'tool' %}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ m.tool_call_id }}: {{ m.content | tojson }}<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>{%- endif %}{%- endfor %}"
+        "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>{% endif %}",
+        added=COHERE,
+    ),
+    # Granite 3.3's list of calls has no end tag
+    "granite-3.3": Habit(
+        "{%- for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}{% if loop.first and tools %}{{ tools | tojson }}{% endif %}"
+        "{%- for c in m.tool_calls or [] %}{{ '<|tool_call|>[' if loop.first else ', ' }}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{{ "]" if loop.last }}{% endfor %}<|end_of_text|>\n'
+        "{%- endfor %}{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}",
+        added=GRANITE,
+    ),
+    # Nemotron Nano v2: the header opens thinking
+    "nemotron-nano-v2": Habit(
+        "<SPECIAL_10>System\n{{ messages[0].content if messages[0].role == 'system' }}{% if tools %}\n<AVAILABLE_TOOLS>{{ tools | tojson }}</AVAILABLE_TOOLS>{% endif %}\n\n"
+        "{%- for m in messages %}{%- if m.role == 'user' %}<SPECIAL_11>User\n{{ m.content }}\n"
+        "{%- elif m.role == 'assistant' %}<SPECIAL_11>Assistant\n<think>\n{% if m.reasoning_content %}{{ m.reasoning_content }}\n{% endif %}</think>\n\n{{ m.content }}"
+        "{%- for c in m.tool_calls or [] %}{{ '<TOOLCALL>[' if loop.first else ', ' }}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{{ "]</TOOLCALL>" if loop.last }}{% endfor %}\n<SPECIAL_12>\n'
+        "{%- elif m.role == 'tool' %}<SPECIAL_11>User\n<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>{%- endif %}{%- endfor %}"
+        "{% if add_generation_prompt %}<SPECIAL_11>Assistant\n<think>\n{% endif %}",
+        added=NEMOTRON,
+    ),
+    # Apertus: the token that ends the calls ends the turn too, and the header comes and goes behind a result
+    "apertus": Habit(
+        "{%- set ns = namespace(open=false) %}<|system_start|>{{ messages[0].content if messages[0].role == 'system' }}<|system_end|>"
+        "<|developer_start|>{{ tools | tojson if tools }}<|developer_end|>{%- for m in messages %}{%- if m.role == 'user' %}"
+        "{{ '<|assistant_end|>' if ns.open }}{% set ns.open = false %}<|user_start|>{{ m.content }}<|user_end|>"
+        "{%- elif m.role == 'assistant' %}{{ '<|assistant_start|>' if not ns.open }}{% set ns.open = true %}{{ m.content }}"
+        '{%- if m.tool_calls %}<|tools_prefix|>[{% for c in m.tool_calls %}{"{{ c.function.name }}": {{ c.function.arguments | tojson }}}{{ ", " if not loop.last }}{% endfor %}]<|tools_suffix|>{% endif %}'
+        "{%- elif m.role == 'tool' %}{{ '[' if loop.previtem.role != 'tool' else ', ' }}{{ m.content }}{{ ']' if loop.last or loop.nextitem.role != 'tool' }}{%- endif %}{%- endfor %}"
+        "{% if add_generation_prompt %}<|assistant_start|>{% endif %}",
+        EXACT | rewritten(Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY),
+        APERTUS,
     ),
 }
 REFUSED: dict[str, tuple[str, str]] = {

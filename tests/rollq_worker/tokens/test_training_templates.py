@@ -5,17 +5,51 @@ from pathlib import Path
 import pytest
 
 from rollq.errors import SettingsError
+from rollq.job import Json
+from rollq_worker.tokens.model_family import example_call
+from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.better_template import better_template
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import check
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from rollq_worker.tokens.training_templates import template_text, training_templates
-from tests.rollq_worker.tokens.models import THINK, RealTemplates, tokenizer_with
+from tests.rollq_worker.tokens.models import (
+    COHERE,
+    DEEPSEEK,
+    GRANITE,
+    HARMONY,
+    LLAMA,
+    NEMOTRON,
+    THINK,
+    RealTemplates,
+    tokenizer_with,
+)
 
-ADDED = {"qwen3": THINK}
+ADDED = {
+    "command-r7b": COHERE,
+    "deepseek-r1": DEEPSEEK,
+    "gpt-oss": HARMONY,
+    "granite3.3": GRANITE,
+    "llama3.1": LLAMA,
+    "nemotron-nano-v2": NEMOTRON,
+    "qwen3": THINK,
+    "smollm3": THINK,
+}
 """The control tokens of each training template's model."""
-NAMED: dict[str, dict[str, str]] = {}
-ORIGINALS = {"qwen3": "qwen3"}
+NAMED = {
+    "command-r7b": {"bos_token": "<BOS_TOKEN>"},
+    "deepseek-r1": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
+    "llama3.1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+}
+CLOSED: dict[str, dict[str, Json]] = {
+    "command-r7b": {"enable_thinking": True},
+    "qwen3": {"enable_thinking": False},
+    "smollm3": {"enable_thinking": False},
+}
+"""Arguments that make another header."""
+BESIDE = {"gpt-oss": {"calls -> tools"}, "deepseek-r1": {"first prompt"}}
+"""Edges that need not be exact: a call ends a turn of gpt-oss, so none has several; R1's own template lists no tools."""
+ORIGINALS = {"gpt-oss": "gpt-oss", "llama3.1": "llama-3.1", "qwen3": "qwen3"}
 """The real templates, by the training template that fits."""
 PARAMETERS = {
     "type": "object",
@@ -38,14 +72,40 @@ def trained(name: str) -> Tokenizer:
     return tokenizer_with(name, template_text(name), ADDED[name], NAMED.get(name))
 
 
+def not_exact(tokenizer: Tokenizer) -> dict[str, str]:
+    found = check(tokenizer, TOOLS)
+    return {edge.value: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT}
+
+
 def test_every_training_template_is_tested() -> None:
     assert set(ADDED) == set(training_templates())
 
 
 @pytest.mark.parametrize("name", ADDED)
 def test_every_edge_is_exact(name: str) -> None:
-    found = check(trained(name), TOOLS)
-    assert {edge: seen.why for edge, seen in found.edges.items() if seen.match is not Match.EXACT} == {}
+    assert not_exact(trained(name)).keys() <= BESIDE.get(name, set())
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_every_edge_is_exact_with_the_other_header(name: str) -> None:
+    assert not_exact(trained(name).with_arguments(CLOSED[name])) == {}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_words_of_others_never_become_control_tokens(name: str) -> None:
+    tokenizer = trained(name)
+    renderer = ChatRenderer(tokenizer, TOOLS)
+    words = " ".join(tokenizer.added_tokens)
+    controls = set(tokenizer.added_tokens.values())
+
+    def prompt_and_bridge(said: str) -> list[list[int]]:
+        tool = {"type": "function", "function": {"name": "find", "description": said, "parameters": PARAMETERS}}
+        prompt = renderer.open([SYSTEM | {"content": said}, USER | {"content": said}], [tool])
+        result = {"role": "tool", "tool_call_id": "0", "content": said}
+        bridge = renderer.bridge(example_call("find", {"x": "a"}, "0"), [result])
+        return [[id for id in ids if id in controls] for ids in (prompt, bridge)]
+
+    assert prompt_and_bridge(words) == prompt_and_bridge("harmless")
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
@@ -65,7 +125,7 @@ def test_a_model_s_own_template_finds_its_training_template(real: RealTemplates,
 
 def test_a_template_that_drops_reasoning_finds_the_one_that_keeps_it() -> None:
     text = template_text("qwen3")
-    dropping = text.replace("if message.reasoning_content or '</think>' not in message.content", "if loop.last")
+    dropping = text.replace("{%- if message.reasoning_content or ", "{%- if loop.last and ")
     assert dropping != text
     own = tokenizer_with("own", dropping, THINK)
     better = better_template(own, TOOLS, check(own, TOOLS))

@@ -1,7 +1,8 @@
 """Finds the training template that fits a model's own chat template.
 
-It fits when it writes the same first prompts, id for id. A template that leaves out tools is recognised by the prompts
-without tools, to which the training template may only add lines. It does not know what a model was trained on.
+It fits when it writes the same first prompts, id for id. Where only the training template lists tools, the model is
+recognised by the prompt without tools, to which the training template may add lines. It does not know what a model was
+trained on.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def exact_edges(found: SelfCheck) -> int:
 
 
 def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool:
-    if shows_tools(own):
+    if shows_tools(own) == shows_tools(other):
         shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
         return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
     lines, more = _prompt(own, [_USER], None).splitlines(), iter(_prompt(other, [_USER], None).splitlines())

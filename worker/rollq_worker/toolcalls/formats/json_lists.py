@@ -16,7 +16,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import call_of
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,19 @@ class JsonLists:
         items, error, end = self._items(text, start + len(self.tags[0]))
         read = [self.call(item, self.form) for item in items]
         errors = [error] if error else [call for call in read if isinstance(call, str)]
-        after, unclosed = skip(text, end), False
+        calls = tuple(call for call in read if isinstance(call, Action))
+        after = skip(text, end)
         if not errors and self.tags[1]:
             if text.startswith(self.tags[1], after):
                 end = after + len(self.tags[1])
             elif after == len(text):
-                end, unclosed = after, not self.stops
+                end, calls = after, calls if self.stops else unclosed(calls)
             else:
                 errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
         if errors:
             return [self._broken(text, start, end, errors)]
-        calls = tuple(call for call in read if isinstance(call, Action))
         ids = tuple(str(item.get(self.id, "")) for item in items) if self.id else ()
-        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids, unclosed=unclosed)]
+        return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
 
     def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
         """The items of the list at `at`, what is wrong ("": nothing), and where the JSON ends."""

@@ -8,7 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
@@ -94,8 +94,11 @@ class ExpertShape:
     def filler(self) -> bytes:
         """A row that spreads over the experts, for a token whose routing nothing depends on. Its entries in a layer
         differ, as those of a real row do."""
-        ids = [place % self.experts for place in range(self.layers * self.top_k)]
-        row = array("B" if self.dtype == "uint8" else "H", ids)
+        return self.pack(place % self.experts for place in range(self.layers * self.top_k))
+
+    def pack(self, ids: Iterable[int]) -> bytes:
+        """The ids of experts as the bytes of rows."""
+        found = array("B" if self.dtype == "uint8" else "H", ids)
         if sys.byteorder == "big":
-            row.byteswap()
-        return row.tobytes()
+            found.byteswap()
+        return found.tobytes()

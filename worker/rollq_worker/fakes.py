@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 
 from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Generated, Grade, Observation, ReadTurn, User
+from rollq.trajectory_extras import Extra
+from rollq_worker.protocols import (
+    RESPOND,
+    STOP_MARKER,
+    Action,
+    Generated,
+    Grade,
+    Observation,
+    ReadTurn,
+    Routing,
+    User,
+)
 
 END = 0
 """FakeRenderer's stop token."""
@@ -21,6 +32,13 @@ END = 0
 def char_ids(text: str) -> array[int]:
     """The ids of a text: one per character, its code point."""
     return array("I", map(ord, text))
+
+
+def fake_experts(ids: array[int], routing: Routing) -> Extra:
+    """A row for each of the ids from the routing's start on but for the last. It follows from the id and its place."""
+    shape, rows = routing.shape, range(routing.start, len(ids) - 1)
+    places = range(shape.layers * shape.top_k)
+    return shape.part(shape.pack((ids[row] + 7 * row + place) % shape.experts for row in rows for place in places))
 
 
 @dataclass
@@ -50,6 +68,7 @@ class FakeEngine:
         max_new_tokens: int,
         key: str,
         check: Callable[[], None],
+        routing: Routing | None = None,
     ) -> Generated:
         check()
         self.requests.append(array("I", ids))
@@ -65,7 +84,11 @@ class FakeEngine:
         if finish is Finish.LENGTH:
             self._rest = None
         self.replies.append(out)
+        experts = None
+        if routing is not None:
+            experts = fake_experts(ids + out, routing)
         return Generated(
+            routed_experts=experts,
             ids=out,
             logprobs=array("f", [-0.5] * len(out)),
             versions=[VersionSpan(self.version, 0, len(out))],
@@ -167,11 +190,15 @@ class FakeJournal:
     """Keeps the events in a list. `check` raises `stop` after `limit` events."""
 
     events: list[Event] = field(default_factory=list)
+    routed_experts: list[Extra] = field(default_factory=list)
     stop: Exception | None = None
     limit: int = 1 << 30
 
     def append(self, event: Event) -> None:
         self.events.append(event)
+
+    def keep_routed_experts(self, part: Extra) -> None:
+        self.routed_experts.append(part)
 
     def check(self) -> None:
         if self.stop is not None and len(self.events) >= self.limit:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
+from rollq.trajectory_extras import ExpertShape, Extra
 
 RESPOND = "respond"
 """The action that writes to the user: `Action(RESPOND, {"content": text})`."""
@@ -144,6 +145,14 @@ class Domain(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Asks for the routed experts of the tokens from `start` on."""
+
+    start: int
+    shape: ExpertShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
 
@@ -153,6 +162,9 @@ class Generated:
     finish: Finish
     text: str = ""
     cached_tokens: int = 0
+    routed_experts: Extra | None = None
+    """What `Routing` asked for: a row for each token from its start on, but for the last one that was sampled. The
+    engine never read that one."""
 
 
 class Engine(Protocol):
@@ -170,6 +182,7 @@ class Engine(Protocol):
         max_new_tokens: int,
         key: str,
         check: Callable[[], None],
+        routing: Routing | None = None,
     ) -> Generated:
         """Sample a continuation of `ids`.
 
@@ -288,6 +301,10 @@ class Journal(Protocol):
 
     def append(self, event: Event) -> None:
         """Make the event durable. Raises Fenced when the attempt has lost its lease."""
+        ...
+
+    def keep_routed_experts(self, part: Extra) -> None:
+        """Make them durable with the next event, which was sampled with them."""
         ...
 
     def check(self) -> None:

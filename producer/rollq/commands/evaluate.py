@@ -68,7 +68,7 @@ def add(commands: Commands) -> None:
     add_redis(parser)
     add_broker(parser)
     add_json(parser, "end stdout with one JSON object (its fields: docs/evaluate.md)")
-    parser.set_defaults(run=run, purpose=Purpose.EVAL, epochs=1, spare=0, min_viable=None)
+    parser.set_defaults(run=run, purpose=Purpose.EVAL, epochs=1, spare=0, min_viable=None, routed_experts={})
 
 
 class _Show(argparse.Action):

@@ -17,6 +17,7 @@ from rollq.commands.flags.shared import (
     add_purpose,
     add_redis,
     add_run,
+    expert_shape,
     number,
     whole,
 )
@@ -57,6 +58,13 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="play M samples more than --size of each group, and end those that are left when --size are graded"
         " (%(default)s)",
+    )
+    parser.add_argument(
+        "--routed-experts",
+        type=expert_shape,
+        default={},
+        metavar="LxKxE",
+        help="record the experts that each token was routed to: layers, top-k and experts of the model, as in 48x8x128",
     )
     parser.add_argument(
         "--min-viable",

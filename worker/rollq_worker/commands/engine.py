@@ -3,10 +3,11 @@
 import argparse
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, number, whole
+from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, expert_shape, number, whole
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken
+from rollq.trajectory_extras import ExpertShape
 from rollq_worker.commands.environment_names import load_domain
 
 
@@ -36,6 +37,12 @@ def add(commands: Commands) -> None:
         "--errors", type=number(0, 1), default=0.0, metavar="P", help="probability that a request fails (%(default)s)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="seed of mistakes, errors and latency (%(default)s)")
+    parser.add_argument(
+        "--routed-experts",
+        type=expert_shape,
+        metavar="LxKxE",
+        help="report made-up routed experts to jobs that ask: layers, top-k and experts, as in 48x8x128",
+    )
     add_tokenizer(parser)
     add_template(parser)
     parser.set_defaults(run=run)
@@ -61,5 +68,6 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         tokenizer=found.tokenizer,
         template=found.template,
+        routed_experts=ExpertShape(**args.routed_experts) if args.routed_experts else None,
     )
     return 0

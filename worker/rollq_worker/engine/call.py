@@ -11,6 +11,7 @@ from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
 from rollq_worker.engine.request import PromptWriter
+from rollq_worker.protocols import Routing
 
 
 class EngineLeft(Exception):
@@ -25,6 +26,8 @@ class Call:
     check: Check
     quarantined: ExitStack
     """Contexts to leave at the end of the call: the quarantine, once the request is a suspect."""
+    routing: Routing | None = None
+    """The routed experts to ask for."""
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
     """Whether another engine should take the call over from the one at that address."""
     avoided: set[str] = field(default_factory=set)

@@ -19,8 +19,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from rollq_worker.http_client import HttpClient, Response
 
 CONNECT_TIMEOUT_S = 3.0
-MAX_BYTES = 64 << 20
-"""Longest response in bytes; 100,000 sampled tokens take about 5 MB."""
+MAX_BYTES = 256 << 20
+"""Longest response in bytes. 100,000 sampled tokens take about 5 MB, routed experts of 48 layers 2 kB a token."""
 MAX_IDLE_S = 3.0
 """Longest time in seconds that a connection may lie idle. SGLang closes it after 5 s, and loses what is sent at that
 moment."""

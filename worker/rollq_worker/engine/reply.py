@@ -16,8 +16,9 @@ import orjson
 
 from rollq.errors import JobFailure
 from rollq.trajectory import Finish, VersionSpan
+from rollq_worker.engine.routed_experts import FIELD, read_routed_experts
 from rollq_worker.http_client import Response
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, Routing
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
@@ -64,11 +65,22 @@ def read_refusal(response: Response, key: str) -> EngineUnavailable | RequestFai
     return JobFailure(f"{key}: {message}")
 
 
-def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: int, vocabulary: int) -> Generated:
+def read_reply(
+    body: bytes,
+    *,
+    rid: str,
+    key: str,
+    prompt: int,
+    max_new_tokens: int,
+    vocabulary: int,
+    routing: Routing | None = None,
+) -> Generated:
     """The body of a 200 from `/generate`, for request `rid` of `prompt` tokens, of the job `key`.
 
     Ids from `vocabulary` on belong to no model. A request aborted while it was queued has no ids and finish ABORT.
-    Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or JobFailure.
+    So has one that was aborted without the routed experts that `routing` asks for: what it sampled could not be
+    replayed. Raises RequestFailed and, if the engine aborted it for a reason of its own, EngineUnavailable or
+    JobFailure; for routed experts what `read_routed_experts` raises.
     """
     try:
         reply = _parse(body)
@@ -93,6 +105,11 @@ def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: 
         raise RequestFailed(f"token id {max(ids)} was sampled, which no model of this tokenizer has")
     if meta.get("completion_tokens", len(ids)) != len(ids):
         raise RequestFailed(f"{len(ids)} output ids, but completion_tokens is {_clip(meta['completion_tokens'])}")
+    experts = None
+    if routing is not None:
+        if finish is Finish.ABORT and FIELD not in meta:
+            return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=finish)
+        experts = read_routed_experts(meta, routing, key, prompt + len(ids))
     text, cached = reply.get("text"), meta.get("cached_tokens")
     return Generated(
         ids=ids,
@@ -101,6 +118,7 @@ def read_reply(body: bytes, *, rid: str, key: str, prompt: int, max_new_tokens: 
         finish=finish,
         text=text if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
+        routed_experts=experts,
     )
 
 

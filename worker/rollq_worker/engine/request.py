@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.job import Json
+from rollq_worker.protocols import Routing
 
 CHUNK = 4096
 """Number of ids that are written at a time. More would hold the interpreter for milliseconds."""
@@ -65,11 +66,17 @@ def _digits(ids: array[int]) -> bytes:
 
 
 def write_request(
-    prompt: bytes, sampling: Mapping[str, Json], *, stop_ids: Sequence[int], max_new_tokens: int, rid: str
+    prompt: bytes,
+    sampling: Mapping[str, Json],
+    *,
+    stop_ids: Sequence[int],
+    max_new_tokens: int,
+    rid: str,
+    routing: Routing | None = None,
 ) -> bytes:
     """The body of a request for at most `max_new_tokens` tokens after a prompt as `PromptWriter` writes it.
 
-    `stop_ids` end it besides the job's own.
+    `stop_ids` end it besides the job's own. `routing` asks for routed experts.
     """
     stops = list(dict.fromkeys((*stop_ids, *(sampling.get("stop_token_ids") or ()))))
     params: dict[str, Any] = {
@@ -81,5 +88,8 @@ def write_request(
     if sampling.get("min_new_tokens"):
         # A server refuses a minimum above max_new_tokens, which is small for the rest of an interrupted turn.
         params["min_new_tokens"] = min(sampling["min_new_tokens"], max_new_tokens)
-    rest = json.dumps({"rid": rid, "sampling_params": params, "return_logprob": True})
+    fields: dict[str, Any] = {"rid": rid, "sampling_params": params, "return_logprob": True}
+    if routing is not None:
+        fields |= {"return_routed_experts": True, "routed_experts_start_len": routing.start}
+    rest = json.dumps(fields)
     return b'{"input_ids":[%b],%b' % (prompt, rest[1:].encode())

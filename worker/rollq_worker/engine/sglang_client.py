@@ -30,7 +30,7 @@ from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
 from rollq_worker.engine.request import write_request
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
-from rollq_worker.protocols import Generated
+from rollq_worker.protocols import Generated, Routing
 from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,11 @@ class SGLangEngine:
         max_new_tokens: int,
         key: str,
         check: Check,
+        routing: Routing | None = None,
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined)
+            call = Call(key, check, quarantined, routing)
             return self.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
 
     def sample(self, call: Call, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int) -> Generated:
@@ -262,7 +263,8 @@ class SGLangEngine:
         key = call.key
         rid = f"{key}/{uuid.uuid4().hex}"  # the engine's log names the job
         prompt = self._shared.prompts.write(ids, key)
-        body = write_request(prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid)
+        stops, routing = self._stop_ids, call.routing
+        body = write_request(prompt, sampling, stop_ids=stops, max_new_tokens=room, rid=rid, routing=routing)
         try:
             response = self._send(rid, body, call)
         except WaitCut as e:
@@ -271,8 +273,8 @@ class SGLangEngine:
             raise
         if response.status != 200:
             raise read_refusal(response, key)
-        vocabulary = self._shared.vocabulary.end
-        return read_reply(response.body, rid=rid, key=key, prompt=len(ids), max_new_tokens=room, vocabulary=vocabulary)
+        limits = {"prompt": len(ids), "max_new_tokens": room, "vocabulary": self._shared.vocabulary.end}
+        return read_reply(response.body, rid=rid, key=key, **limits, routing=routing)
 
     def _send(self, rid: str, body: bytes, call: Call) -> Response:
         """Raises EngineUnavailable, RequestFailed, WaitCut."""

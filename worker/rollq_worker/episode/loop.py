@@ -161,7 +161,7 @@ class _Episode:
 
     def generate(self, turn: int, sampled: int) -> Sampled | None:
         self.checks.check_request(self.ids)
-        return self.sampler.generate(self.ids, turn, sampled)
+        return self.sampler.generate(self.ids, turn, sampled, self.checks.read)
 
     def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
         """Carry out the actions, one after the other, until the environment ends the episode."""

@@ -14,8 +14,9 @@ from rollq.errors import EngineFailure
 from rollq.job import Job, Json
 from rollq.sampling import GRAMMARS
 from rollq.trajectory import Finish, Sampled
+from rollq.trajectory_extras import ExpertShape
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Journal
+from rollq_worker.protocols import Engine, Journal, Routing
 
 ABORT_PAUSE_S = 0.05
 """Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause."""
@@ -30,18 +31,23 @@ class Sampler:
         self._journal = journal
         self._end_ids = end_ids(job, stop_ids)
         self._has_grammar = any(job.sampling.get(name) for name in GRAMMARS)
+        self._experts = ExpertShape.read(job.routed_experts) if job.routed_experts else None
 
     def room(self, length: int) -> int:
         """How many tokens may follow a trace of `length` tokens."""
         return min(self._job.budget.max_tokens - length, self._engine.room(length))
 
-    def generate(self, ids: array[int], turn: int, sampled: int) -> Sampled | None:
-        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room left."""
+    def generate(self, ids: array[int], turn: int, sampled: int, read: int) -> Sampled | None:
+        """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room left.
+
+        The engine has read the first `read` of the `ids`, so their routed experts are recorded.
+        """
         self._journal.check()
         room = min(self._job.budget.max_new_tokens - sampled, self.room(len(ids)))
         if room <= 0:
             return None
         at = time.time()
+        options = {"routing": Routing(start=read, shape=self._experts)} if self._experts else {}
         with errors_become(EngineFailure, "the engine"):
             got = self._engine.generate(
                 ids,
@@ -49,8 +55,9 @@ class Sampler:
                 max_new_tokens=room,
                 key=self._job.id,
                 check=self._journal.check,
+                **options,
             )
-        return Sampled(
+        piece = Sampled(
             turn=turn,
             ids=got.ids,
             logprobs=got.logprobs,
@@ -61,6 +68,9 @@ class Sampler:
             at=at,
             seconds=time.time() - at,
         )
+        if got.routed_experts is not None and self.is_kept(piece):
+            self._journal.keep_routed_experts(got.routed_experts)
+        return piece
 
     def is_complete(self, piece: Sampled) -> bool:
         """Whether the turn ends with this piece because the model ended it.

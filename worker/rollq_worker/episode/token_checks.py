@@ -41,6 +41,8 @@ class TokenChecks:
         self.ends_anywhere = ends_anywhere(job)
         self.length = 0
         """Tokens in the present trace."""
+        self.read = 0
+        """Those of them that the engine has read: all up to the last sampled one, without that."""
         self.turn = 0
         self.turn_tokens = 0
         self.last: Event | None = None
@@ -70,7 +72,7 @@ class TokenChecks:
         if not event.ids:
             raise JobBreach(f"{self._at()}: the prompt is empty")
         self._inside(event.ids, "the prompt")
-        self.length = 0
+        self.length = self.read = 0
         self._extend(event.ids)
 
     def _sampled(self, event: Sampled) -> None:
@@ -88,6 +90,7 @@ class TokenChecks:
         if self.turn_tokens > self.job.budget.max_new_tokens:
             raise EngineBreach(f"{where} makes {self.turn_tokens} tokens of the turn, beyond its budget")
         self._extend(event.ids)
+        self.read = self.length - 1
 
     def _observed(self, event: Observed) -> None:
         """Checks I5, I8 and I9."""

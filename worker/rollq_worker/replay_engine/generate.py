@@ -18,7 +18,8 @@ from itertools import pairwise
 from typing import Any
 
 from rollq.errors import SettingsError
-from rollq_worker.replay_engine import made_up_logprobs
+from rollq.trajectory_extras import ExpertShape
+from rollq_worker.replay_engine import made_up_experts, made_up_logprobs
 from rollq_worker.replay_engine.generate_request import GenerateRequest
 from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth
 from rollq_worker.replay_engine.scheduler import Generation, Scheduler
@@ -58,6 +59,8 @@ class ReplayOptions:
     """Most requests that run at once, the others queue; 0: no limit."""
     max_queued: int = 0
     """Most requests that may queue, further ones get 503; 0: no limit."""
+    routed_experts: ExpertShape | None = None
+    """Report made-up routed experts of this shape; None: none, as a server without the flag."""
 
     def __post_init__(self) -> None:
         for name in ("mistakes", "errors"):
@@ -154,6 +157,10 @@ class ReplayEngine:
             meta |= {"cached_tokens": cached, "cached_tokens_details": details}
         if request.return_logprob:
             meta |= self._logprobs(request, completion.ids)
+        shape = self.options.routed_experts
+        if shape is not None and request.routed_from is not None and "prompt_tokens" in meta:
+            tokens = request.ids + completion.ids
+            meta["routed_experts"] = made_up_experts.encoded(tokens, request.routed_from, shape)
         return meta
 
     def _logprobs(self, request: GenerateRequest, said: array[int]) -> dict[str, Any]:

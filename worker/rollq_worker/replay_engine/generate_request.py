@@ -52,6 +52,8 @@ TYPED_FIELDS: dict[str, tuple[Check, str]] = {
     "top_logprobs_num": (is_int, "a value or an array of values for Int64OrList"),
     "return_text_in_logprobs": (is_bool, "a boolean"),
     "return_prompt_token_ids": (is_bool, "a boolean"),
+    "return_routed_experts": (is_bool, "a boolean"),
+    "routed_experts_start_len": (is_int, "i64"),
 }
 """Fields that SGLang checks like sampling parameters, each with its check and SGLang's word for its type."""
 PARAMETERS: dict[str, tuple[Check, str]] = {
@@ -122,6 +124,8 @@ class GenerateRequest:
     top_logprobs: int
     """The number of best tokens wanted at every scored position."""
     return_prompt_ids: bool
+    routed_from: int | None
+    """Routed experts are wanted of the tokens from this one on; None: of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +159,10 @@ def read_request(body: Mapping[str, Any], size: ModelSize, encode: Callable[[str
         scored_ids=given.get("token_ids_logprob", ()),
         top_logprobs=max(0, given.get("top_logprobs_num", 0)),
         return_prompt_ids=given.get("return_prompt_token_ids", False),
+        routed_from=given.get("routed_experts_start_len", 0) if given.get("return_routed_experts") else None,
     )
     _check_scoring(request, size)
+    _check_routed_from(request)
     return request
 
 
@@ -262,6 +268,18 @@ def _max_new_tokens(count: int, params: Mapping[str, Any], size: ModelSize) -> i
         )
     room = context - count - SCHEDULER_RESERVE
     return room if asked is None else min(asked, room)
+
+
+def _check_routed_from(request: GenerateRequest) -> None:
+    start, count = request.routed_from, len(request.ids)
+    name = "recv_req.routed_experts_start_len"
+    if start is not None and start > count:
+        raise bad_value(
+            f"{name}={start} is higher than the number of input tokens len(req.origin_input_ids)={count}. Please use a"
+            " smaller routed_experts_start_len."
+        )
+    if start is not None and start < 0:
+        raise bad_value(f"{name}={start} is lower than 0. Please use a non-negative routed_experts_start_len.")
 
 
 def _check_scoring(request: GenerateRequest, size: ModelSize) -> None:

@@ -39,7 +39,7 @@ TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
-    " single_tool history template_kwargs seed user purpose spare min_viable queue labels"
+    " single_tool history template_kwargs routed_experts seed user purpose spare min_viable queue labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -188,6 +188,7 @@ def describe(args: argparse.Namespace) -> str:
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
     shown["spare"] = args.spare or None
     shown["template_kwargs"] = ",".join(f"{key}={json.dumps(to)}" for key, to in args.template_kwargs.items()) or None
+    shown["routed_experts"] = "x".join(map(str, args.routed_experts.values())) or None
     shown["agent"] = args.agent[0]
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
@@ -215,6 +216,7 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         template_kwargs=args.template_kwargs,
         user=args.user,
         sampling=_sampling(args),
+        routed_experts=args.routed_experts,
         budget=_budget(args),
         purpose=args.purpose,
         seed=args.seed + epoch,
@@ -290,7 +292,12 @@ def source_name(args: argparse.Namespace) -> str:
     before."""
     jobs = [args.env, args.split, [args.tasks.start, args.tasks.stop], args.size, args.epochs, args.seed, args.user]
     shape = [asdict(_budget(args)), dict(_sampling(args)), _strategy(args), args.history, args.purpose, args.min_viable]
-    shape += [args.queue, args.labels, args.agent[0], *filter(None, (args.spare, args.template_kwargs))]
+    shape += [
+        args.queue,
+        args.labels,
+        args.agent[0],
+        *filter(None, (args.spare, args.template_kwargs, args.routed_experts)),
+    ]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 
 

@@ -7,13 +7,15 @@ import math
 import sys
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rollq.errors import SettingsError
+from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.settings import engine_address
+from rollq.trajectory_extras import ExpertShape
 from rollq.urls import mask_url
 
 if TYPE_CHECKING:
@@ -225,6 +227,18 @@ def template_kwargs(text: str) -> dict[str, Any]:
         meant = {"true": "true", "false": "false", "none": "null"}.get(value.lower(), json.dumps(value))
         raise argparse.ArgumentTypeError(f"{value!r} is not JSON; did you mean {name}={meant}")
     raise argparse.ArgumentTypeError(f"expected NAME=JSON or a JSON object, not {text!r}")
+
+
+def expert_shape(text: str) -> dict[str, Any]:
+    """An argument type: the shape of a model's routing, as 48x8x128 or as a JSON object."""
+    names = ("layers", "top_k", "experts")
+    try:
+        sizes = [int(size) for size in text.split("x")] if not text.startswith("{") else []
+        return asdict(ExpertShape.read(dict(zip(names, sizes, strict=True)) if sizes else json.loads(text)))
+    except ContractError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"expected LAYERSxTOP_KxEXPERTS, as in 48x8x128, not {text!r}") from e
 
 
 class Merge(argparse.Action):

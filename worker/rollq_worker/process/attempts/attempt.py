@@ -19,9 +19,11 @@ from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, L
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
+from rollq.ledger.routed_experts import encode_part, keep_parts, parts_kept
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Header, Observed, Prompt, Trajectory
+from rollq.trajectory import Event, Header, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
 from rollq_worker.failures import DeadlineExceeded, Drained
 from rollq_worker.process.attempts.time_limits import TimeLimits
@@ -55,6 +57,10 @@ class Attempt:
         """The whole journal. All of it is kept, because Redis may lose its tail."""
         self._written = 0
         """Number of entries that are in Redis. It changes under `_writing` only."""
+        self._parts: list[bytes] = []
+        """Routed experts that are held back: a part for each sampled event, if the job asks for them."""
+        self._parts_written = 0
+        """Number of parts that were written. They are megabytes, so none is kept here after that."""
         self._held_since = inf
         """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
         self._writing = threading.Lock()
@@ -114,7 +120,15 @@ class Attempt:
         if not self._blobs:
             raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
-        return header, [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
+        events = [decode_event(blob, self.job.id) for blob in self._blobs[1:]]
+        if self.job.routed_experts:
+            self._parts_written = sum(isinstance(event, Sampled) for event in events)
+        return header, events
+
+    def lost_parts(self) -> bool:
+        """Whether routed experts of the journal's events are gone, because Redis came back without its last writes."""
+        wanted = self._parts_written
+        return wanted > 0 and self._call(lambda: parts_kept(self.ledger.scripts, self.job.id)) < wanted
 
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
@@ -122,6 +136,10 @@ class Attempt:
         another_turn_follows = len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
         if another_turn_follows and len(self._blobs) > OPENING:
             self._call(lambda: self._write(self.ledger.append))
+
+    def keep_routed_experts(self, part: Extra) -> None:
+        """Hold back the routed experts of the event that is appended next. They are written before it."""
+        self._parts.append(encode_part(self.job.id, part))
 
     def complete(self, trajectory: Trajectory, token_stats: TokenStats) -> None:
         """Append what is held back and the closing event, and end the job, in one step. Extras are kept before."""
@@ -209,11 +227,13 @@ class Attempt:
         self._recorded_at = time.monotonic()
 
     def _write(self, write: Callable[[str, str, int, Sequence[bytes]], None], last: Sequence[bytes] = ()) -> None:
-        """Write everything that is held back, and `last`, in one call. Raises Fenced.
+        """Write everything that is held back, and `last`, in one call, after the routed experts. Raises Fenced.
 
-        If a restarted Redis lost the journal's tail, the tail is written again with it.
+        If a restarted Redis lost the journal's tail, the tail is written again with it. If it lost routed experts,
+        raises JournalConflict: the next attempt starts again.
         """
         with self._writing:
+            self._write_parts(check=bool(last))
             while blobs := [*self._blobs[self._written :], *last]:
                 try:
                     write(self.job.id, self.lease, self._written, blobs)
@@ -222,6 +242,15 @@ class Attempt:
                 else:
                     self._written += len(blobs) - len(last)
                     return
+
+    def _write_parts(self, check: bool) -> None:
+        """Write the routed experts that are held back. With `check`, also see whether all others are still there."""
+        parts = self._parts[:]
+        if not parts and not (check and self.job.routed_experts):
+            return
+        keep_parts(self.ledger.scripts, self.job.id, self.lease, self._parts_written, parts)
+        del self._parts[: len(parts)]
+        self._parts_written += len(parts)
 
     def _kept(self, conflict: JournalConflict) -> int:
         """Number of entries that are left of this journal in Redis. Raises Fenced when they are not this attempt's.

@@ -1,0 +1,84 @@
+"""Routed experts of an episode: each turn asks for what is new to the engine, and each token gets its row."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rollq.trajectory import Event, Finish, Trajectory
+from rollq.wire.routed_experts import join_parts
+from rollq_worker.fakes import FakeEngine, FakeJournal, FakeUser, fake_experts
+from rollq_worker.protocols import Generated, Routing
+from tests.rollq.routed_experts import ASKED, SHAPE
+from tests.rollq_worker.episode.episodes import CALL, play_with_fakes
+
+LINES = FakeUser(["hello", "go on", "more"]).lines
+
+
+class Asked(FakeEngine):
+    """Notes from where on it was asked for routed experts, and how much it had read by then."""
+
+    def generate(self, ids: "array[int]", **options: Any) -> Generated:
+        routing = options.get("routing")
+        self.starts = [*getattr(self, "starts", []), routing and routing.start]
+        return super().generate(ids, **options)
+
+
+def play(engine: FakeEngine, journal: FakeJournal, recorded: Sequence[Event] = (), **job: Any) -> Trajectory:
+    user = FakeUser(list(LINES))
+    options = {"engine": engine, "journal": journal, "user": user, "recorded": recorded, **job}
+    return play_with_fakes(CALL, "words", **options, routed_experts=ASKED)
+
+
+def check(trajectory: Trajectory, journal: FakeJournal) -> None:
+    """Every token has its row, but for the last one of each trace."""
+    joined, at = join_parts(trajectory, journal.routed_experts).data, 0
+    for length in trajectory.traces:
+        ids = trajectory.tokens[at : at + length]
+        rows = fake_experts(ids, Routing(start=0, shape=SHAPE)).data + SHAPE.filler()
+        assert joined[at * SHAPE.row_bytes : (at + length) * SHAPE.row_bytes] == rows
+        at += length
+
+
+@pytest.mark.parametrize("interrupts", [0, 1, 3])
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_every_token_has_its_row(interrupts: int, history: str) -> None:
+    engine, journal = Asked([CALL, "words"], interrupts=interrupts), FakeJournal()
+    trajectory = play(engine, journal, history=history)
+    assert len(trajectory.traces) == (1 if history == "keep" else 3)
+    check(trajectory, journal)
+
+
+def test_each_turn_asks_from_the_last_sampled_token_on() -> None:
+    engine, journal = Asked([CALL, "words"]), FakeJournal()
+    play(engine, journal)
+    sent, replied = engine.requests, engine.replies
+    ends = [len(before) + len(said) - 1 for before, said in zip(sent, replied, strict=True)]
+    assert engine.starts == [0, *ends[:-1]]
+
+
+def test_a_job_that_does_not_ask_leaves_the_engine_alone() -> None:
+    engine, journal = Asked([CALL]), FakeJournal()
+    play_with_fakes(CALL, engine=engine, journal=journal, budget={"max_turns": 2})
+    assert engine.starts == [None, None] and journal.routed_experts == []
+
+
+@pytest.mark.parametrize("cut", range(2, 7))
+def test_a_resumed_episode_goes_on_behind_its_parts(cut: int) -> None:
+    first = FakeJournal()
+    whole = play(Asked([CALL, "words"]), first)
+    kept = list(whole.events[:cut])
+    sampled = [event for event in kept if type(event).__name__ == "Sampled"]
+    second = FakeJournal(routed_experts=first.routed_experts[: len(sampled)])
+    engine = Asked([CALL, "words"], _sampled=len(sampled))
+    again = play(engine, second, recorded=kept)
+    assert again.tokens == whole.tokens and len(engine.starts) == len(engine.requests)
+    check(again, second)
+
+
+def test_a_piece_that_is_not_kept_leaves_no_part() -> None:
+    engine, journal = Asked(["words"], interrupts=1), FakeJournal()
+    trajectory = play(engine, journal, sampling={"regex": "w.*"})
+    assert not any(event.finish is Finish.ABORT for event in trajectory.events if hasattr(event, "finish"))
+    check(trajectory, journal)

@@ -1,0 +1,129 @@
+"""Routed experts from the engine to the trainer: through a worker that is killed, and a Redis that forgets."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rollq.errors import ContractError, EngineFailure
+from rollq.job import Job
+from rollq.ledger.ledger import Ledger
+from rollq.settings import Settings
+from rollq.training.arrays import segment_experts
+from rollq.trajectory import Trajectory
+from rollq.trajectory_extras import ROUTED_EXPERTS
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.replay_engine import made_up_experts
+from rollq_worker.tokens.tokenizer import load_tokenizer
+from tests.rollq.routed_experts import ASKED, SHAPE
+from tests.rollq.samples import reader
+from tests.rollq_worker.engine.engine_servers import replaying
+
+JOB = "r/g/0"
+
+
+class Failing(SGLangEngine):
+    """Fails before its `at`-th generation, once."""
+
+    at = 0
+    calls = 0
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise EngineFailure("it went away")
+        return super().generate(*args, **options)
+
+
+@pytest.fixture(scope="module")
+def moe_url() -> Iterator[str]:
+    with replaying(routed_experts=SHAPE) as url:
+        yield url
+
+
+@pytest.fixture
+def moe(ledger: Ledger, moe_url: str, redis_url: str) -> Iterator[JobRunner]:
+    tokenizer = load_tokenizer(None)
+    engine = Failing(moe_url, vocab_size=tokenizer.vocab_size)
+    settings = Settings(redis_url=redis_url, engine_urls=(moe_url,), concurrency=4)
+    yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
+    engine.close()
+
+
+def submit(ledger: Ledger, **job: Any) -> None:
+    ledger.submit([Job(run="r", group="g", env="shop", task=0, routed_experts=ASKED, **job)])
+
+
+def run_until_done(runner: JobRunner, ledger: Ledger) -> list[str]:
+    """How each attempt ended."""
+    found: list[str] = []
+    while "done" not in found and len(found) < 5:
+        ledger.redis.hset(ledger.keys.job(JOB), "not_before", 0)  # without the backoff
+        summary = runner.run(JOB)
+        found.append(summary.get("failure") or summary["stop"])
+    return found
+
+
+def check(ledger: Ledger) -> Trajectory:
+    """Each token has the row that the engine made up for it."""
+    [trajectory] = reader(ledger).read([JOB], [ROUTED_EXPERTS])
+    assert not isinstance(trajectory, ContractError)
+    for segment, experts in zip(trajectory.segments(), segment_experts(trajectory), strict=True):
+        ids = [*segment.prompt_ids, *segment.response_ids]
+        rows = [made_up_experts.row(id, place, SHAPE) for place, id in enumerate(ids[:-1])]
+        assert experts.reshape(len(ids), -1)[:-1].tolist() == rows
+    return trajectory
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_a_trainer_gets_the_rows_of_every_token(moe: JobRunner, ledger: Ledger, history: str) -> None:
+    submit(ledger, history=history)
+    assert run_until_done(moe, ledger) == ["done"]
+    assert check(ledger).turns > 2
+
+
+def test_an_attempt_that_resumes_keeps_the_rows_of_finished_turns(moe: JobRunner, ledger: Ledger) -> None:
+    submit(ledger)
+    moe.engine.at = 3  # type: ignore[attr-defined]
+    assert run_until_done(moe, ledger) == ["engine", "done"]
+    calls = moe.engine.calls  # type: ignore[attr-defined]
+    trajectory = check(ledger)
+    assert calls == trajectory.turns + 1, "no turn was sampled twice"
+    assert ledger.redis.llen(ledger.keys.routed_experts(JOB)) == trajectory.turns
+
+
+def test_an_episode_whose_rows_redis_lost_starts_again(moe: JobRunner, ledger: Ledger) -> None:
+    submit(ledger)
+    moe.engine.at = 3  # type: ignore[attr-defined]
+    moe.run(JOB)
+    ledger.redis.rpop(ledger.keys.routed_experts(JOB))
+    assert run_until_done(moe, ledger) == ["env", "done"]
+    check(ledger)
+
+
+def test_rows_that_are_lost_while_the_episode_is_played_are_noticed(
+    moe: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq_worker.process.job_task.DAMAGE_PAUSE_S", 0.0)
+    submit(ledger)
+    generate, calls = moe.engine.generate, [0]
+
+    def forgetting(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            ledger.redis.delete(ledger.keys.routed_experts(JOB))
+        return generate(*args, **options)
+
+    monkeypatch.setattr(moe.engine, "generate", forgetting)
+    assert run_until_done(moe, ledger) == ["released", "env", "done"]
+    check(ledger)
+
+
+def test_an_engine_that_reports_none_fails_the_attempt(runner: JobRunner, ledger: Ledger) -> None:
+    submit(ledger)
+    summary = runner.run(JOB)
+    assert (summary["stop"], summary["failure"]) == ("failed", "engine")
+    state = reader(ledger).job(JOB)
+    assert state is not None and "--enable-return-routed-experts" in state.reason

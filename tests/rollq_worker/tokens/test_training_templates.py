@@ -48,7 +48,7 @@ CLOSED: dict[str, dict[str, Json]] = {
 }
 """Arguments that make another header."""
 BESIDE = {"gpt-oss": {"calls -> tools"}, "deepseek-r1": {"first prompt"}}
-"""Edges that need not be exact: a call ends a turn of gpt-oss, so none has several; R1's own template lists no tools."""
+"""Edges that need not be exact: a call ends a turn of gpt-oss, so none has several; R1 lists no tools by itself."""
 ORIGINALS = {"gpt-oss": "gpt-oss", "llama3.1": "llama-3.1", "qwen3": "qwen3"}
 """The real templates, by the training template that fits."""
 PARAMETERS = {

@@ -64,7 +64,7 @@ def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.Capture
     assert tokenizer["template_kwargs"] == {"preserve_thinking": True}
     assert {edge["class"] for edge in tokenizer["edges"].values()} == {"exact"}
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
-    assert "asked to keep old reasoning: preserve_thinking=True" in capsys.readouterr().out
+    assert "asked to keep what was sampled: preserve_thinking=True" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollq.images import references, text_of
 from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
 from rollq.trajectory_extras import Extra
@@ -20,6 +21,7 @@ from rollq_worker.protocols import (
     Generated,
     Grade,
     Observation,
+    PromptImages,
     ReadTurn,
     Routing,
     User,
@@ -54,6 +56,8 @@ class FakeEngine:
     requests: list[array[int]] = field(default_factory=list)
     """The ids of every request, as sent."""
     replies: list[array[int]] = field(default_factory=list)
+    images: list[PromptImages | None] = field(default_factory=list)
+    """The images of every request."""
     _sampled: int = 0
     _rest: array[int] | None = None
 
@@ -69,9 +73,11 @@ class FakeEngine:
         key: str,
         check: Callable[[], None],
         routing: Routing | None = None,
+        images: PromptImages | None = None,
     ) -> Generated:
         check()
         self.requests.append(array("I", ids))
+        self.images.append(images)
         if self._rest is None:
             self._rest = char_ids(self.texts[min(self._sampled, len(self.texts) - 1)]) + array("I", [END])
             self._sampled += 1
@@ -102,10 +108,19 @@ class FakeRenderer:
 
     stop_ids: Sequence[int] = (END,)
     vocab_size: int = 0x110000
+    image_token: int = ord("#")
+    """One for each pixel."""
     roles: frozenset[str] = frozenset({"tool", "user"})
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        return char_ids("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
+        return char_ids("".join(f"[{m['role']}]{self._content(m)}" for m in messages) + "[assistant]")
+
+    def image_length(self, width: int, height: int) -> int:
+        return width * height
+
+    def _content(self, message: Message) -> str:
+        squares = sum(self.image_length(image.width, image.height) for image in references([message]))
+        return text_of(message["content"]) + chr(self.image_token) * squares
 
     def read(self, ids: array[int]) -> ReadTurn:
         text = "".join(chr(i) for i in ids if i != END)
@@ -135,7 +150,7 @@ class FakeRenderer:
         return "tool"
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
-        return char_ids("".join(f"[{m['role']}]{m['content']}" for m in replies) + "[assistant]")
+        return char_ids("".join(f"[{m['role']}]{self._content(m)}" for m in replies) + "[assistant]")
 
     def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
         return any(reply["role"] == "user" for reply in replies)

@@ -14,6 +14,7 @@ from typing import Protocol
 from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
 from rollq.trajectory_extras import ExpertShape, Extra
+from rollq_worker.images import Image
 
 RESPOND = "respond"
 """The action that writes to the user: `Action(RESPOND, {"content": text})`."""
@@ -39,6 +40,8 @@ class Observation:
     reward: float | None = None
     """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the episode's, apart from
     these."""
+    images: Sequence[Image] = ()
+    """What the policy sees behind the text (docs/images.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,11 @@ class Environment(Protocol):
     @property
     def system_prompt(self) -> str: ...
 
-    def reset(self, user: User) -> str:
-        """Start the episode with this user and return the user's first message unchanged. Called once."""
+    def reset(self, user: User) -> str | Observation:
+        """Start the episode with this user and return the user's first message unchanged. Called once.
+
+        An Observation has images that are shown with the message; nothing else of it counts.
+        """
         ...
 
     def step(self, action: Action) -> Observation:
@@ -152,6 +158,15 @@ class Routing:
     shape: ExpertShape
 
 
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The images of a prompt, in order."""
+
+    token: int
+    """The token of which the prompt has a run for each image."""
+    images: Sequence[Image]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
@@ -183,6 +198,7 @@ class Engine(Protocol):
         key: str,
         check: Callable[[], None],
         routing: Routing | None = None,
+        images: PromptImages | None = None,
     ) -> Generated:
         """Sample a continuation of `ids`.
 
@@ -283,6 +299,15 @@ class Renderer(Protocol):
 
     def replying_roles(self, stop: int) -> frozenset[str]:
         """The roles that may reply to a turn that ended with the token `stop`."""
+        ...
+
+    @property
+    def image_token(self) -> int:
+        """The token of which a prompt has a run for each image. Raises JobFailure for a model of text."""
+        ...
+
+    def image_length(self, width: int, height: int) -> int:
+        """The number of tokens of an image of this size in pixels. Raises JobFailure for a model of text."""
         ...
 
     def complaint_role(self, stop: int | None) -> str:

@@ -11,7 +11,7 @@ from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
 from rollq_worker.engine.request import PromptWriter
-from rollq_worker.protocols import Routing
+from rollq_worker.protocols import PromptImages, Routing
 
 
 class EngineLeft(Exception):
@@ -30,6 +30,8 @@ class Call:
     """The routed experts to ask for."""
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
     """Whether another engine should take the call over from the one at that address."""
+    images: PromptImages | None = None
+    """The images of the prompt."""
     avoided: set[str] = field(default_factory=set)
     """Addresses of engines that were up and failed."""
     unavailable: int = 0

@@ -25,7 +25,7 @@ from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import CHECK_S, wait
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class EnginePool:
         max_new_tokens: int,
         key: str,
         check: Check,
+        images: PromptImages | None = None,
         routing: Routing | None = None,
     ) -> Generated:
         """Sample a continuation on the engine of the job's group; see `protocols.Engine`.
@@ -124,7 +125,7 @@ class EnginePool:
         sampled, if that engine is up.
         """
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined, routing, self._has_better)
+            call = Call(key, check, quarantined, routing, self._has_better, images)
             while True:
                 engine = self._choose(call)
                 try:

@@ -15,15 +15,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.images import content_with
 from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq_worker.episode.images import EpisodeImages
 from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role, schemas_of
 from rollq_worker.episode.resume import Recording
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Environment, Grade, Journal, ReadTurn, Renderer, User
+from rollq_worker.protocols import Engine, Environment, Grade, Journal, Observation, ReadTurn, Renderer, User
 
 MAX_MALFORMED = 3
 """Number of unreadable turns in a row that ends an episode."""
@@ -52,7 +54,8 @@ def play(
     recording = Recording(recorded)
     episode = _Episode(job, engine, renderer, environment, journal, recording)
     closed = episode.run(recording.user(user))
-    return Trajectory(job=job, header=header or Header(attempt=1), events=(*episode.events, closed))
+    events = (*episode.events, closed)
+    return Trajectory(job=job, header=header or Header(attempt=1), events=events, extras=episode.images.extras())
 
 
 class _Episode:
@@ -80,6 +83,7 @@ class _Episode:
         self.ids = array("I")  # the present trace as the engine has seen it, append-only
         self.malformed = 0  # turns in a row
         self.checks = TokenChecks(job, renderer)
+        self.images = EpisodeImages(renderer)
 
     def run(self, user: User) -> Closed:
         self.open(user)
@@ -96,7 +100,8 @@ class _Episode:
             self.schemas = [] if self.agent.text_actions else schemas
             self.tools = {tool["function"]["name"] for tool in schemas}
         with errors_become(EnvironmentFailure, "environment.reset"):
-            first = self.environment.reset(user)
+            opening = self.environment.reset(user)
+            first, images = (opening.text, opening.images) if isinstance(opening, Observation) else (opening, ())
             said = self.recording.user_messages
             if said not in ([], [first]):
                 # The journal has this message only, so a replay would not know what the user had said.
@@ -105,9 +110,10 @@ class _Episode:
             for what, text in (("message", first), ("system prompt", policy)):
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
+            shown = self.images.add(images)
         messages: list[Message] = [
             {"role": "system", "content": self.agent.system_prompt(policy, schemas)},
-            {"role": "user", "content": first},
+            {"role": "user", "content": content_with(first, shown)},
         ]
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
@@ -161,7 +167,9 @@ class _Episode:
 
     def generate(self, turn: int, sampled: int) -> Sampled | None:
         self.checks.check_request(self.ids)
-        return self.sampler.generate(self.ids, turn, sampled, self.checks.read)
+        if self.images.misplaced(self.ids):
+            return None
+        return self.sampler.generate(self.ids, turn, sampled, self.checks.read, self.images.of_prompt())
 
     def act(self, turn: int, read: ReadTurn, decision: Decision, at: float) -> Stop | None:
         """Carry out the actions, one after the other, until the environment ends the episode."""
@@ -177,8 +185,9 @@ class _Episode:
                     raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
                 if observation.reward is not None:
                     check_reward(observation.reward)
+                shown = self.images.add(observation.images)
             said = self.recording.user_messages[before:]
-            results.append(ActionResult(action, id, observation.text, said, observation.reward))
+            results.append(ActionResult(action, id, observation.text, said, observation.reward, shown))
             if observation.done:
                 stop = Stop.DONE
                 break

@@ -16,7 +16,7 @@ from rollq.sampling import GRAMMARS
 from rollq.trajectory import Finish, Sampled
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Journal, Routing
+from rollq_worker.protocols import Engine, Journal, PromptImages, Routing
 
 ABORT_PAUSE_S = 0.05
 """Seconds before an interrupted turn goes on. An engine that aborts everything is about to pause."""
@@ -37,7 +37,9 @@ class Sampler:
         """How many tokens may follow a trace of `length` tokens."""
         return min(self._job.budget.max_tokens - length, self._engine.room(length))
 
-    def generate(self, ids: array[int], turn: int, sampled: int, read: int) -> Sampled | None:
+    def generate(
+        self, ids: array[int], turn: int, sampled: int, read: int, images: PromptImages | None = None
+    ) -> Sampled | None:
         """Sample the rest of a turn that has `sampled` tokens so far; None when it has no room left.
 
         The engine has read the first `read` of the `ids`, so their routed experts are recorded.
@@ -55,6 +57,7 @@ class Sampler:
                 max_new_tokens=room,
                 key=self._job.id,
                 check=self._journal.check,
+                images=images,
                 **options,
             )
         piece = Sampled(

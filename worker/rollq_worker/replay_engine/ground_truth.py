@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.protocols import RESPOND, Action
+from rollq_worker.replay_engine.images import without_images
 from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from rollq_worker.tokens.family_detection import family_of
@@ -96,7 +97,7 @@ class GroundTruth:
 
     def _after(self, progress: TaskProgress, message: str) -> TaskProgress:
         role, _, text = message.partition("\n")
-        text = text.rpartition(END)[0] if END in text else text
+        text = without_images(text.rpartition(END)[0] if END in text else text)
         if role.strip() == "system":
             return progress.after_system(text)
         if role.strip() == "user":

@@ -20,6 +20,7 @@ from rollq_worker.replay_engine.generate import Fault, ReplayEngine, ReplayOptio
 from rollq_worker.replay_engine.generate_request import ModelSize, read_request
 from rollq_worker.replay_engine.ground_truth import GroundTruth
 from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
+from rollq_worker.replay_engine.images import with_placeholders
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.replay_engine.tokenize import tokenize
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -99,7 +100,8 @@ class ReplayServer:
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError
-        asked = read_request(await json_body(request), self.size, self.tokenizer.encode)
+        body = with_placeholders(await json_body(request), self.tokenizer)
+        asked = read_request(body, self.size, self.tokenizer.encode)
         text = json.dumps(await self.engine.generate(asked, rng, fault))
         if fault is Fault.GARBAGE:
             text = text[: len(text) // 2]

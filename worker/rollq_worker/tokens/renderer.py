@@ -81,7 +81,8 @@ class ChatRenderer:
         shown = [guard.hide(message) for message in self.shown(messages)]
         hidden = guard.hide(list(tools))
         # All episodes of an environment share the long system prompt.
-        return guard.encode(self._made_up.render(self._with_tools(shown, hidden), hidden), remember=True)
+        ids = guard.encode(self._made_up.render(self._with_tools(shown, hidden), hidden), remember=True)
+        return self._images.expand(ids, messages)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """The text that the template writes for `open`. Raises JobFailure."""
@@ -155,7 +156,7 @@ class ChatRenderer:
             raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
         # Encoded with the end token, which may swallow white space behind it. The token is left out again if the turn
         # has it; a header that the turn does not end with belongs to the bridge.
-        ids = guard.encode(text[len(head) - len(end) :])
+        ids = self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
         turn_has_it = stop is None or end not in self.family.header_stops or stop == ids[0]
         return ids[1:] if turn_has_it else ids
 
@@ -179,6 +180,15 @@ class ChatRenderer:
         """The id of the n-th call of an episode, a call of the tool `name`: the model's own `id` if there is one (else
         "") and the template takes it."""
         return call_id(self.family, id or f"call_{n}", name, n)
+
+    @property
+    def image_token(self) -> int:
+        """The token of which a prompt has a run for each image. Raises JobFailure for a model of text."""
+        return self._images.placeholder
+
+    def image_length(self, width: int, height: int) -> int:
+        """The number of tokens of an image of this size in pixels. Raises JobFailure for a model of text."""
+        return self._images.length(width, height)
 
     def is_end(self, id: int) -> bool:
         """Whether the template or the model ends turns with this token."""

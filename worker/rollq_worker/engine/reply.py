@@ -98,7 +98,8 @@ def read_reply(
         raise RequestFailed(f"no token was sampled, but the finish reason is {finish.value}")
     seen = meta.get("prompt_tokens", prompt)
     if seen != prompt:
-        raise RequestFailed(f"the engine saw {_clip(seen)} prompt tokens of {prompt} (does it truncate?)")
+        why = "does it truncate, or count an image's tokens otherwise?"
+        raise RequestFailed(f"the engine saw {_clip(seen)} prompt tokens of {prompt} ({why})")
     if len(ids) > max_new_tokens:
         raise RequestFailed(f"{len(ids)} tokens were sampled where {max_new_tokens} were allowed")
     if max(ids) >= vocabulary:

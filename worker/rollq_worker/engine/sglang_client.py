@@ -25,12 +25,13 @@ from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
 from rollq_worker.engine.http import EngineHttp, WaitCut
+from rollq_worker.engine.images import collapsed, with_images
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
 from rollq_worker.engine.request import write_request
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
-from rollq_worker.protocols import Generated, Routing
+from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
 
 log = logging.getLogger(__name__)
@@ -122,11 +123,12 @@ class SGLangEngine:
         max_new_tokens: int,
         key: str,
         check: Check,
+        images: PromptImages | None = None,
         routing: Routing | None = None,
     ) -> Generated:
         """Sample a continuation; see `protocols.Engine`. A prompt that fills the context yields LENGTH and no ids."""
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined, routing)
+            call = Call(key, check, quarantined, routing=routing, images=images)
             return self.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
 
     def sample(self, call: Call, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int) -> Generated:
@@ -262,9 +264,12 @@ class SGLangEngine:
     def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
         key = call.key
         rid = f"{key}/{uuid.uuid4().hex}"  # the engine's log names the job
-        prompt = self._shared.prompts.write(ids, key)
+        images = call.images
+        prompt = self._shared.prompts.write(ids if images is None else collapsed(ids, images.token), key)
         stops, routing = self._stop_ids, call.routing
         body = write_request(prompt, sampling, stop_ids=stops, max_new_tokens=room, rid=rid, routing=routing)
+        if images is not None:
+            body = with_images(body, images)
         try:
             response = self._send(rid, body, call)
         except WaitCut as e:

@@ -27,7 +27,8 @@ _SHOWN = re.compile(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>")
 def with_placeholders(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """The body without its images, and with as many placeholders in its prompt as they take. Raises HttpError."""
     rest = {name: value for name, value in body.items() if name != FIELD}
-    data, ids = body.get(FIELD), body.get("input_ids")
+    data: Any = body.get(FIELD)
+    ids: Any = body.get("input_ids")
     if not data or tokenizer.image_processor is None:
         return rest
     if not are_texts(data) or not are_ints(ids):

@@ -27,6 +27,8 @@ class TokenStats:
     traces: int = 0
     malformed_turns: int = 0
     """Number of turns with an unreadable call."""
+    unclosed_turns: int = 0
+    """Number of turns that ended without the end tag of a call that was carried out."""
     drifted_turns: int = 0
     """Number of turns that would be other tokens if their text were encoded again."""
     version_breaks: int = 0
@@ -68,6 +70,7 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
                 seen.add(current)
         elif isinstance(event, Observed):
             counts["malformed_turns"] += bool(event.errors)
+            counts["unclosed_turns"] += any("unclosed" in action for action in event.actions)
             counts["drifted_turns"] += reencode is not None and reencode(turn) != turn
             length += len(event.ids)
             turn = array("I")

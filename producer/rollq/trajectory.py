@@ -116,7 +116,7 @@ class Observed(DeferredTexts):
 
     Empty when the turn could not be acted on; more than one only with several calls per turn. `"user": [...]` is added
     where the user said something during the action that is not the reply itself, `"reward": r` where the environment
-    gave the action a reward.
+    gave the action a reward, `"unclosed": true` where the turn ended without the end tag of the call.
     """
     replies: Sequence[Message]
     """The tool results or user messages that answer the turn, one per action. Those of an episode's last turn get no

@@ -33,6 +33,12 @@ def test_nothing_was_sent_twice():
     assert of() == TokenStats()
 
 
+def test_unclosed_turns():
+    action = {"name": "f", "arguments": {}}
+    left_open = replace(observed(0), actions=[action, {**action, "unclosed": True}])
+    assert of(prompt(), sampled(0), left_open, sampled(1), observed(1)).unclosed_turns == 1
+
+
 def test_malformed_turns():
     assert of(prompt(), sampled(0), replace(observed(0), errors=("no JSON",)), sampled(1)).malformed_turns == 1
 

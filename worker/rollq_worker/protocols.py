@@ -28,6 +28,8 @@ class Action:
 
     name: str
     arguments: Mapping[str, Json] = field(default_factory=dict)
+    unclosed: bool = field(default=False, compare=False)
+    """The turn ended where the call's end tag belongs. Such calls are carried out and counted."""
 
 
 @dataclass(frozen=True, slots=True)

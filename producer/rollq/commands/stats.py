@@ -97,5 +97,5 @@ def _policy(published: Mapping[str, Any] | None, admission: Mapping[str, Any] | 
 
 def _fidelity(counts: Mapping[str, Any]) -> str:
     ratio = "-" if counts["extension_ratio"] is None else f"{counts['extension_ratio']:.1%}"
-    turns = f"{counts['malformed_turns']} malformed   {counts['drifted_turns']} drifted turns"
+    turns = "   ".join(f"{counts[f'{what}_turns']} {what}" for what in ("malformed", "unclosed", "drifted")) + " turns"
     return f"{ratio} of prompts kept   {counts['traces']} traces   {turns}   {counts['version_breaks']} version breaks"

@@ -24,6 +24,7 @@ def test_a_turn_is_read_as_listed(turn: Turn):
     read = PARSERS[turn.format](turn.text, thinking, TOOLS)
     assert list(read.calls) == turn.calls
     assert read.reasoning == turn.reasoning
+    assert [call.unclosed for call in read.calls][-1:] == ([turn.unclosed] if turn.calls else [])
     assert turn.error in " ".join(read.errors) and bool(turn.error) == bool(read.errors)
     assert len(read.call_spans) == len(read.calls) and len(read.error_spans) == len(read.errors)
     if turn.content or turn.calls or not turn.error:

@@ -23,6 +23,7 @@ READ: list[tuple[str, str, str, list[Action], str]] = [
     # name, turn, content, calls, reasoning
     ("nothing", "", "", [], ""),
     ("text around and between", f"a {GOOD} b {GOOD} c", "a  b  c", [F, F], ""),
+    ("not closed", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "", [F], ""),
     ("a list of calls", block(f"[{json.dumps({'name': 'f', 'arguments': {'a': 1}})}]"), "", [F], ""),
     ("keys in any order", block('{"arguments": {"a": 1}, "name": "f"}'), "", [F], ""),
     ("keys of no meaning", block('{"name": "f", "id": 3, "arguments": {"a": 1}}'), "", [F], ""),
@@ -65,11 +66,9 @@ BROKEN: list[tuple[str, str, str]] = [
     ("a missing brace", block('{"name": "f", "arguments": {"a": 1}'), "not valid JSON"),
     ("two objects in a block", block('{"name": "f"}\n{"name": "g"}'), "text behind the JSON"),
     ("half a call", '<tool_call>\n{"name": "f", "argu', "cut off"),
-    ("not closed", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "not closed"),
     ("no name", block('{"arguments": {"a": 1}}'), 'has no "name"'),
     ("an empty name", block('{"name": "", "arguments": {}}'), 'has no "name"'),
     ("a name that is no string", block('{"name": 3, "arguments": {}}'), 'has no "name"'),
-    ("parameters", block('{"name": "f", "parameters": {"a": 1}}'), 'has "parameters" where "arguments" belongs'),
     ("arguments that are a list", block('{"name": "f", "arguments": [1]}'), "not a JSON object"),
     (
         "arguments in a broken string",

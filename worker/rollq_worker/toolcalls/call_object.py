@@ -9,6 +9,9 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 
+ARGUMENT_KEYS = ("arguments", "parameters")
+"""The keys under which the object of a call may hold its arguments."""
+
 
 class JsonCalls(NamedTuple):
     """Calls, or what is wrong with them; and where their JSON ends."""
@@ -42,16 +45,20 @@ def read_calls(text: str, at: int, form: str) -> JsonCalls:
     return JsonCalls(end, calls, tuple(str(item.get("id", "")) for item in items))
 
 
-def call_of(value: Json, form: str, key: str = "arguments", other: str = "parameters") -> Action | str:
-    """The call that is a JSON object with its arguments under `key`, or what is wrong with it."""
+def call_of(value: Json, form: str) -> Action | str:
+    """The call that is a JSON object, or what is wrong with it.
+
+    Arguments stand under "arguments" or "parameters", because models are trained on both; null stands for none.
+    """
     if not isinstance(value, dict):
         return f"The tool call is not a JSON object. {form}"
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return f'The tool call has no "name". {form}'
-    if key not in value and other in value:
-        return f'The tool call has "{other}" where "{key}" belongs. {form}'
-    arguments = value.get(key, {})
+    given = {key: value[key] for key in ARGUMENT_KEYS if value.get(key) is not None}
+    if len(given) > 1:
+        return f"The call of {name!r} has both {' and '.join(given)}. {form}"
+    key, arguments = next(iter(given.items()), ("arguments", {}))
     if isinstance(arguments, str):
         return _from_string(name, arguments, key)
     if not isinstance(arguments, dict):

@@ -8,7 +8,7 @@ A policy that repeats one tag writes thousands of blocks, so no block is searche
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -153,6 +153,11 @@ def _reasoning(text: str, start: int, inside: int, close: str) -> Piece:
         return Piece(Kind.REASONING, start, end + len(close), inner=text[inside:end])
     error = "The reasoning was not closed with a think end tag, so nothing after it was read."
     return Piece(Kind.REASONING, start, len(text), errors=(error,), inner=text[inside:])
+
+
+def unclosed(calls: Sequence[Action]) -> tuple[Action, ...]:
+    """The calls of a block whose end tag is missing because the turn ended: the last one is marked, to be counted."""
+    return (*calls[:-1], replace(calls[-1], unclosed=True))
 
 
 def broken(text: str, start: int, after: int, tags: tuple[str, str], *errors: str) -> Piece:

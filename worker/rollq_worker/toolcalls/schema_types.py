@@ -6,7 +6,7 @@ object would do something else in silence.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,26 @@ _DEEPEST = 32
 _KINDS = {"boolean": bool, "integer": int, "number": float, "string": str, "array": list, "object": dict}
 _ALL = frozenset({*_KINDS, "null"})
 """The JSON types. A schema that allows `number` allows `integer`, too."""
+_NAMES = {
+    "bool": "boolean",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "str": "string",
+    "list": "array",
+    "tuple": "array",
+    "dict": "object",
+}
+"""Names that tools give their types by mistake."""
+_WORDS_OF = {"object": frozenset({"properties", "additionalProperties"}), "array": frozenset({"items", "prefixItems"})}
+"""Words of a schema without a type that tell its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """What one tool's schema says of its parameters."""
 
-    schemas: Mapping[str, Json]
+    schema: Json
     resolver: Any
     """Follows references (`$ref`, as pydantic writes them) from the tool's schema."""
 
@@ -41,27 +54,29 @@ class Parameters:
         Text that may be a string is one. Where every type is allowed, only objects and arrays are read, because a
         number and its text look the same. The text of an unknown parameter stays as it is.
         """
-        if key not in self.schemas:
+        kinds = _of_property(self.schema, key, self.resolver)
+        if kinds is None:
             return text, ""
-        kinds = _kinds(self.schemas[key], self.resolver)
         value = typed(text, frozenset({"array", "object"}) if kinds == _ALL else kinds)
         if (value is None and "null" not in kinds) or (isinstance(value, str) and "string" not in kinds):
-            return None, f"must be of type {' or '.join(sorted(kinds))}, not {text.strip()[:40]!r}."
+            return None, f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not {text.strip()[:40]!r}."
         return value, ""
 
 
 def parameters(tools: Sequence[Json], name: str) -> Parameters:
     """The parameters of the tool `name`. There are none when the tool is unknown."""
-    functions = (tool.get("function", tool) for tool in tools)
-    schema = next((f.get("parameters") for f in functions if f.get("name") == name), None) or {}
+    schema = next((f.get("parameters") for f in _functions(tools) if f.get("name") == name), None) or {}
     resource = DRAFT202012.create_resource(schema)
-    resolver: Any = Registry[Json]().with_resource(_SCHEMA, resource).resolver(_SCHEMA)
-    for _ in range(_DEEPEST):
-        if "properties" in schema or "$ref" not in schema:
-            break
-        schema, resolver = _look_up(schema["$ref"], resolver)
-    properties = schema.get("properties")
-    return Parameters(properties if isinstance(properties, dict) else {}, resolver)
+    return Parameters(schema, Registry[Json]().with_resource(_SCHEMA, resource).resolver(_SCHEMA))
+
+
+def is_tool(tools: Sequence[Json], name: str) -> bool:
+    """Whether a tool has that name."""
+    return any(function.get("name") == name for function in _functions(tools))
+
+
+def _functions(tools: Sequence[Json]) -> Iterable[Mapping[str, Json]]:
+    return (tool.get("function", tool) for tool in tools)
 
 
 def typed(text: str, kinds: frozenset[str]) -> Json:
@@ -83,34 +98,71 @@ def typed(text: str, kinds: frozenset[str]) -> Json:
     return text
 
 
+def _of_property(schema: Json, key: str, resolver: Any, depth: int = 0) -> frozenset[str] | None:
+    """The JSON types that the schema of an object allows for its property `key`; None when it does not know it."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return None
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return _kinds(properties[key], resolver)
+    found = [_of_property(part, key, there, depth + 1) for part, there in _parts(schema, resolver)]
+    found += [
+        _alternatives([_of_property(option, key, resolver, depth + 1) for option in options])
+        for options in _choices(schema)
+    ]
+    known = [kinds for kinds in found if kinds is not None]
+    if known:
+        return _ALL.intersection(*known)
+    others = schema.get("additionalProperties")
+    return _kinds(others, resolver) if isinstance(others, dict) else None
+
+
+def _alternatives(found: Sequence[frozenset[str] | None]) -> frozenset[str] | None:
+    """What any of several schemas allows; None when none knows the property."""
+    known = [kinds for kinds in found if kinds is not None]
+    return frozenset().union(*known) if known else None
+
+
 def _kinds(schema: Json, resolver: Any, depth: int = 0) -> frozenset[str]:
     """The JSON types that a schema allows; all when it does not say."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return _ALL
     kinds = _said(schema)
+    for part, there in _parts(schema, resolver):
+        kinds &= _kinds(part, there, depth + 1)
+    for options in _choices(schema):
+        kinds &= frozenset().union(*(_kinds(option, resolver, depth + 1) for option in options))
+    return kinds | {"null"} if schema.get("nullable") is True else kinds
+
+
+def _parts(schema: Mapping[str, Json], resolver: Any) -> Iterator[tuple[Json, Any]]:
+    """The schemas that must hold as well, each with its resolver."""
     if "$ref" in schema:
-        target, there = _look_up(schema["$ref"], resolver)
-        kinds &= _kinds(target, there, depth + 1)
+        yield _look_up(schema["$ref"], resolver)
+    if isinstance(parts := schema.get("allOf"), list):
+        yield from ((part, resolver) for part in parts)
+
+
+def _choices(schema: Mapping[str, Json]) -> Iterator[list[Json]]:
+    """The lists of schemas one of which must hold."""
     for choice in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(choice), list) and options:
-            kinds &= frozenset().union(*(_kinds(option, resolver, depth + 1) for option in options))
-    for part in schema.get("allOf") or ():
-        kinds &= _kinds(part, resolver, depth + 1)
-    return kinds
+            yield options
 
 
 def _said(schema: Mapping[str, Json]) -> frozenset[str]:
     """What the schema's own words allow."""
     if "type" in schema:
         said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        kinds = frozenset(kind for kind in said if isinstance(kind, str))
-        return kinds | {"integer"} if "number" in kinds else kinds
+        kinds = frozenset(_NAMES.get(kind, kind) for kind in said if isinstance(kind, str))
+        if kinds.issubset(_ALL):
+            return kinds | {"integer"} if "number" in kinds else kinds
     if "const" in schema:
         return _kinds_of([schema["const"]])
     if isinstance(values := schema.get("enum"), list):
         return _kinds_of(values)
-    for key, kind in (("properties", "object"), ("items", "array")):
-        if key in schema:
+    for kind, keys in _WORDS_OF.items():
+        if not keys.isdisjoint(schema):
             return frozenset({kind})
     return _ALL
 

@@ -22,7 +22,26 @@ HERMES_TURNS = [
     hermes("an unknown tool", json_block('{"name": "h", "arguments": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
     hermes("bad JSON", json_block("{'name': 'f'}"), error="not valid JSON", sglang=LOST),
     hermes("half a call", HERMES_CALL[:-20], error="cut off", sglang=LOST),
-    hermes("parameters", json_block('{"name": "f", "parameters": {}}'), error='"parameters"', sglang=LENIENT),
+    hermes("parameters", json_block('{"name": "f", "parameters": {"n": 1}}'), calls=[f(n=1)]),
+    hermes(
+        "parameters and null", json_block('{"name": "f", "parameters": {"n": 1}, "arguments": null}'), calls=[f(n=1)]
+    ),
+    hermes(
+        "null for arguments", json_block('{"name": "f", "arguments": null}'), calls=[f()], sglang="arguments of null"
+    ),
+    hermes(
+        "arguments and parameters",
+        json_block('{"name": "f", "arguments": {"n": 1}, "parameters": {"n": 2}}'),
+        error="both arguments and parameters",
+        sglang=LENIENT,
+    ),
+    hermes(
+        "no end tag",
+        HERMES_CALL.removesuffix("</tool_call>"),
+        calls=[f(s="hi")],
+        unclosed=True,
+        sglang="qwen25 wants the end tag, hermes does not",
+    ),
     hermes(
         "arguments as a string",
         json_block('{"name": "f", "arguments": "{\\"s\\": \\"hi\\"}"}'),
@@ -65,7 +84,25 @@ LLAMA_TURNS = [
     llama("as Python prints it", "{'name': 'f', 'parameters': {}}", error="not valid JSON", sglang=LENIENT),
     llama("a Python call", '<|python_tag|>f.call(s="hi")', error="not valid JSON", sglang=TEXT),
     llama("no name", '{"parameters": {}}', error='no "name"', sglang=LOST),
-    llama("text behind", f"{LLAMA_CALL} done", calls=[f(s="hi")], error="not valid JSON", content="done", sglang=TEXT),
+    llama("text behind", f"{LLAMA_CALL} done", calls=[f(s="hi")], content="done"),
+    llama("prose in braces", "{you}, hello.", content="{you}, hello."),
+    llama("JSON for the user", '{"total": 12, "items": []}', content='{"total": 12, "items": []}', sglang=LOST),
+    llama("a record with a name", '{"name": "Ann", "age": 3}', content='{"name": "Ann", "age": 3}', sglang=LOST),
+    llama(
+        "prose in braces before a call",
+        f"{{x}} {LLAMA_CALL}",
+        content=f"{{x}} {LLAMA_CALL}",
+        sglang="JSON behind text is a call if the text begins with a brace",
+    ),
+    llama("null for parameters", '{"name": "f", "parameters": null}', calls=[f()]),
+    llama(
+        "a broken second call",
+        f'{LLAMA_CALL};{{"name": ',
+        calls=[f(s="hi")],
+        content='{"name":',
+        error="JSON",
+        sglang=TEXT,
+    ),
 ]
 
 

@@ -41,7 +41,7 @@ COHERE_TURNS = [
     cohere("no name", action('{"parameters": {}}'), error="tool_name", sglang=LOST),
     cohere("a plain name", action('{"name": "f", "parameters": {}}'), error="tool_name", sglang=LENIENT),
     cohere("an unknown tool", action('{"tool_name": "h", "parameters": {}}'), calls=[Action("h", {})], sglang=UNKNOWN),
-    cohere("an open call", COHERE_CALL.removesuffix("<|END_ACTION|>"), calls=[f(s="hi")]),
+    cohere("an open call", COHERE_CALL.removesuffix("<|END_ACTION|>"), calls=[f(s="hi")], unclosed=True),
     cohere("half a call", COHERE_CALL[:-30], error="cut off", sglang=LENIENT),
     cohere("bad JSON", action("{'tool_name': 'f'}"), error="not valid JSON", sglang=LOST),
     cohere("an empty list", action(""), error="empty", sglang=LOST),
@@ -130,7 +130,7 @@ NEMOTRON_TURNS = [
     nemotron("two blocks", f"{NEMOTRON_CALL}\n{NEMOTRON_CALL}", calls=[f(s="hi"), f(s="hi")]),
     nemotron("text around", f"Well.\n{NEMOTRON_CALL} ok", calls=[f(s="hi")], content="Well.\n ok"),
     nemotron("no call", "Hello.", content="Hello."),
-    nemotron("an open call", NEMOTRON_CALL.removesuffix("</TOOLCALL>"), calls=[f(s="hi")]),
+    nemotron("an open call", NEMOTRON_CALL.removesuffix("</TOOLCALL>"), calls=[f(s="hi")], unclosed=True),
     nemotron(
         "arguments as a string",
         '<TOOLCALL>[{"name": "f", "arguments": "{\\"s\\": \\"hi\\"}"}]</TOOLCALL>',

@@ -69,8 +69,12 @@ CODER_TURNS = [
         sglang=LENIENT,
     ),
     coder("an open function", "<tool_call>\n<function=f>\n</tool_call>", error="more than parameters", sglang=LENIENT),
+    coder("an open block", CODER_CALL.removesuffix("</tool_call>"), calls=[f(s="hi")], unclosed=True),
     coder(
-        "an open block", CODER_CALL.removesuffix("</tool_call>"), error="not closed with its end tag", sglang=LENIENT
+        "an open block with text",
+        CODER_CALL.removesuffix("</tool_call>") + "Done.",
+        error="more than functions",
+        sglang=LENIENT,
     ),
     coder("no function", "<tool_call>\nf(1)\n</tool_call>", error="holds no function", sglang=LOST),
     coder("JSON", '<tool_call>\n{"name": "f"}\n</tool_call>', error="holds no function", sglang=LOST),
@@ -186,6 +190,13 @@ V32_TURNS = [
         calls=[Action("f", FULL)],
     ),
     v32("text that is a number", dsml(param("n", "2", text=True)), calls=[f(n="2")]),
+    v32(
+        "Python's words for what is text",
+        V32_CALL.replace('"true"', '"True"').replace(">hi<", ">5<"),
+        calls=[f(s="5")],
+        sglang=TYPES,
+    ),
+    v32("Python's words for what is JSON", dsml(param("n", "2").replace('"false"', '"False"')), calls=[f(n=2)]),
     v32("bad JSON", dsml(param("n", "two")), error="not valid JSON", sglang=LENIENT),
     v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),
     v32("an unknown tool", dsml(name="h"), calls=[Action("h", {})], sglang=UNKNOWN),

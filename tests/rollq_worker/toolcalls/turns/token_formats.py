@@ -52,6 +52,13 @@ DEEPSEEK_TURNS = [
         "an open section",
         f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL}",
         calls=[f(s="hi")],
+        unclosed=True,
+    ),
+    deepseek(
+        "an open section with text",
+        f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL} Done.",
+        calls=[f(s="hi")],
+        content="Done.",
         error="not closed",
         sglang=LENIENT,
     ),
@@ -92,6 +99,7 @@ KIMI_TURNS = [
     kimi("no prefix in the id", kimi_section(kimi_call("{}", "f:0")), calls=[f()]),
     kimi("no call", "Hello.", content="Hello."),
     kimi("an unknown tool", kimi_section(kimi_call("{}", "functions.h:0")), calls=[Action("h", {})]),
+    kimi("an open section", f"<|tool_calls_section_begin|>{KIMI_CALL}\n", calls=[f(s="hi")], unclosed=True),
     kimi("a bare number", kimi_section(kimi_call("{}", "0")), error="id of the tool call", sglang="guesses the tool"),
     kimi("half a call", f"<|tool_calls_section_begin|>{KIMI_CALL[:-25]}", error="JSON", sglang=LOST),
     kimi(
@@ -136,6 +144,13 @@ HARMONY_TURNS = [
     harmony("half a header", "<|channel|>comm", error="outside of any channel", sglang=FRAMED),
     harmony("no channel", "<|message|>Hello.", error="no channel", sglang=FRAMED),
     harmony("only text", "Hello.", error="outside of any channel", sglang=TEXT),
+    harmony("no namespace", HARMONY_CALL.replace("functions.", ""), calls=[f(s="hi")]),
+    harmony(
+        "another namespace",
+        HARMONY_CALL.replace("functions.", "tools."),
+        error="no recipient 'tools.f'",
+        sglang="any namespace will do",
+    ),
     harmony(
         "another recipient", HARMONY_CALL.replace("functions.f", "python"), error="no recipient 'python'", sglang=LOST
     ),

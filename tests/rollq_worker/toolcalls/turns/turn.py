@@ -42,6 +42,8 @@ class Turn:
     error: str = ""
     """Part of what the policy is told."""
     reasoning: str = ""
+    unclosed: bool = False
+    """Whether the last call is taken without its end tag."""
     sglang: str = ""
     """How SGLang's parser differs, on purpose of ours; "": it reads the same."""
 
@@ -63,6 +65,7 @@ FULL = {"s": 'a "b"\nc', "n": 2, "x": 1.5, "b": True, "o": {"k": [1, None]}, "l"
 LOST = "a call that cannot be read vanishes with its text"
 TAIL = "text behind a call vanishes"
 UNKNOWN = "a call of an unknown tool vanishes with its text"
+STRICT = "the call vanishes"
 LENIENT = "a faulty call is mended and taken"
 TYPES = "a value that does not fit its type becomes another value"
 FRAMED = "without a call the framing of the messages stays in the text"

@@ -3,7 +3,8 @@
 <|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f
 <|constrain|>json<|message|>{"a": 1}
 
-`analysis` is reasoning; a message to `functions.name` is a call; everything else is said to the user. The turn begins
+`analysis` is reasoning; a message to `functions.name` is a call, as is one to `name` alone where a tool has that name;
+everything else is said to the user. The turn begins
 after the assistant header `<|start|>assistant`, and its stop token (`<|call|>` or `<|return|>`) has been taken off.
 
 A header is a role, a recipient, a channel and a content type; `json` and `code` may stand there without
@@ -18,6 +19,7 @@ from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first
+from rollq_worker.toolcalls.schema_types import is_tool
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = (_START, "<|end|>", "<|call|>", "<|return|>")
@@ -39,7 +41,7 @@ _FORM = "Write <|channel|>name, if need be to=functions.name and <|constrain|>js
 def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
     pieces: list[Piece] = []
     for start, body, end, after in _messages(text):
-        pieces += _message(text, start, body, end)
+        pieces += _message(text, start, body, end, tools)
         if after > pieces[-1].end:
             pieces.append(Piece(Kind.FRAME, end, after))
     return pieces
@@ -61,7 +63,7 @@ def _messages(text: str) -> Iterator[tuple[int, int, int, int]]:
         at = after
 
 
-def _message(text: str, start: int, body: int, end: int) -> list[Piece]:
+def _message(text: str, start: int, body: int, end: int, tools: Sequence[Json]) -> list[Piece]:
     if body < 0:
         error = "The turn holds text outside of any channel; write <|channel|>final<|message|> in front of it."
         return [Piece(Kind.BROKEN, start, end, errors=(error,))]
@@ -69,7 +71,7 @@ def _message(text: str, start: int, body: int, end: int) -> list[Piece]:
     if header is None or (header["to"] and header["behind"]) or header["channel"] not in _CHANNELS:
         return [Piece(Kind.BROKEN, start, end, errors=(_wrong(text[start : body - len(_MESSAGE)]),))]
     if to := header["to"] or header["behind"]:
-        return [_call(text, start, body, end, to)]
+        return [_call(text, start, body, end, _tool_name(to, tools), to)]
     frame = Piece(Kind.FRAME, start, body)
     if header["channel"] == "analysis":
         return [frame, Piece(Kind.REASONING, body, end, inner=text[body:end])]
@@ -85,9 +87,13 @@ def _wrong(header: str) -> str:
     return f"The header {header.strip()[:80]!r} cannot be read. {_FORM}"
 
 
-def _call(text: str, start: int, body: int, end: int, to: str) -> Piece:
-    name = to.removeprefix(_FUNCTIONS)
-    if name == to or not name:
+def _tool_name(to: str, tools: Sequence[Json]) -> str:
+    """The tool that a recipient names; "" for none."""
+    return to.removeprefix(_FUNCTIONS) if to.startswith(_FUNCTIONS) or is_tool(tools, to) else ""
+
+
+def _call(text: str, start: int, body: int, end: int, name: str, to: str) -> Piece:
+    if not name:
         error = f"There is no recipient {to[:80]!r}; tools are called as functions.name."
         return Piece(Kind.BROKEN, start, end, errors=(error,))
     written = text[body:end]

@@ -3,41 +3,67 @@
 {"name": "f", "parameters": {"a": 1}} <|python_tag|>{"name": "f", "parameters": {"a": 1}}
 <|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}
 
-Several calls are separated by ";" or ",". JSON after other text is text.
+Several calls are separated by ";" or ",". JSON after other text is text, and so is what begins with "{" but not as a
+call does: prose, and JSON that the user asked for.
 """
 
+import re
 from collections.abc import Sequence
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.call_object import call_of
+from rollq_worker.toolcalls.call_object import ARGUMENT_KEYS, call_of
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut
+from rollq_worker.toolcalls.schema_types import is_tool
 
 _TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 _FORM = 'Write {"name": ..., "parameters": {...}} and nothing else.'
+_BEGINNING = re.compile(r"""\{\s*["'](?:name|parameters|arguments|function|type)["']\s*:""")
 
 
 def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
-    pieces = cut(text, dict.fromkeys(_TAGS, _calls), thinking)
+    pieces = cut(text, dict.fromkeys(_TAGS, _tagged), thinking, tools)
     first = next((n for n, piece in enumerate(pieces) if _is_spoken(text, piece)), None)
     if first is None or pieces[first].kind is not Kind.TEXT:
         return pieces
     start = skip(text, pieces[first].start)
-    if not text.startswith("{", start):
+    if not _is_meant(text, start, tools):
         return pieces
     before = [Piece(Kind.TEXT, pieces[first].start, start)] if start > pieces[first].start else []
-    return [*pieces[:first], *before, *_calls(text, start)]
+    return [*pieces[:first], *before, *_calls(text, start, start, tools)]
 
 
 def _is_spoken(text: str, piece: Piece) -> bool:
     return piece.kind is not Kind.REASONING and bool(text[piece.start : piece.end].strip())
 
 
-def _calls(text: str, start: int, tools: Sequence[Json] = ()) -> Sequence[Piece]:
-    """The calls from `start` to the end of the turn: one piece each; the first broken one takes the rest."""
+def _is_meant(text: str, at: int, tools: Sequence[Json]) -> bool:
+    """Whether a call was meant at `at`: an object with a key of calls in front, or that has arguments or the name of a
+    tool."""
+    try:
+        value, problem, _ = strict_json(text, at)
+    except NotJson:
+        return bool(_BEGINNING.match(text, at))
+    if problem or not isinstance(value, dict):
+        return bool(_BEGINNING.match(text, at))
+    name = value.get("name")
+    return (
+        not value.keys().isdisjoint(ARGUMENT_KEYS)
+        or value.get("type") == "function"
+        or (isinstance(name, str) and is_tool(tools, name))
+    )
+
+
+def _tagged(text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    tag = next(tag for tag in _TAGS if text.startswith(tag, start))
+    return _calls(text, start, start + len(tag), tools)
+
+
+def _calls(text: str, start: int, at: int, tools: Sequence[Json]) -> Sequence[Piece]:
+    """The calls from `start` to the end of the turn, the first of them at `at`: one piece each. The first broken one
+    takes the rest; what is not meant as a call is text."""
     pieces: list[Piece] = []
-    at = start + len(next((tag for tag in _TAGS if text.startswith(tag, start)), ""))
     while True:
         call, end = _call(text, at)
         if isinstance(call, str):
@@ -49,6 +75,8 @@ def _calls(text: str, start: int, tools: Sequence[Json] = ()) -> Sequence[Piece]
         if more == len(text):
             return pieces
         start = at = more
+        if not _is_meant(text, at, tools):
+            return [*pieces, Piece(Kind.TEXT, at, len(text))]
 
 
 def _call(text: str, at: int) -> tuple[Action | str, int]:
@@ -57,11 +85,7 @@ def _call(text: str, at: int) -> tuple[Action | str, int]:
         value, problem, end = strict_json(text, at)
     except NotJson as e:
         return f"The tool call is {e} {_FORM}", at
-    if problem:
-        return problem, end
-    if isinstance(value, dict) and "parameters" not in value and "arguments" in value:
-        return call_of(value, _FORM), end
-    return call_of(value, _FORM, "parameters", "arguments"), end
+    return problem or call_of(value, _FORM), end
 
 
 LLAMA3 = Reader(_pieces)

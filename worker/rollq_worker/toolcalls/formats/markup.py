@@ -21,7 +21,7 @@ from functools import partial
 from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
 from rollq_worker.toolcalls.schema_types import Parameters, parameters
 
 
@@ -36,11 +36,14 @@ class Markup:
     parameter: tuple[str, str]
     """The beginning of a parameter's tag, and its end tag."""
     name: re.Pattern[str]
-    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true") or JSON."""
+    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true", or "True" as
+    Python prints it) or JSON."""
     form: str
     """How a call is written, for the policy."""
     line: bool = False
     """Whether a line break on either side of a value belongs to the markup."""
+    may_end_open: bool = False
+    """Whether a turn may end without the end tag of its last block, because SGLang's parser takes such a call."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
@@ -58,7 +61,7 @@ class Markup:
         error = f"The function call does not stand between {block[1:-1]} tags. {self.form}"
         return [broken(text, start, start + 1, (block, self.function[1]), error)]
 
-    def _calls(self, text: str, at: int, close: str, tools: Sequence[Json]) -> tuple[list[Action], str, int]:
+    def _calls(self, text: str, at: int, close: str, tools: Sequence[Json]) -> tuple[Sequence[Action], str, int]:
         """The calls of a block, what is wrong ("": nothing), and where reading ended."""
         calls: list[Action] = []
         at = skip(text, at)
@@ -74,6 +77,8 @@ class Markup:
             at = skip(text, at)
         if not calls:
             return [], f"The tool call holds no function. {self.form}", at
+        if at == len(text) and self.may_end_open:
+            return unclosed(calls), "", at
         if not text.startswith(close, at):
             more = f"holds more than functions. {self.form}"
             return [], f"The tool call {'was not closed with its end tag.' if at == len(text) else more}", at
@@ -113,7 +118,7 @@ def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple
     if is_text is None:
         value, error = known.read(tag[1], text)
         return value, error and f"{this} {error}"
-    if is_text == "true":
+    if is_text in ("true", "True"):
         return text, ""
     try:
         value, problem, end = strict_json(text)
@@ -133,6 +138,7 @@ _CODER = Markup(
     name=_BARE,
     form="Write <function=name><parameter=key>value</parameter></function> between the tool_call tags.",
     line=True,
+    may_end_open=True,
 )
 QWEN3_CODER = _CODER.reader()
 SEED = replace(
@@ -150,6 +156,6 @@ DEEPSEEK_V32 = Markup(
     blocks=tuple((f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")),
     function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
     parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
-    name=re.compile(r'([^"<>\s]+)"(?: string="(true|false)")?>'),
+    name=re.compile(r'([^"<>\s]+)"(?: string="(true|false|True|False)")?>'),
     form='Write an invoke tag with the name; in it, for each argument, a parameter tag with string="true" or "false".',
 ).reader()

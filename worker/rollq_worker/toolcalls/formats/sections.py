@@ -6,7 +6,8 @@
     <|tool_calls_section_end|>
 
 DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block of JSON instead.
-Kimi's id, `functions.f:0`, holds the tool's name and the number of the call in the conversation.
+A turn may end without the section's end token, because SGLang's parsers take such calls. Kimi's id, `functions.f:0`,
+holds the tool's name and the number of the call in the conversation.
 """
 
 import re
@@ -17,7 +18,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken
+from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, unclosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,12 @@ class SectionFormat:
             return [broken(text, start, at, self.section, "There is no tool call in the section of tool calls.")]
         if text.startswith(end, at):
             pieces.append(Piece(Kind.FRAME, at, at + len(end)))
-        elif not any(piece.errors for piece in pieces):
+        elif any(piece.errors for piece in pieces):
+            pass  # the policy is told what is wrong with a call; the section is less
+        elif at == len(text):
+            last = max(n for n, piece in enumerate(pieces) if piece.calls)
+            pieces[last] = replace(pieces[last], calls=unclosed(pieces[last].calls))
+        else:
             error = "The section of tool calls was not closed with its end token."
             pieces[0] = replace(pieces[0], errors=(error,))
         return pieces

@@ -14,7 +14,7 @@ from rollq.trajectory_extras import Extra
 from rollq_worker.images import Image
 from rollq_worker.protocols import PromptImages, Renderer
 
-MAX_EPISODE_BYTES = 64 << 20
+MAX_EPISODE_BYTES = 32 << 20
 """Most bytes of the images of one episode. A request carries all of them."""
 
 

@@ -270,6 +270,17 @@ HABITS: dict[str, Habit] = {
         "<|im_end|>{%- endfor %}{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
         added=KIMI,
     ),
+    # Kimi K2 Thinking as llama.cpp has it: it counts the calls itself, whatever their ids are
+    "kimi counting the calls": Habit(
+        "{%- set open = namespace(ids=[], n=0) %}{% if tools %}<|im_system|>tools<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}{%- for m in messages %}"
+        "<|im_{{ m.role if m.role in ('user', 'assistant') else 'system' }}|>{{ m.name or m.role }}<|im_middle|>"
+        "{%- if m.role == 'tool' %}## Return of {{ open.ids.pop(0) if open.ids else 'functions.' ~ (m.name or 'unknown') ~ ':' ~ open.n }}\n{% endif %}{{ m.content }}"
+        "{%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}{% set id = 'functions.' ~ c.function.name ~ ':' ~ open.n %}"
+        "{%- set open.n = open.n + 1 %}{% set _ = open.ids.append(id) %}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>"
+        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}"
+        "<|im_end|>{%- endfor %}{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}",
+        added=KIMI,
+    ),
     "mistral with names and ids": Habit(
         "<s>{%- if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{% endif %}"
         "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{%- for m in messages %}"

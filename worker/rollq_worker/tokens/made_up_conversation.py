@@ -6,7 +6,8 @@ rewrite it. It does not know the tokens of an episode.
 
 import contextlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class MadeUpConversation:
         self.needs_calls = not self._answers_alike()
         """The template writes a tool's result otherwise, or not at all, where the turn called nothing."""
         self._shows_ids = _ID in self.header_after_call or bool(family.call_id_format)
+        self._numbers_calls = self._counts_calls()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True) -> str:
         """The template's text. Raises JobFailure."""
@@ -91,10 +93,30 @@ class MadeUpConversation:
         tools = guard.hide(self._tools())  # first, so that their marks are the same ones each time
         shown = for_template(short_exchange(message, replies, self.tool_name, self._shows_ids), self._family)
         turn, *hidden = [guard.hide(message) for message in shown]
-        if not message.get("tool_calls"):  # the call is made up, so its name says nothing about the reply
+        if not (message.get("tool_calls") or self.needs_calls):  # the call is made up here only, and so is its name
             hidden = [{key: value for key, value in reply.items() if key != "name"} for reply in hidden]
+        if not self._numbers_calls:
+            text = self.render([*self._base, turn, *hidden], tools)
+            return Answered(text, *self._head(turn, hidden, tools, text, guard))
+        turn, ids = self._mark_calls(turn, guard)
         text = self.render([*self._base, turn, *hidden], tools)
-        return Answered(text, *self._head(turn, hidden, tools, text, guard))
+        found = Answered(text, *self._head(turn, hidden, tools, text, guard))
+        for mark, id in ids.items():
+            found = found._replace(text=found.text.replace(mark, id), head=found.head.replace(mark, id))
+        return found
+
+    def _mark_calls(self, turn: Message, guard: Guard) -> tuple[Message, Mapping[str, str]]:
+        """The turn with a mark for the name of each call; and by the id that the template then makes up, the right one.
+
+        It counts the calls of the conversation, and here there are none before.
+        """
+        form, ids, calls = self._family.call_id_format, {}, []
+        for n, call in enumerate(turn.get("tool_calls") or ()):
+            mark, name = guard.mark(), call["function"]["name"]
+            number = re.search(r"\d+$", call["id"])
+            ids |= {form.format(name=mark, n=n): form.format(name=name, n=int(number[0]) if number else n), mark: name}
+            calls.append({**call, "function": {**call["function"], "name": mark}})
+        return ({**turn, "tool_calls": calls} if calls else turn), ids
 
     def last_end(self, text: str) -> tuple[int, str]:
         """Where the last end token of a text ends, and that token; 0 and "" for a text without one."""
@@ -152,6 +174,18 @@ class MadeUpConversation:
         with contextlib.suppress(JobFailure):
             return self.render([*self._base, *messages], self._tools())
         return ""
+
+    def _counts_calls(self) -> bool:
+        """Whether the template makes up the ids of calls by counting them, whatever their own ids are."""
+        form = self._family.call_id_format
+        if not form:
+            return False
+        own, counted = (form.format(name=self.tool_name, n=n) for n in (7, 0))
+        exchange = [example_call(self.tool_name, id=own), {"role": "tool", "tool_call_id": own, "content": "r"}]
+        with contextlib.suppress(JobFailure):
+            text = self.render([*self._base, *for_template(exchange, self._family)], self._tools())
+            return counted in text and own not in text
+        return False
 
     def _answers_alike(self) -> bool:
         """Whether the template writes a tool's results after turns without calls as it does after calls."""

@@ -24,11 +24,14 @@ from rollq_worker.protocols import (
     PromptImages,
     ReadTurn,
     Routing,
+    TurnRefused,
     User,
 )
 
 END = 0
 """FakeRenderer's stop token."""
+REFUSED = "\x07"
+"""A text that FakeRenderer's template refuses in a turn."""
 
 
 def char_ids(text: str) -> array[int]:
@@ -152,8 +155,12 @@ class FakeRenderer:
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
         return char_ids("".join(f"[{m['role']}]{self._content(m)}" for m in replies) + "[assistant]")
 
-    def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
-        return any(reply["role"] == "user" for reply in replies)
+    def rewritten(
+        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+    ) -> array[int] | None:
+        if REFUSED in messages[-1]["content"]:
+            raise TurnRefused(f"{REFUSED} is refused")
+        return self.open([*messages, *replies], tools) if any(reply["role"] == "user" for reply in replies) else None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rollq.errors import RollqError
 from rollq.job import Json
 from rollq.trajectory import Event, Finish, Message, VersionSpan
 from rollq.trajectory_extras import ExpertShape, Extra
@@ -256,6 +257,10 @@ class ReadTurn:
     """For each call, its id ("": none), in formats whose calls have ids. Else empty."""
 
 
+class TurnRefused(RollqError):
+    """The chat template cannot write what the policy said in a turn."""
+
+
 class Renderer(Protocol):
     """The chat template of one model as token ids. After `open` only bridges are rendered, never sampled ids."""
 
@@ -316,10 +321,14 @@ class Renderer(Protocol):
         """The role of the message that tells the policy what was wrong with a turn that ended with `stop`."""
         ...
 
-    def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
-        """Whether the template writes `messages`, which end with a turn, differently when these replies follow.
+    def rewritten(
+        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+    ) -> array[int] | None:
+        """The ids of the conversation as the template writes it; None where that says what the trace says.
 
-        Raises JobFailure when the template cannot do it."""
+        `messages` end with the turn that was sampled as `sampled`. Raises TurnRefused when the template cannot write
+        that turn, and JobFailure when it cannot write the replies.
+        """
         ...
 
 

@@ -12,6 +12,10 @@ TOOL_EDGES = (*CALL_EDGES, *RESULT_EDGES, Edge.REASONED_CALL, Edge.REASONED_SECO
 """All that a tool answers."""
 
 
+def same_text(*edges: Edge) -> dict[Edge, Match]:
+    return dict.fromkeys(edges, Match.SAME_TEXT)
+
+
 def rewritten(*edges: Edge) -> dict[Edge, Match]:
     return dict.fromkeys(edges, Match.REWRITE)
 

@@ -13,19 +13,6 @@ from tests.rollq_worker.tokens.models import DEEPSEEK, NAMES, RealTemplates, tok
 from tests.rollq_worker.tokens.template_habits import HABITS
 
 
-def test_rewriting_is_found_at_run_time_too(real: RealTemplates):
-    qwen, coder = ChatRenderer(real.tokenizer("qwen3"), TOOLS), ChatRenderer(real.tokenizer("qwen3-coder"), TOOLS)
-    thought = called() | {"reasoning_content": "Look it up."}
-    for renderer, turn, replies, rewrites in [
-        (qwen, called(), [result("x")], True),
-        (qwen, thought, [result("x")], False),
-        (qwen, REPLY, [USER], True),
-        (coder, called(), [result("x")], False),
-        (coder, REPLY, [USER], False),
-    ]:
-        assert renderer.rewrites_history([*OPENING, turn], replies, TOOLS) is rewrites
-
-
 def test_glm_stops_at_the_next_header(real: RealTemplates):
     renderer = ChatRenderer(real.tokenizer("glm-4.6"), TOOLS)
     decode, ids = renderer.tokenizer.decode, renderer.tokenizer.added_tokens

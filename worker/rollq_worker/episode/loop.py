@@ -25,7 +25,17 @@ from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import Engine, Environment, Grade, Journal, Observation, ReadTurn, Renderer, User
+from rollq_worker.protocols import (
+    Engine,
+    Environment,
+    Grade,
+    Journal,
+    Observation,
+    ReadTurn,
+    Renderer,
+    TurnRefused,
+    User,
+)
 
 MAX_MALFORMED = 3
 """Number of unreadable turns in a row that ends an episode."""
@@ -81,6 +91,7 @@ class _Episode:
         self.tools: set[str] = set()
         self.events: list[Event] = []
         self.ids = array("I")  # the present trace as the engine has seen it, append-only
+        self.sampled = array("I")  # the present turn
         self.malformed = 0  # turns in a row
         self.checks = TokenChecks(job, renderer)
         self.images = EpisodeImages(renderer)
@@ -123,7 +134,8 @@ class _Episode:
 
     def turn(self, turn: int) -> Stop | None:
         """Sample one turn, act on it, observe. Returns why the episode ends, or None when it goes on."""
-        sampled, complete = self.sample(turn)
+        self.sampled, complete = self.sample(turn)
+        sampled = self.sampled
         if not (sampled or turn or self.recording):
             # Nothing was sampled, so there is nothing that a reward could grade.
             raise JobFailure(f"the first prompt of {len(self.ids)} tokens leaves no room in max_tokens or the context")
@@ -220,11 +232,15 @@ class _Episode:
         ids = array("I")
         rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
-            rewritten = self.rewrite(message, replies)
-            if rewritten is None:
-                ids = self.bridge(message, replies)
-            if not self.fits(ids, rewritten):
-                ids, rewritten, stop = array("I"), None, Stop.LENGTH
+            try:
+                rewritten = self.rewrite(message, replies)
+            except TurnRefused as e:
+                # A server could not show these words to the policy either, so they end the episode without reward.
+                stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
+            else:
+                ids = self.bridge(message, replies) if rewritten is None else ids
+                if not self.fits(ids, rewritten):
+                    ids, rewritten, stop = array("I"), None, Stop.LENGTH
         self.ids.extend(ids)
         self.log.messages += [message, *replies]
         self.record(
@@ -265,18 +281,19 @@ class _Episode:
         return ids
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
-        """The prompt of a new trace; None unless the job wants history as the template writes it and the template
-        changes it.
+        """The prompt of a new trace; None unless the job wants history as the template writes it, and that differs
+        from what was sampled.
 
-        What was sampled stays trainable in its own trace. In the new trace it is context.
+        What was sampled stays trainable in its own trace. In the new trace it is context. Raises TurnRefused when the
+        template cannot write the turn.
         """
         if self.job.history is not History.TEMPLATE:
             return None
         history = [*self.log.messages, message]
         with errors_become(JobFailure, "rendering the conversation again"):
-            if not self.renderer.rewrites_history(history, replies, self.schemas):
-                return None
-            ids = self.renderer.open([*history, *replies], self.schemas)
+            ids = self.renderer.rewritten(history, self.sampled, replies, self.schemas)
+        if ids is None:
+            return None
         return Prompt(ids=ids, messages=[*history, *replies], tools=self.schemas, at=time.time())
 
     def close(self, stop: Stop) -> Closed:

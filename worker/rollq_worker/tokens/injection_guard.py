@@ -89,6 +89,8 @@ class Guard:
     def __init__(self, controls: ControlTokens) -> None:
         self._controls = controls
         self._pieces: list[str] = []
+        self._marks: dict[str, str] = {}
+        """One for each piece, because templates compare messages: equal ones stay equal."""
 
     def mark(self, piece: str = "") -> str:
         """A new mark that stands for `piece`."""
@@ -124,18 +126,23 @@ class Guard:
         if not text.isascii():
             text = _SURROGATE.sub("\ufffd", text)
         if text in self._controls.names:
-            return self.mark(text)
-        text = self._controls.token.sub(lambda match: self.mark(match[0]), text)
+            return self._mark_of(text)
+        text = self._controls.token.sub(lambda match: self._mark_of(match[0]), text)
         # The template or another text could complete half a token at an edge.
         for n in range(min(len(text), self._controls.longest), 0, -1):
             if text[:n] in self._controls.ends:
-                text = self.mark(text[:n]) + text[n:]
+                text = self._mark_of(text[:n]) + text[n:]
                 break
         for n in range(min(len(text), self._controls.longest), 0, -1):
             if text[-n:] in self._controls.starts:
-                text = text[:-n] + self.mark(text[-n:])
+                text = text[:-n] + self._mark_of(text[-n:])
                 break
         return text
+
+    def _mark_of(self, piece: str) -> str:
+        if piece not in self._marks:
+            self._marks[piece] = self.mark(piece)
+        return self._marks[piece]
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:

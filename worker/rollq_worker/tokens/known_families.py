@@ -10,7 +10,7 @@ from functools import cache
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.plug_ins import plug_ins, with_plug_ins
-from rollq_worker.tokens.model_family import Family, ToolsPrompt
+from rollq_worker.tokens.model_family import CallText, Family, ToolsPrompt
 from rollq_worker.toolcalls import readers
 
 GROUP = "rollq.families"
@@ -22,8 +22,9 @@ KEEP_REASONING: Mapping[str, Json] = {
     "truncate_history_thinking": False,  # Nemotron 3
     "keep_past_thinking": True,  # LFM2.5
     "drop_thinking": False,  # DeepSeek-V4
+    "regen_tool_call_ids": False,  # Cohere's, which else numbers the calls of a conversation itself
 }
-"""Arguments that make a template keep old reasoning. Each template knows at most one of them."""
+"""Arguments that make a template keep old reasoning, or the ids of calls. Each template knows at most one of them."""
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
 _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     head="\n\n## Tools\nYou have access to the following tools:\n",
@@ -36,6 +37,30 @@ _DEEPSEEK_V31_TOOLS = ToolsPrompt(
     "- For multiple tool calls, chain them directly without separators or spaces\n",
 )
 """From the model card of DeepSeek-V3.1."""
+_DEEPSEEK_V3_TOOLS = ToolsPrompt(
+    head="\n\n## Tools\n\nYou have these tools:\n",
+    tool="\n### {name}\n{description}\n\nParameters:\n```json\n{parameters}\n```\n",
+    tail="\nA call of a tool has exactly this form, with valid JSON that fits the parameters:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL_NAME\n```json\n"
+    '{"parameter": "value"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+)
+"""V3 and R1 have no prompt of their own for tools; servers' templates for them list tools in this way."""
+_GEMMA_TOOLS = ToolsPrompt(
+    head="\n\nYou have access to functions. If you decide to invoke any of the function(s), you MUST put it in the "
+    "format of\n[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n\n"
+    "You SHOULD NOT include any other text in the response if you call a function\n[",
+    tool="{function}",
+    between=", ",
+    tail="]",
+)
+"""From Google's page on function calling with Gemma 3 (ai.google.dev/gemma/docs/capabilities/function-calling)."""
+_HERMES_TOOLS = ToolsPrompt(
+    head="\n\n# Tools\n\nThese tools may be called, one or more of them at a time:\n<tools>",
+    tool='\n{{"type": "function", "function": {function}}}',
+    tail="\n</tools>\n\nA call is a JSON object with the tool's name and its arguments, between tags:\n<tool_call>\n"
+    '{"name": <the name>, "arguments": <the arguments, an object>}\n</tool_call>',
+)
+"""The same in Hermes' form, which prompts for models that were not trained on tools use most."""
 FAMILIES = (
     # Qwen2.5, Qwen3 (hybrid and Instruct-2507), Hermes, the bundled template
     Family(name="chatml-hermes", stops=_CHATML_STOPS, parser="hermes"),
@@ -53,7 +78,13 @@ FAMILIES = (
         header_stops={"<|user|>": "user", "<|observation|>": "tool"},
     ),
     # V3 and R1 fence the arguments; V3.1 does not, and its template does not list the tools
-    Family(name="deepseek-v3", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v31", call_mark="```json"),
+    Family(
+        name="deepseek-v3",
+        stops=("<｜end▁of▁sentence｜>",),
+        parser="deepseek_v31",
+        call_mark="```json",
+        tools_prompt=_DEEPSEEK_V3_TOOLS,
+    ),
     Family(name="deepseek-v3.2", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v32", call_mark="<｜DSML｜"),
     Family(
         name="deepseek-v3.1", stops=("<｜end▁of▁sentence｜>",), parser="deepseek_v31", tools_prompt=_DEEPSEEK_V31_TOOLS
@@ -81,12 +112,10 @@ FAMILIES = (
         parser="gemma4",
         header_stops={"<|tool_response>": "tool"},
     ),
-    # The template numbers calls over the whole conversation, unless it is asked for the ids that it is given
     Family(
         name="cohere",
         stops=("<|END_OF_TURN_TOKEN|>",),
         parser="cohere",
-        template_kwargs={"regen_tool_call_ids": False},
         call_id_format="{n}",
         call_id_pattern=r"\d+",
     ),
@@ -98,6 +127,66 @@ FAMILIES = (
         stops=("<|assistant_end|>", "<|tools_suffix|>"),
         parser="apertus",
         header_stops={"<|tools_suffix|>": "tool"},
+    ),
+    # LFM2.5's first template writes calls; that of LFM2 and the later ones of LFM2.5 expect them in the content
+    Family(name="lfm2.5", stops=_CHATML_STOPS, parser="lfm2", reasoning_key="thinking"),
+    Family(
+        name="lfm2",
+        stops=_CHATML_STOPS,
+        parser="lfm2",
+        call_text=CallText(
+            begin="<|tool_call_start|>[",
+            between=", ",
+            end="]<|tool_call_end|>",
+            call="{name}({keywords})",
+            after_words="",
+            prompt_mark="List of tools: ",
+        ),
+    ),
+    # The distilled models' own template ends a turn behind its second call only, and opens a result only once
+    Family(
+        name="deepseek-r1",
+        stops=("<｜end▁of▁sentence｜>",),
+        parser="deepseek_v31",
+        tools_prompt=_DEEPSEEK_V3_TOOLS,
+        call_text=CallText(
+            begin="<｜tool▁calls▁begin｜>",
+            between="\n",
+            end="<｜tool▁calls▁end｜>",
+            call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>",
+            result=(
+                "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>",
+                "<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+            ),
+        ),
+    ),
+    # Gemma 2 and 3 know no tools
+    Family(
+        name="gemma",
+        stops=("<end_of_turn>", "<eos>"),
+        parser="pythonic",
+        tools_prompt=_GEMMA_TOOLS,
+        call_text=CallText(
+            begin="[",
+            between=", ",
+            end="]",
+            call="{name}({keywords})",
+            result=("<tool_response>\n", "\n</tool_response>"),
+        ),
+    ),
+    # Phi-3 and Phi-3.5 know none either
+    Family(
+        name="phi3",
+        stops=("<|end|>", "<|endoftext|>"),
+        parser="hermes",
+        tools_prompt=_HERMES_TOOLS,
+        call_text=CallText(
+            begin="",
+            between="\n",
+            end="",
+            call='<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+            result=("<tool_response>\n", "\n</tool_response>"),
+        ),
     ),
 )
 

@@ -15,6 +15,7 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
+from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family, example_call
 from rollq_worker.tokens.template_messages import call_id, for_template, short_exchange
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -85,21 +86,34 @@ class MadeUpConversation:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), header: bool = True) -> str:
         """The template's text. Raises JobFailure."""
-        kwargs = self._family.template_kwargs
+        kwargs, messages = self._family.template_kwargs, in_known_roles(messages, self._family)
         return self._tokenizer.render(messages, tools or self._no_tools, add_generation_prompt=header, **kwargs)
 
     def answer(self, message: Message, replies: Sequence[Message], guard: Guard) -> Answered:
         """The turn `message` and its replies. Raises JobFailure when the template refuses them."""
+        calls = message.get("tool_calls") or ()
+        if not self._family.one_call or len(calls) < 2:
+            return self._answer(message, replies, guard)
+        last = len(replies) - 1
+        each = [
+            self._answer({**message, "tool_calls": [call]}, [reply], guard, header=n == last)
+            for n, (call, reply) in enumerate(zip(calls, replies, strict=True))
+        ]
+        if not all(one.head for one in each):
+            return Answered("", "", "")
+        return each[0]._replace(text=each[0].head + "".join(one.text[len(one.head) :] for one in each))
+
+    def _answer(self, message: Message, replies: Sequence[Message], guard: Guard, header: bool = True) -> Answered:
         tools = guard.hide(self._tools())  # first, so that their marks are the same ones each time
         shown = for_template(short_exchange(message, replies, self.tool_name, self._shows_ids), self._family)
         turn, *hidden = [guard.hide(message) for message in shown]
         if not (message.get("tool_calls") or self.needs_calls):  # the call is made up here only, and so is its name
             hidden = [{key: value for key, value in reply.items() if key != "name"} for reply in hidden]
         if not self._numbers_calls:
-            text = self.render([*self._base, turn, *hidden], tools)
+            text = self.render([*self._base, turn, *hidden], tools, header)
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
-        text = self.render([*self._base, turn, *hidden], tools)
+        text = self.render([*self._base, turn, *hidden], tools, header)
         found = Answered(text, *self._head(turn, hidden, tools, text, guard))
         for mark, id in ids.items():
             found = found._replace(text=found.text.replace(mark, id), head=found.head.replace(mark, id))

@@ -20,8 +20,11 @@ class ToolsPrompt:
 
     head: str
     tool: str
-    """For each tool, with the fields `name`, `description` and `parameters` (the schema as JSON)."""
+    """For each tool, with the fields `name`, `description`, `parameters` (the schema as JSON) and `function` (all of
+    these as one JSON object)."""
     tail: str
+    between: str = ""
+    """Between two tools."""
 
     def write(self, tools: Sequence[Json]) -> str:
         """The text for these tools."""
@@ -30,10 +33,30 @@ class ToolsPrompt:
                 name=function["name"],
                 description=function.get("description", ""),
                 parameters=json.dumps(function.get("parameters", {}), ensure_ascii=False),
+                function=json.dumps(function, ensure_ascii=False),
             )
             for function in (tool["function"] for tool in tools)
         ]
-        return "".join((self.head, *listed, self.tail))
+        return self.head + self.between.join(listed) + self.tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallText:
+    """How calls and results stand in the history of a template that has no place for them."""
+
+    begin: str
+    between: str
+    end: str
+    """The text before the calls of a turn, between two of them, and behind them."""
+    call: str
+    """One call, with the fields `name`, `arguments` (as JSON) and `keywords` (as in a call of Python)."""
+    after_words: str = "\n"
+    """Between the words of a turn and its calls."""
+    result: tuple[str, str] | None = None
+    """The text before and behind each result, in a user's message; None: the template takes results."""
+    prompt_mark: str = ""
+    """A text of the template's own in each prompt with tools, by which the family is known; "": the template lists no
+    tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +85,16 @@ class Family:
     """A text that is in every rendered call; it tells apart two families with one reader."""
     tools_prompt: ToolsPrompt | None = None
     """The text that lists the tools, for a template that does not."""
+    call_text: CallText | None = None
+    """How calls are written in the conversation, for a template that leaves them out."""
+    system_in_user: bool = False
+    """Whether the system prompt stands before the first user's message, because the template takes none."""
     reasoning_key: str = REASONING
     """The key of a message under which the template takes reasoning."""
     text_arguments: bool = False
     """Whether the template takes a call's arguments as a string of JSON."""
+    one_call: bool = False
+    """Whether the template writes only the first call of a turn, and names that one's tool at each result."""
 
 
 def example_call(name: str, arguments: Json = None, id: str = "call00000") -> Message:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.protocols import ReadTurn
+from rollq_worker.protocols import ReadTurn, TurnRefused
 from rollq_worker.tokens.family_detection import family_of, shows_tools
+from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
 from rollq_worker.tokens.model_family import Family
-from rollq_worker.tokens.template_messages import call_id, for_template, with_missing_calls
+from rollq_worker.tokens.template_messages import SHORT_REPLY, call_id, for_template, with_missing_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.turn_comparison import says_the_same
 from rollq_worker.toolcalls import readers
 
 
@@ -53,7 +55,7 @@ class ChatRenderer:
         Raises JobFailure for an unknown family, and for a template that renders nothing.
         """
         self.tokenizer = tokenizer
-        self.family = family or family_of(tokenizer)
+        self.family = family or family_of(tokenizer, tools=bool(tools))
         self.tools = list(tools)
         ids = tokenizer.added_tokens
         self._header_stops = {ids[text]: role for text, role in self.family.header_stops.items() if text in ids}
@@ -62,6 +64,7 @@ class ChatRenderer:
         self.stop_ids: Sequence[int] = tuple(dict.fromkeys((*stops, *eos)))
         self.vocab_size: int = tokenizer.vocab_size
         self._controls = ControlTokens(tokenizer)
+        self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
         self._read = readers()[self.family.parser]
@@ -88,12 +91,49 @@ class ChatRenderer:
         """The text that the template writes for `open`. Raises JobFailure."""
         return self._made_up.render(self._with_tools(self.shown(messages), tools), tools)
 
-    def rewrites_history(self, messages: Sequence[Message], replies: Sequence[Message], tools: Sequence[Json]) -> bool:
-        """Whether the template writes the conversation so far, its last turn included, differently once replies follow.
+    def rewritten(
+        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+    ) -> array[int] | None:
+        """The ids of the conversation as the template writes it; None where the trace says the same.
 
-        Costs three renderings of the whole conversation. Raises JobFailure when the template cannot do it.
+        `messages` end with the turn that was sampled as `sampled`. Costs two or three renderings of the whole
+        conversation. Raises TurnRefused when the template cannot write the turn, and JobFailure when it cannot write
+        the replies.
         """
-        return bool(self.extend(messages, replies, tools).rewritten)
+        try:
+            if self._says_the_same(messages, sampled, replies, tools):
+                return None
+            return self.open([*messages, *replies], tools)
+        except JobFailure as e:
+            *history, turn = messages
+            harmless = {"name": self._made_up.tool_name, "arguments": "{}"}
+            calls = [{**call, "function": harmless} for call in turn.get("tool_calls", ())]
+            plain = {"role": "assistant", "content": "", "tool_calls": calls} if calls else SHORT_REPLY
+            self.open([*history, plain, *replies], tools)  # raises where it is not the turn that is refused
+            raise TurnRefused(str(e)) from e
+
+    def _says_the_same(
+        self, messages: Sequence[Message], sampled: array[int], replies: Sequence[Message], tools: Sequence[Json]
+    ) -> bool:
+        """Whether the template's own text is the prompt of the turn, the turn as it was sampled, and the bridge."""
+        guard, bridge_guard = Guard(self._controls), Guard(self._controls)
+        shown = [guard.hide(message) for message in self.shown([*messages, *replies])]
+        before = shown[: len(self.shown(messages[:-1]))]
+        hidden = guard.hide(list(tools))
+        prompt = self._made_up.render(self._with_tools(before, hidden), hidden)
+        full = self._made_up.render(self._with_tools(shown, hidden), hidden)
+        if not full.startswith(prompt):
+            return False
+        text, head, end = self._made_up.answer(messages[-1], replies, bridge_guard)
+        bridge = bridge_guard.restore(text[len(head) - len(end) :])
+        after = guard.restore(full[len(prompt) :])
+        if not head or not after.endswith(bridge):
+            return False
+        stopped = self.is_end(sampled[-1])
+        if stopped and sampled[-1] != self.tokenizer.added_tokens[end]:
+            return False
+        said, written = self._text(sampled), after[: -len(bridge)]
+        return says_the_same(self._read, said, written, self._thinking, self.tools)
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
         """A whole conversation as the template takes it. Raises JobFailure."""
@@ -132,9 +172,7 @@ class ChatRenderer:
 
     def read(self, ids: array[int]) -> ReadTurn:
         """Parse a whole sampled turn, stop token included if there is one."""
-        if ids and ids[-1] in self.stop_ids:
-            ids = ids[:-1]
-        return self._read(self.tokenizer.decode(ids), self._thinking, self.tools)
+        return self._read(self._text(ids), self._thinking, self.tools)
 
     def bridge(self, message: Message, replies: Sequence[Message], stop: int | None = None) -> array[int]:
         """The tokens from right after the stop token of the turn `message` to the end of the next assistant header.
@@ -174,7 +212,7 @@ class ChatRenderer:
         """The role in which to tell the policy that its turn, which ended with `stop`, could not be acted on."""
         if stop in self._header_stops:
             return self._header_stops[stop]
-        return "user" if self._header_stops else "tool"
+        return "user" if self._header_stops or not self.tools else "tool"
 
     def call_id(self, id: str, name: str, n: int) -> str:
         """The id of the n-th call of an episode, a call of the tool `name`: the model's own `id` if there is one (else
@@ -193,6 +231,10 @@ class ChatRenderer:
     def is_end(self, id: int) -> bool:
         """Whether the template or the model ends turns with this token."""
         return id in self.stop_ids or any(self.tokenizer.added_tokens[end] == id for end in self._made_up.ends)
+
+    def _text(self, ids: array[int]) -> str:
+        """The text of a sampled turn without its stop token."""
+        return self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Json]) -> list[Message]:
         """The messages with the tools in the system prompt, where the template does not list them itself."""

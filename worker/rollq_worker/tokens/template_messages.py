@@ -7,6 +7,7 @@ carries its tool's name. It does not know templates or tokens.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from rollq.errors import JobFailure
 from rollq.job import Json
@@ -14,6 +15,8 @@ from rollq.trajectory import Message
 from rollq_worker.tokens.model_family import REASONING, Family, example_call
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
+SHORT_REPLY: Message = {"role": "assistant", "content": "a"}
+"""A turn without a call, in place of a real one."""
 
 
 def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
@@ -21,7 +24,7 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
     shown: list[Message] = []
     called: dict[str, tuple[str, str]] = {}  # by a call's id: the id that the template is shown, and the tool's name
     count = 0  # calls so far
-    for message in messages:
+    for message in one_call_a_turn(messages) if family.one_call else messages:
         role = message.get("role")
         if role not in ROLES:
             raise JobFailure(f"a message has the role {role!r}; there is {', '.join(sorted(ROLES))}")
@@ -38,10 +41,31 @@ def for_template(messages: Sequence[Message], family: Family) -> list[Message]:
             if name:
                 copy.setdefault("name", name)
         if family.reasoning_key != REASONING and (reasoning := copy.pop(REASONING, "")):
-            if "tool_calls" in copy and copy["content"]:  # gpt-oss' template takes one or the other
+            if family.one_call and "tool_calls" in copy and copy["content"]:  # gpt-oss' template takes one or the other
                 reasoning, copy["content"] = f"{reasoning}\n\n{copy['content']}", ""
             copy[family.reasoning_key] = reasoning
         shown.append(copy)
+    return shown
+
+
+def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with a turn of its own for each call, followed by that call's result."""
+    shown: list[Message] = []
+    split: set[str] = set()  # calls whose results have been written
+    for n, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            if message.get("role") != "tool" or message.get("tool_call_id") not in split:
+                shown.append(message)
+            continue
+        split = {call["id"] for call in calls}
+        for m, call in enumerate(calls):
+            shown.append({**(message if m == 0 else {"role": "assistant", "content": ""}), "tool_calls": [call]})
+            shown += [
+                after
+                for after in takewhile(lambda after: after.get("role") == "tool", messages[n + 1 :])
+                if after.get("tool_call_id") == call["id"]
+            ]
     return shown
 
 
@@ -67,7 +91,7 @@ def short_exchange(message: Message, replies: Sequence[Message], tool: str, keep
     """
     calls = message.get("tool_calls") or ()
     if not calls and replies[0].get("role") != "tool":
-        return [{"role": "assistant", "content": "a"}, *replies]
+        return [SHORT_REPLY, *replies]
     named = [(str(call.get("id")), str(call["function"]["name"])) for call in calls]
     named = named or [(str(replies[0].get("tool_call_id") or "call00000"), tool)]
     ids = {id: id if keep_ids else f"call{n:05}" for n, (id, _) in enumerate(named)}

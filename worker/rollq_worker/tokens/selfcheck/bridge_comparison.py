@@ -11,7 +11,7 @@ import contextlib
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -46,7 +46,8 @@ MOVED = "the template moves the tools or the system prompt behind earlier turns;
 UNLIKE_FIRST = (
     "the template writes this turn and its answer otherwise than a plain first turn's; the bridge is the latter's"
 )
-LEFT_OUT = "the template leaves out the reasoning of a turn, or the words beside its call"
+LEFT_OUT = "the template leaves out the reasoning of a turn, the words beside its call, or a call"
+ONE_CALL = "the template writes one call a turn: when rendered again, each call is a turn of its own"
 OTHER_IDS = "the header's last characters and the turn's first ones are other ids when they are encoded together"
 _RANK = (Match.EXACT, Match.SAME_TEXT, Match.REWRITE, Match.UNSUPPORTED)
 """From good to bad."""
@@ -71,8 +72,10 @@ class Finding:
 class BridgeComparison:
     """Compares the bridges of one renderer."""
 
-    def __init__(self, renderer: ChatRenderer) -> None:
+    def __init__(self, renderer: ChatRenderer, rerender: bool = False) -> None:
+        """`rerender`: the conversation is rendered again, with all reasoning under its key and none in tags."""
         self.renderer = renderer
+        self._rerender = rerender
         self._tokenizer = renderer.tokenizer
         self._control = any_of(filter(None, self._tokenizer.added_tokens))
         think = readers()[renderer.family.parser].think
@@ -85,12 +88,16 @@ class BridgeComparison:
         """Headers, each with the texts that the template writes after it and the bridge that ends them, that were
         compared as ids."""
 
+    def find_in_short(self) -> dict[Edge, Finding]:
+        """The classes of all edges that an episode may take, each in a short conversation."""
+        return {edge: self.find(edge) for edge in self._conversations.edges}
+
     def find(self, edge: Edge) -> Finding:
         """The class of an edge in a short conversation."""
         if edge is Edge.OPEN:
             return self._compare_prompt()
         first: Finding | None = None
-        for form in self._conversations.forms(edge, tags=not self._takes_reasoning):
+        for form in self._conversations.forms(edge, tags=not (self._rerender or self._takes_reasoning)):
             findings = map(self._compare, self._conversations.short(edge, form))
             finding = max(findings, key=lambda one: _RANK.index(one.match))
             if finding.match is not Match.UNSUPPORTED and finding.why != LEFT_OUT:
@@ -103,9 +110,10 @@ class BridgeComparison:
         """The findings of short conversations, made worse by those of long ones."""
         found = dict(short)
         if short[Edge.OPEN].match is not Match.UNSUPPORTED:
-            for edges in LONG_CONVERSATIONS:
+            conversations = [[edge for edge in edges if edge in short] for edges in LONG_CONVERSATIONS]
+            for edges in conversations:
                 self._go_through_exact(edges, found)
-            self._go_through_supported(LONG_CONVERSATIONS[-1], found)
+            self._go_through_supported(conversations[-1], found)
         return found
 
     @cached_property
@@ -132,7 +140,7 @@ class BridgeComparison:
             if match in (Match.EXACT, Match.SAME_TEXT):
                 worse = self._worse_than(match, exchange)
                 if worse is not None:
-                    found |= self._blame(edge, exchange, worse)
+                    found |= self._blame(match, edge, exchange, worse)
                     if worse.match is not Match.SAME_TEXT:
                         continue
             elif counts_for[0] not in (Edge.CALL, Edge.REASONED_CALL) or any(
@@ -159,15 +167,15 @@ class BridgeComparison:
                     continue
             history = exchange.messages
 
-    def _blame(self, edge: Edge, exchange: Exchange, worse: Finding) -> Mapping[Edge, Finding]:
+    def _blame(self, match: Match, edge: Edge, exchange: Exchange, worse: Finding) -> Mapping[Edge, Finding]:
         """The edge to blame for a worse result: any call or reply after this history, or only this special one."""
         counts_for = self._conversations.edges_of(edge, exchange)
         plain = Edge.REPLY if exchange.replies[0]["role"] == "user" else Edge.CALL
         other = self._conversations.after(exchange.history, plain, "")
         edges = self._conversations.edges_of(plain, other)
         if set(edges) < set(counts_for):
-            found = self._worse_than(_RANK[_RANK.index(worse.match) - 1], other)
-            if found is not None:
+            found = self._worse_than(match, other)
+            if found is not None and found.match is worse.match:
                 return {edges[0]: found}
         return {counts_for[0]: worse}
 
@@ -184,6 +192,11 @@ class BridgeComparison:
         return finding if _RANK.index(finding.match) > _RANK.index(match) else None
 
     def _compare(self, exchange: Exchange) -> Finding:
+        calls = exchange.turn.get("tool_calls", ())
+        if self.renderer.family.one_call and len(calls) > 1:
+            first = replace(exchange, turn={**exchange.turn, "tool_calls": calls[:1]}, replies=exchange.replies[:1])
+            found = self._compare(replace(first, reply_words=exchange.reply_words[:1], turn_words=()))
+            return found if found.match is Match.UNSUPPORTED else Finding(Match.REWRITE, ONE_CALL)
         turns, tools = [*exchange.history, exchange.turn], self._conversations.tools
         try:
             known = self._written(exchange.history), self._written(exchange.messages)
@@ -197,15 +210,15 @@ class BridgeComparison:
         unseen = [word for word in exchange.reply_words if word not in shown]
         if unseen:
             return Finding(Match.UNSUPPORTED, f"the template leaves out {unseen[0]!r} of what is replied")
-        rewritten = LEFT_OUT if exchange.beside not in continued.before_replies else continued.rewritten
+        turn = continued.before_replies.removeprefix(known[0])
+        rewritten = continued.rewritten if all(word in turn for word in exchange.turn_words) else LEFT_OUT
         if not rewritten:
-            prompt, turn = known[0], continued.before_replies[len(known[0]) :]
-            header = self._header_start(prompt)
-            full = self._encode(continued.full[header:])
-            if self._encode(prompt[header:]) + self._encode(turn) + bridge == full:
+            at = self._header_start(known[0])
+            header, full = known[0][at:], self._encode(continued.full[at:])
+            if self._encode(header) + self._encode(turn) + bridge == full:
                 self._exact.add(self._continuation(exchange))
                 return Finding(Match.EXACT)
-            if self._encode(prompt[header:] + turn) + bridge == full:
+            if self._encode(header + turn) + bridge == full:
                 return Finding(Match.SAME_TEXT, OTHER_IDS)
         elif self._ends_with(continued.full, bridge, shown):
             return Finding(Match.REWRITE, rewritten)

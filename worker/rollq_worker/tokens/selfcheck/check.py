@@ -42,14 +42,14 @@ class SelfCheck:
     family: Family
     preamble: Preamble
     edges: Mapping[Edge, Finding]
+    """Those that an episode with these tools may take."""
 
     def require(self, *edges: Edge, rerender: bool = False) -> None:
         """Raise JobFailure naming the first of these edges that is unsupported.
 
         `rerender`: the episode renders the conversation again where the template rewrites it, so rendering is enough.
         """
-        for edge in edges:
-            finding = self.edges[edge]
+        for edge, finding in ((edge, self.edges[edge]) for edge in edges if edge in self.edges):
             if finding.match is Match.UNSUPPORTED and not (rerender and finding.renders):
                 raise JobFailure(
                     f"{self.tokenizer}: the chat template does not support the edge {edge.value!r}: "
@@ -59,7 +59,7 @@ class SelfCheck:
     @property
     def missing(self) -> Sequence[Edge]:
         """The unsupported edges among those that any episode may take."""
-        return [edge for edge in NEEDED if self.edges[edge].match is Match.UNSUPPORTED]
+        return [edge for edge in NEEDED if edge in self.edges and self.edges[edge].match is Match.UNSUPPORTED]
 
     @property
     def table(self) -> str:
@@ -108,11 +108,12 @@ def checked_renderer(tokenizer: Tokenizer, tools: Sequence[Json], *edges: Edge, 
 def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfCheck:
     """The findings for the template as it is or, where that is better, asked to keep old reasoning."""
     plain = ChatRenderer(tokenizer, tools)
-    options = [_with_best_preamble(plain)]
+    options = [_with_best_preamble(plain, rerender)]
     asked = tokenizer.arguments - tokenizer.given.keys()
     keep = {} if rerender else {name: value for name, value in KEEP_REASONING.items() if name in asked}
     if keep:
-        options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, replace(plain.family, template_kwargs=keep))))
+        kept = replace(plain.family, template_kwargs=keep)
+        options.append(_with_best_preamble(ChatRenderer(tokenizer, tools, kept), rerender))
     best, found = max(options, key=lambda one: tuple(-_count(one[1], match) for match in reversed(Match)))
     return SelfCheck(
         tokenizer=tokenizer.name,
@@ -122,16 +123,17 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
     )
 
 
-def _with_best_preamble(first: ChatRenderer) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
+def _with_best_preamble(first: ChatRenderer, rerender: bool) -> tuple[BridgeComparison, Mapping[Edge, Finding]]:
     """The findings with the first preamble that leaves no edge unsupported, else with the one that leaves the
     fewest."""
     found: list[tuple[BridgeComparison, Mapping[Edge, Finding]]] = []
     for preamble in PREAMBLES:
         try:
-            comparison = BridgeComparison(ChatRenderer(first.tokenizer, first.tools, first.family, preamble))
+            renderer = ChatRenderer(first.tokenizer, first.tools, first.family, preamble)
+            comparison = BridgeComparison(renderer, rerender)
         except JobFailure:
             continue
-        found.append((comparison, {edge: comparison.find(edge) for edge in Edge}))
+        found.append((comparison, comparison.find_in_short()))
         if _count(found[-1][1], Match.UNSUPPORTED) == 0:
             break
     return min(found, key=lambda one: _count(one[1], Match.UNSUPPORTED))

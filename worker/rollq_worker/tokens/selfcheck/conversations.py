@@ -37,6 +37,8 @@ class Edge(StrEnum):
     REASONED_REPLY = "reasoning, reply -> user"
 
 
+WITHOUT_TOOLS = (Edge.OPEN, Edge.REPLY, Edge.TRUNCATED, Edge.REASONED_REPLY)
+"""The edges of an episode in which the template shows no tools."""
 _LONG_TEXT = "\n".join((*["One of many lines of a long text."] * 60, "lastword\n"))
 """A text of over 2,000 characters."""
 _REPLY_WORDS = ("pendingword", "laterword", "secondword", "three", "lastword")
@@ -55,7 +57,7 @@ LONG_CONVERSATIONS: Sequence[Sequence[Edge]] = tuple(
         "reply reply truncated reply call",
         """
         malformed malformed calls reasoned_call reasoned_second_call call multiline_result reasoned_call malformed
-        reasoned_reply reasoned_call empty_result words_and_call reasoned_reply call
+        reasoned_reply reasoned_reply reasoned_call empty_result words_and_call reasoned_reply call
         """,
     )
 )
@@ -76,8 +78,8 @@ class Exchange:
     """Words of the replies that must show in the bridge."""
     truncated: bool = False
     """Whether the turn ended without a stop token."""
-    beside: str = ""
-    """A word of the turn beside its call or reply, which some templates leave out."""
+    turn_words: Sequence[str] = ()
+    """Words of the turn that some templates leave out: of its calls, beside them, and of its reasoning."""
 
     @property
     def messages(self) -> list[Message]:
@@ -93,9 +95,12 @@ class Conversations:
     ) -> None:
         """`complaint_role` answers a malformed call; `think` stands around reasoning in a turn's text."""
         self.tools = list(tools)
+        self.edges: Sequence[Edge] = tuple(Edge) if tools else WITHOUT_TOOLS
+        """The edges that an episode with these tools may take."""
         self._complaint_role = complaint_role
         self._think = think
-        self._tool = str(tools[0]["function"]["name"]) if tools else "sample"
+        names = [str(tool["function"]["name"]) for tool in tools]
+        self._called = names[:2] or ["sample"]
         self.user_word = "#W123"
         """In the user's first message."""
         self.opening: list[Message] = [
@@ -105,19 +110,31 @@ class Conversations:
         self.prompt_words: Mapping[str, Sequence[str]] = {
             "the system prompt": ["systemword"],
             "the user's message": [self.user_word],
-            "the tools": [str(tool["function"]["name"]) for tool in tools],
+            "the tools": names,
         }
         """Words that the first prompt must show, by their origin."""
-        self.words_shown_once: Sequence[str] = ("systemword", *self.prompt_words["the tools"][1:])
-        """Words that nothing after the first prompt repeats: of the system prompt, and of tools that are not called."""
+        described = [str(tool["function"].get("description", "")).partition("\n")[0] for tool in tools]
+        self.words_shown_once: Sequence[str] = ("systemword", *filter(None, described), *names[2:])
+        """Words that nothing after the first prompt repeats: of the system prompt, and of the tools."""
 
-    def short(self, edge: Edge, tags: bool = True) -> Iterator[Exchange]:
-        """Short conversations over the edge, one of which must do. `tags`: also with reasoning in tags."""
-        for form in ("key", *["tags"] * tags) if edge in _REASONED else ("",):
-            history = list(self.opening)
-            if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
-                history += [self.reason(self.call(), form, "formerword"), self.result()]
-            yield self.after(history, edge, form)
+    def forms(self, edge: Edge, tags: bool = True) -> Sequence[str]:
+        """The forms of reasoning in which the edge may be taken; one of them must do. `tags`: also in tags."""
+        return ("key", *["tags"] * tags) if edge in _REASONED else ("",)
+
+    def short(self, edge: Edge, form: str) -> Iterator[Exchange]:
+        """Short conversations over the edge, all of which must do. `form`: one of `forms`."""
+        history = list(self.opening)
+        if edge in (Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY):
+            history += self._former(form)
+        yield self.after(history, edge, form)
+        if edge is Edge.REASONED_REPLY:  # some templates leave out reasoning only right behind a user's message
+            yield self.after(self.opening, edge, form)
+
+    def _former(self, form: str) -> list[Message]:
+        """A turn that reasons, and its reply."""
+        if self.tools:
+            return [self.reason(self.call(), form, "formerword"), self.result()]
+        return [self.reason(self.reply(), form, "formerword"), {"role": "user", "content": "Go on."}]
 
     def after(self, history: Sequence[Message], edge: Edge, form: str) -> Exchange:
         """An exchange over the edge after this history. `form`: "key" or "tags", where the edge's turn reasons."""
@@ -128,10 +145,15 @@ class Conversations:
             turn = self.reason(turn, form)
         words = [word for word in _REPLY_WORDS if any(word in reply["content"] for reply in replies)]
         shown = f"{turn.get(REASONING)}{turn['content']}"
-        beside = next((word for word in (REASONING_WORD, ASIDE_WORD) if word in shown), "")
-        truncated = edge is Edge.TRUNCATED
+        turn_words = [word for word in (REASONING_WORD, ASIDE_WORD) if word in shown]
+        turn_words += [call["function"]["arguments"]["x"] for call in turn.get("tool_calls", ())]
         return Exchange(
-            history=history, turn=turn, replies=replies, reply_words=words, truncated=truncated, beside=beside
+            history=history,
+            turn=turn,
+            replies=replies,
+            reply_words=words,
+            truncated=edge is Edge.TRUNCATED,
+            turn_words=turn_words,
         )
 
     def edges_of(self, edge: Edge, exchange: Exchange) -> Sequence[Edge]:
@@ -185,7 +207,11 @@ class Conversations:
                 return self.call(ids[0]), [one]
 
     def call(self, *ids: str) -> Message:
-        calls = [example_call(self._tool, {"x": "1"}, id)["tool_calls"][0] for id in ids or ("call00000",)]
+        """A turn with a call for each id, of another tool and with other arguments than the call before it."""
+        calls = []
+        for id in ids or ("call00000",):
+            n = int(id[-5:]) % 2
+            calls += example_call(self._called[n % len(self._called)], {"x": f"value{n}"}, id)["tool_calls"]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def reply(self) -> Message:

@@ -1,0 +1,41 @@
+"""Whether a template's own text of a turn says what was sampled.
+
+The same reasoning, words and calls in the same order say the same. White space around them, the notation of a call and
+the split into ids may differ. It does not know templates.
+"""
+
+from collections.abc import Sequence
+
+from rollq.job import Json
+from rollq_worker.toolcalls.pieces import Kind, Reader
+
+_Part = tuple[Kind, object]
+
+
+def says_the_same(
+    reader: Reader, sampled: str, written: str, thinking: bool | None = False, tools: Sequence[Json] = ()
+) -> bool:
+    """Compares two texts of a turn. `thinking` and `tools` are those of the reader.
+
+    A call in `written` counts only if `sampled` has one. Otherwise it was made up for a template that wants one before
+    a complaint.
+    """
+    if sampled == written:
+        return True
+    was, now = _parts(reader, sampled, thinking, tools), _parts(reader, written, thinking, tools)
+    if all(kind is not Kind.CALL for kind, _ in was):
+        now = [part for part in now if part[0] is not Kind.CALL]
+    return was == now
+
+
+def _parts(reader: Reader, text: str, thinking: bool | None, tools: Sequence[Json]) -> list[_Part]:
+    parts: list[_Part] = []
+    for piece in reader.pieces(text, thinking, tools):
+        words = text[piece.start : piece.end].strip()
+        if piece.kind is Kind.CALL:
+            parts += [(Kind.CALL, call) for call in piece.calls]
+        elif piece.kind is Kind.REASONING:
+            parts.append((Kind.REASONING, (piece.inner.strip(), piece.errors)))
+        elif words and piece.kind is not Kind.FRAME:
+            parts.append((Kind.TEXT, words))
+    return parts

@@ -12,7 +12,6 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import Any
 
 from rollq.job import History, Job, Json
@@ -24,10 +23,12 @@ from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.protocols import RESPOND, Action, Domain, Engine, Generated
+from rollq_worker.tokens.family_detection import common_prefix
+from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import PARSERS
+from rollq_worker.toolcalls import readers
 from rollq_worker.users import user_factory
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_spec
 
@@ -38,8 +39,9 @@ USER = "zqxjkv"
 FORCED = 1000.0
 """A logit bias that leaves no other token a chance."""
 CONTROL = re.compile(
-    r"""<[|｜][^<>|｜\s'"{}]{1,60}[|｜]> | <\|[a-z_]+> | <[a-z_]+\|> | <\|"\|> | \[/?[A-Z][A-Z_]{2,}\] | <\|?[A-Z_]{3,}\|?>
-      | </?[a-z_:]*(?:think|tool_call|tool_calls|tool_response|TOOLCALL|TOOL_RESPONSE)> | <(?:bos|eos|s)> | </s>
+    r"""<[|｜][^<>|｜\s'"{}]{1,60}[|｜]> | <\|[a-z_]+> | <[a-z_]+\|> | <\|"\|> | \[/?[A-Z][A-Z_]{2,}\]
+      | <\|?[A-Z_]{3,}\|?> | </?[a-z_:]*(?:think|tool_call|tool_calls|tool_response|TOOLCALL|TOOL_RESPONSE)>
+      | <(?:bos|eos|s)> | </s>
       | <(?:start|end)_of_turn> | <SPECIAL_\d+> | <seed:\w+> | \]~!?b\[? | \[e~\[ | \[gMASK\] | <sop>""",
     re.VERBOSE,
 )
@@ -85,7 +87,7 @@ class PerfectPolicy:
         self.renderer = renderer
         self._form = form
         self._tools = tools
-        self._think = PARSERS[renderer.family.parser].think if renderer.family.parser else ("<think>", "</think>")
+        self._think = readers()[renderer.family.parser].think
 
     def write(self, move: Action, prompt: array[int]) -> array[int]:
         """The turn that makes this move after a prompt, with its stop token."""
@@ -107,18 +109,30 @@ class PerfectPolicy:
         turn: Message = {"role": "assistant", "content": said}
         if not self._form and move.name != RESPOND:
             turn = example_call(move.name, dict(move.arguments))
-        shown = self.renderer.shown([{"role": "system", "content": "s"}, {"role": "user", "content": USER}, turn])
+        messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": USER}, turn]
+        shown = in_known_roles(self.renderer.shown(messages), family)
         header, whole = (
-            tokenizer.render(messages, self._tools, add_generation_prompt=more, **family.template_kwargs)
-            for messages, more in ((shown[:-1], True), (shown, False))
+            tokenizer.render(conversation, self._tools, add_generation_prompt=more, **family.template_kwargs)
+            for conversation, more in ((shown[:-1], True), (shown, False))
         )
         header, whole = (text.rpartition(USER)[2] for text in (header, whole))
-        text = whole[len(commonprefix([header, whole])) :]
+        text = whole[self._common(header, whole) :]
         opened, closed = map(re.escape, self._think)
         text = re.sub(rf"\A\s*(?:{opened})?\s*{closed}\s*", "", text)
         ends = (*family.stops, *family.template_ends)
         cut, end = max((text.rfind(end), end) for end in ends)
+        if said and said in text:  # some templates write more control tokens behind it
+            cut = text.find(said) + len(said)
         return (text[:cut], end) if cut >= 0 else (text.rstrip("\n"), "")
+
+    def _common(self, header: str, whole: str) -> int:
+        """The number of characters with which both begin, without the first part of a control token."""
+        same = common_prefix(header, whole)
+        for token in self.renderer.tokenizer.added_tokens:
+            at = whole.rfind(token, 0, same + len(token))
+            if at >= 0 and at < same < at + len(token):
+                return at
+        return same
 
 
 @dataclass
@@ -142,6 +156,7 @@ class ForcedEngine:
         max_new_tokens: int,
         key: str,
         check: Callable[[], None],
+        **more: Any,
     ) -> Generated:
         self.requests.append(ids[:])
         turn = self.policy.write(next(self.moves), ids)
@@ -151,7 +166,7 @@ class ForcedEngine:
             said, logprobs = ids[:], array("f")
             for token in turn:
                 forced = {**sampling, "logit_bias": {str(token): FORCED}}
-                piece = self.engine.generate(said, sampling=forced, max_new_tokens=1, key=key, check=check)
+                piece = self.engine.generate(said, sampling=forced, max_new_tokens=1, key=key, check=check, **more)
                 assert piece.ids == array("I", [token])
                 said.append(token)
                 logprobs.extend(piece.logprobs)

@@ -3,7 +3,7 @@
 A strategy sees texts and values, never tokens.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -47,7 +47,7 @@ class Strategy(Protocol):
         """The system prompt; `tools` are the environment's schemas."""
         ...
 
-    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+    def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         """What to do after a turn; `tools` are the names that the environment has."""
         ...
 
@@ -85,9 +85,11 @@ class ToolCalling:
         shown = (f"Example {n}:\n{example}" for n, example in enumerate(self.examples, 1))
         return "\n\n".join((policy, *shown, *([SINGLE_TOOL] if self.single_tool else [])))
 
-    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+    def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         if not turn.calls:
             return Decision((), turn.errors) if turn.errors else Decision((Action(RESPOND, {"content": turn.content}),))
+        if not tools:
+            return Decision((), (*turn.errors, "There are no tools here: write to the user in plain text."))
         if len(turn.calls) > 1 and self.calls is Calls.REFUSE:
             return Decision((), (*turn.errors, f"{len(turn.calls)} tool calls in one turn: make one at a time."))
         chosen = turn.calls if self.calls is Calls.ALL else turn.calls[:1]
@@ -114,7 +116,7 @@ class TextActions:
     def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
         return system_prompt(policy, tools, self.form)
 
-    def act(self, turn: ReadTurn, tools: Container[str]) -> Decision:
+    def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:
         if turn.calls:
             return Decision((), (*turn.errors, "There are no tool calls here: write the action as text."))
         read = read_action(turn.content)

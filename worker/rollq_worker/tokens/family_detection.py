@@ -1,7 +1,8 @@
 """Finds the family of a chat template by rendering, never by a model's name.
 
 A record fits when its stop token is the template's own and its reader gets back, argument for argument, the call that
-the template wrote. A template that fits no record, but whose calls some reader gets back, makes a record of its own.
+the template wrote. A template that fits no record, but whose calls some reader gets back, makes a record of its own. A
+template that leaves calls out fits a record that writes them as text. Without tools no record is needed.
 """
 
 import contextlib
@@ -17,10 +18,13 @@ from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import Family, example_call
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.toolcalls import readers
+from rollq_worker.toolcalls import NO_CALLS, readers
+from rollq_worker.toolcalls.pieces import THINK
 
 _USER = "zqxjkv"
 """A user's message whose text occurs nowhere else in a rendered conversation."""
+_SYSTEM = "vbnmwq"
+"""A system prompt of which the same holds."""
 _TOOL_NAME = "sample_tool"
 _ARGUMENTS = {"x": 'a "b" {c}', "n": 2, "o": {"p": ["q", 1.5]}}
 _TOOL: Json = {
@@ -49,23 +53,40 @@ def shows_tools(tokenizer: Tokenizer) -> bool:
         return True  # other renderings will fail too, with a reason
 
 
-def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool) -> str:
+def _render(tokenizer: Tokenizer, turns: Sequence[Message], header: bool, tools: Sequence[Json] = (_TOOL,)) -> str:
     """The rendering of a user's message and `turns`, with a tool, and with a system prompt where the template wants
     one."""
     messages: list[Message] = [{"role": "user", "content": _USER}, *turns]
     try:
-        return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+        return tokenizer.render(messages, tools, add_generation_prompt=header)
     except JobFailure:
         with contextlib.suppress(JobFailure):
             messages.insert(0, {"role": "system", "content": "s"})
-            return tokenizer.render(messages, [_TOOL], add_generation_prompt=header)
+            return tokenizer.render(messages, tools, add_generation_prompt=header)
         raise
 
 
-def family_of(tokenizer: Tokenizer) -> Family:
-    """The family of a tokenizer and its template.
+def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
+    """The family of a tokenizer and its template. `tools`: for conversations with tools.
 
-    Raises JobFailure, with a remedy, for a template that cannot write tool calls or writes them in an unknown format.
+    Raises JobFailure, with a remedy, for a template that cannot write tool calls or writes them in an unknown format;
+    without tools, for one that does not end turns with a control token.
+    """
+    try:
+        family, complete = _that_calls(tokenizer)
+        found = family if complete else _with_written_calls(tokenizer) or family
+    except JobFailure:
+        written = _with_written_calls(tokenizer) or (None if tools else _without_calls(tokenizer))
+        if written is None:
+            raise
+        found = written
+    return replace(found, system_in_user=_takes_no_system(tokenizer))
+
+
+def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
+    """The family of a template that writes tool calls, and whether it writes nothing but one turn for a call.
+
+    Raises JobFailure.
     """
     refusal: JobFailure | None = None
     rendered = False
@@ -79,11 +100,11 @@ def family_of(tokenizer: Tokenizer) -> Family:
             rendered = rendered or _TOOL_NAME in turn
             for family in _candidates(tokenizer, prompt, turn):
                 if _fits(family, turn):
-                    return replace(family, text_arguments=text_arguments)
+                    return replace(family, text_arguments=text_arguments), turn.count(family.stops[0]) < 2
     remedy = "use a model of these families, give the tokenizer a template for tools, or add a format (docs/formats.md)"
     template = f"the chat template of {tokenizer.name}"
     if rendered:
-        known = ", ".join(readers())
+        known = ", ".join(name for name in readers() if name != NO_CALLS)
         raise JobFailure(f"{template} writes tool calls in no format that rollq reads ({known}); {remedy}")
     if refusal is not None:
         raise JobFailure(f"{refusal}: it cannot write a tool call; correct the template or use another model")
@@ -97,7 +118,7 @@ def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tu
     arguments: Json = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
     prompt = _render(tokenizer, [], True).rpartition(_USER)[2]
     whole = _render(tokenizer, [example_call(_TOOL_NAME, arguments, call_id)], False).rpartition(_USER)[2]
-    same = _common_prefix(prompt, whole)
+    same = common_prefix(prompt, whole)
     # Do not cut a control token of either text in two.
     for start in range(max(0, same - 40), same):
         tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
@@ -107,7 +128,8 @@ def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tu
     return prompt, whole[same:]
 
 
-def _common_prefix(one: str, other: str) -> int:
+def common_prefix(one: str, other: str) -> int:
+    """The number of characters with which both texts begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -115,6 +137,8 @@ def _common_prefix(one: str, other: str) -> int:
 def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family]:
     """The records whose tokens the vocabulary has, then one made up for each reader."""
     for family in families():
+        if family.call_text is not None:
+            continue
         own = any(end in prompt + turn for end in (*family.stops, *family.template_ends)) and family.call_mark in turn
         if family.stops[0] in tokenizer.added_tokens and (own or family.header_stops):
             yield family
@@ -124,7 +148,44 @@ def _candidates(tokenizer: Tokenizer, prompt: str, turn: str) -> Iterator[Family
             yield Family(name=f"other ({parser})", stops=(end,), parser=parser)
 
 
-def _end_of_turn(tokenizer: Tokenizer) -> str:
+def _with_written_calls(tokenizer: Tokenizer) -> Family | None:
+    """The record of a template that leaves calls out, and is known by its stop token and what it says of tools."""
+    with contextlib.suppress(JobFailure):
+        prompt, listed = _render(tokenizer, [], True), shows_tools(tokenizer)
+        end = _end_of_turn(tokenizer)
+        for family in families():
+            mark = family.call_text.prompt_mark if family.call_text else None
+            if mark is not None and family.stops[0] == end and listed == bool(mark) and mark in prompt:
+                return family
+    return None
+
+
+def _without_calls(tokenizer: Tokenizer) -> Family | None:
+    """A record for conversations without tools: where turns end, and the tags of reasoning that the vocabulary has."""
+    end = _end_of_turn(tokenizer, tools=())
+    if not end:
+        return None
+    tags = ((name, reader.think) for name, reader in readers().items())
+    named = next((name for name, think in tags if think != THINK and think[1] in tokenizer.added_tokens), NO_CALLS)
+    parser = NO_CALLS if THINK[1] in tokenizer.added_tokens else named
+    return Family(name="other (no calls)", stops=(end,), parser=parser, reply_roles=frozenset({"user"}))
+
+
+def _takes_no_system(tokenizer: Tokenizer) -> bool:
+    """Whether the template refuses a system prompt or leaves it out."""
+    messages: list[Message] = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+    try:
+        if _SYSTEM in tokenizer.render(messages, add_generation_prompt=True):
+            return False
+    except JobFailure:
+        pass
+    try:
+        return _USER in tokenizer.render(messages[1:], add_generation_prompt=True)
+    except JobFailure:
+        return False
+
+
+def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     """The control token with which the template ends an assistant's turn, whether more follows or not; "" if it has
     none.
 
@@ -133,11 +194,11 @@ def _end_of_turn(tokenizer: Tokenizer) -> str:
     word = _USER[::-1]
     turns: list[Message] = [{"role": "assistant", "content": word}, {"role": "user", "content": "u"}]
     try:
-        last, more = (_render(tokenizer, shown, False).rpartition(word)[2] for shown in (turns[:1], turns))
+        last, more = (_render(tokenizer, shown, False, tools).rpartition(word)[2] for shown in (turns[:1], turns))
     except JobFailure:
         return ""
     control = any_of(filter(None, tokenizer.added_tokens))
-    own = control.findall(last[: _common_prefix(last, more)])
+    own = control.findall(last[: common_prefix(last, more)])
     named = [token for token in own if tokenizer.added_tokens[token] in tokenizer.eos_ids]
     return next(iter([*named, *own[-1:], *control.findall(more)]), "")
 

@@ -17,9 +17,12 @@ from rollq_worker.toolcalls.formats.json_lists import APERTUS, COHERE, GRANITE3,
 from rollq_worker.toolcalls.formats.llama3 import LLAMA3
 from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED
 from rollq_worker.toolcalls.formats.mistral import MISTRAL
+from rollq_worker.toolcalls.formats.pythonic import LFM2, PYTHONIC
 from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2
-from rollq_worker.toolcalls.pieces import Reader
+from rollq_worker.toolcalls.pieces import Reader, block_reader
 
+NO_CALLS = "no_calls"
+"""The reader of turns that are text and reasoning."""
 GROUP = "rollq.readers"
 """The entry points of readers: a name, and a `Reader`."""
 PARSERS: Mapping[str, Reader] = {
@@ -39,6 +42,8 @@ PARSERS: Mapping[str, Reader] = {
     "granite3": GRANITE3,
     "nemotron_v2": NEMOTRON_V2,
     "apertus": APERTUS,
+    "lfm2": LFM2,
+    "pythonic": PYTHONIC,
 }
 """The readers that come with rollq, by the names in the records of model families."""
 
@@ -49,4 +54,5 @@ def readers() -> Mapping[str, Reader]:
 
     Raises JobFailure for a plug-in that is broken or whose name is taken.
     """
-    return with_plug_ins(PARSERS, ((added.name, added) for added in plug_ins(GROUP, Reader)))
+    own = {**PARSERS, NO_CALLS: block_reader({})}
+    return with_plug_ins(own, ((added.name, added) for added in plug_ins(GROUP, Reader)))

@@ -1,0 +1,64 @@
+"""Writes what a chat template has no place for as text of the messages that it takes.
+
+A system prompt goes before the first user's message. Calls become words of the turn, and results a user's message. It
+works on messages whose foreign text is hidden already, so that control tokens of the calls stay control tokens. It
+does not know templates or tokens.
+"""
+
+import json
+from collections.abc import Sequence
+
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.tokens.model_family import CallText, Family
+
+
+def in_known_roles(messages: Sequence[Message], family: Family) -> list[Message]:
+    """The conversation in the roles that the family's template takes."""
+    shown = list(messages)
+    if family.call_text is not None:
+        shown = _with_written_calls(shown, family.call_text)
+    if family.system_in_user and len(shown) > 1 and shown[0]["role"] == "system" and shown[1]["role"] == "user":
+        content = "\n\n".join(filter(None, (shown[0]["content"], shown[1]["content"])))
+        shown = [{**shown[1], "content": content}, *shown[2:]]
+    return shown
+
+
+def write_calls(calls: Sequence[Json], form: CallText) -> str:
+    """The calls of a turn, in OpenAI's form with arguments as objects, as text."""
+    written = [
+        form.call.format(
+            name=function["name"],
+            arguments=json.dumps(function["arguments"], ensure_ascii=False),
+            keywords=", ".join(f"{key}={_python(value)}" for key, value in function["arguments"].items()),
+        )
+        for function in (call["function"] for call in calls)
+    ]
+    return form.begin + form.between.join(written) + form.end
+
+
+def _with_written_calls(messages: Sequence[Message], form: CallText) -> list[Message]:
+    shown: list[Message] = []
+    after_tool = False
+    for message in messages:
+        is_result = message["role"] == "tool" and form.result is not None
+        if calls := message.get("tool_calls"):
+            words = filter(None, (message["content"], write_calls(calls, form)))
+            message = {key: value for key, value in message.items() if key != "tool_calls"}
+            message["content"] = form.after_words.join(words)
+        elif is_result and form.result is not None:
+            message = {"role": "user", "content": message["content"].join(form.result)}
+            if after_tool:  # one message for all results, because such templates want users and turns to alternate
+                message["content"] = f"{shown.pop()['content']}\n{message['content']}"
+        after_tool = is_result
+        shown.append(message)
+    return shown
+
+
+def _python(value: Json) -> str:
+    """A value as Python writes it, with strings in double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_python(key)}: {_python(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

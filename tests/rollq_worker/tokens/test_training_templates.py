@@ -16,6 +16,7 @@ from rollq_worker.tokens.training_templates import template_text, training_templ
 from tests.rollq_worker.tokens.models import (
     COHERE,
     DEEPSEEK,
+    GLM,
     GRANITE,
     HARMONY,
     LLAMA,
@@ -28,11 +29,13 @@ from tests.rollq_worker.tokens.models import (
 ADDED = {
     "command-r7b": COHERE,
     "deepseek-r1": DEEPSEEK,
+    "glm-4.7": GLM,
     "gpt-oss": HARMONY,
     "granite3.3": GRANITE,
     "llama3.1": LLAMA,
     "nemotron-nano-v2": NEMOTRON,
     "qwen3": THINK,
+    "qwen3.5": THINK,
     "smollm3": THINK,
 }
 """The control tokens of each training template's model."""
@@ -43,13 +46,21 @@ NAMED = {
 }
 CLOSED: dict[str, dict[str, Json]] = {
     "command-r7b": {"enable_thinking": True},
+    "glm-4.7": {"enable_thinking": False},
     "qwen3": {"enable_thinking": False},
+    "qwen3.5": {"enable_thinking": False},
     "smollm3": {"enable_thinking": False},
 }
 """Arguments that make another header."""
 BESIDE = {"gpt-oss": {"calls -> tools"}, "deepseek-r1": {"first prompt"}}
 """Edges that need not be exact: a call ends a turn of gpt-oss, so none has several; R1 lists no tools by itself."""
-ORIGINALS = {"gpt-oss": "gpt-oss", "llama3.1": "llama-3.1", "qwen3": "qwen3"}
+ORIGINALS = {
+    "glm-4.7": "glm-4.7",
+    "gpt-oss": "gpt-oss",
+    "llama3.1": "llama-3.1",
+    "qwen3": "qwen3",
+    "qwen3.5": "qwen3.5",
+}
 """The real templates, by the training template that fits."""
 PARAMETERS = {
     "type": "object",

@@ -18,6 +18,10 @@ from rollq_worker.commands.demo.command import demo_jobs, next_steps
         (("--tasks", "0-999999"), "--tasks asks for 999999"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
         (("--tokenizer", "/"), "/"),
+        (
+            ("--template-kwargs", "enable_thinkin=false"),
+            "--template-kwargs: the chat template of the bundled tokenizer does",
+        ),
         (("--template", "no-such"), "neither a file nor a training template; there are"),
     ],
 )
@@ -55,7 +59,15 @@ def test_more_groups_than_tasks_repeat_the_tasks_in_another_epoch(line: str, tas
 
 
 def proposed(**given: object) -> str:
-    args = {"env": "shop", "split": "train", "engine": None, "tokenizer": None, "template": None, "out": None}
+    args = {
+        "env": "shop",
+        "split": "train",
+        "engine": None,
+        "tokenizer": None,
+        "template": None,
+        "out": None,
+        "template_kwargs": {},
+    }
     return "\n".join(next_steps(argparse.Namespace(**{**args, **given}), range(2, 5)))
 
 
@@ -64,6 +76,8 @@ def test_the_next_steps_fit_what_was_played() -> None:
     assert install_line("tau2") in proposed()
     other = proposed(env="tau2:airline", split="test")
     assert "rollq engine --env tau2:airline; rollq worker" in other
+    short = proposed(template_kwargs={"enable_thinking": False})
+    assert """--tasks 2-4 --template-kwargs '{"enable_thinking": false}' --size 4""" in short
     assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
     real = proposed(engine="http://h:1", tokenizer="DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real

@@ -124,7 +124,8 @@ class MadeUpConversation:
 
         It counts the calls of the conversation, and here there are none before.
         """
-        form, ids, calls = self._family.call_id_format, {}, []
+        form, calls = self._family.call_id_format, []
+        ids: dict[str, str] = {}
         for n, call in enumerate(turn.get("tool_calls") or ()):
             mark, name = guard.mark(), call["function"]["name"]
             number = re.search(r"\d+$", call["id"])

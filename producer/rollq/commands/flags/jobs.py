@@ -259,7 +259,8 @@ def pin_tokenizer(args: argparse.Namespace, client: Client) -> None:
         except ImportError:
             continue  # a package that it needs is not installed
         except JobFailure as e:
-            raise SettingsError(f"{_flag(args, 'template_kwargs')}: {e}") from e
+            why = str(e).removeprefix("template_kwargs: ")
+            raise SettingsError(f"{_flag(args, 'template_kwargs')}: {why}") from e
         client.pin_tokenizer(*hashes)
         return
     raise SettingsError(f"--tokenizer needs the worker's packages: {install_line('worker')}")

@@ -71,7 +71,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused_where_it_is_know
 ) -> None:
     line = (*SUBMIT, "--redis", redis_url, "--template-kwargs", "enable_thinkin=false")
     said = _last_line(line, "--tokenizer", str(BUNDLED))
-    assert "--template-kwargs: template_kwargs: the chat template of" in said and "'enable_thinkin'" in said
+    assert "--template-kwargs: the chat template of" in said and "'enable_thinkin'" in said
     assert not reader(ledger).stats()["submitted"]
     assert cli.main(line) == 0  # without a tokenizer it is left to the workers
 

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ from rollq.commands.flags.shared import (
     whole,
 )
 from rollq.commands.progress import open_progress
-from rollq.errors import SettingsError
+from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
 from rollq.extras import install_line, needs
 from rollq.job import Budget, Job
@@ -93,7 +94,10 @@ def run(args: argparse.Namespace) -> int:
     if args.template_kwargs:
         from rollq_worker.tokens.tokenizer import load_tokenizer
 
-        load_tokenizer(tokenizer, template).with_arguments(args.template_kwargs)
+        try:
+            load_tokenizer(tokenizer, template).with_arguments(args.template_kwargs)
+        except JobFailure as e:
+            raise SettingsError(f"--template-kwargs: {str(e).removeprefix('template_kwargs: ')}") from e
     for signum in (signal.SIGTERM, signal.SIGHUP):  # they unwind the stack as Ctrl-C does, which stops the processes
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     stream = sys.stderr if args.json else sys.stdout
@@ -203,6 +207,8 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
         parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"
     chosen = f"--env {args.env} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
+    if args.template_kwargs:
+        chosen += f" --template-kwargs {shlex.quote(json.dumps(args.template_kwargs))}"
     steps |= {
         parts: "each in a terminal of its own, and then:",
         f"rollq submit --run first {chosen} --size 4 --seal": "",

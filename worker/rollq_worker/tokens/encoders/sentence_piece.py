@@ -28,7 +28,9 @@ _TO_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _PREPEND = {"type": "Prepend", "prepend": SPACE}
 _WITHOUT_EFFECT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 """Gemma's pre-tokenizer: it finds no spaces any more."""
+_METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
 _FEW = 8
+"""Tokens with a space behind another character, each of which makes the pattern longer (Gemma 3 has one)."""
 
 
 def sentence_piece(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> Recipe | None:
@@ -67,8 +69,8 @@ def _prefix(parts: Mapping[str, Json]) -> str | None:
     if pre in (None, _WITHOUT_EFFECT) and steps in ([_TO_SPACE], [_PREPEND, _TO_SPACE]):
         return " " if len(steps) > 1 else ""
     # A text behind a control token: nothing is put in front of it ("first").
-    whole = {"type": "Metaspace", "replacement": SPACE, "split": False}
-    return "" if not steps and pre in ({**whole, "prepend_scheme": scheme} for scheme in ("first", "never")) else None
+    metaspace = [_METASPACE | {"prepend_scheme": scheme} for scheme in ("first", "never")]
+    return "" if not steps and pre in metaspace else None
 
 
 def _prepare(prefix: str) -> Callable[[str], str | None]:
@@ -93,7 +95,7 @@ def _characters(vocab: Mapping[str, int]) -> dict[bytes, tuple[int, ...]]:
 
 
 def _pattern(order: Sequence[str], rows: Sequence[str]) -> str | None:
-    """Words that no token crosses: rows of white space that are added tokens, then spaces with what follows them.
+    """Words that no token crosses: spaces with what follows them, and rows of white space that are added tokens.
 
     None where too many tokens have a space behind another character, or where such a row may also be part of a word.
     """
@@ -104,10 +106,10 @@ def _pattern(order: Sequence[str], rows: Sequence[str]) -> str | None:
     inside = [re.fullmatch(f"({SPACE}*[^{SPACE}]+){SPACE}([^{SPACE}]+)", token) for token in crossing]
     if len(crossing) > _FEW or None in inside:
         return None
-    around = "".join(f"|(?<={_literal(match[1])}) (?={_literal(match[2])})" for match in inside if match)
-    listed = "".join(f"{_literal(row)}|" for row in rows)
-    others = "".join(map(_literal, sorted(cut)))
-    return rf"{listed} *(?:[^ {others}]{around})+| +"
+    inner = "|".join(f"(?<={_literal(match[1])}) (?={_literal(match[2])})" for match in inside if match)
+    word = rf"[^ {''.join(map(_literal, sorted(cut)))}]+"
+    further = f"(?:(?:{inner}){word})*" if inner else ""
+    return "|".join([f" *{word}{further}", " +", *map(_literal, rows)])
 
 
 def _literal(text: str) -> str:

@@ -9,7 +9,16 @@ from rollq.job import History
 from rollq.trajectory import Closed, Observed, Prompt, Sampled, Stop
 from rollq_worker.episode.loop import MAX_MALFORMED
 from rollq_worker.failures import DeadlineExceeded
-from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
+from rollq_worker.fakes import (
+    END,
+    REFUSED,
+    FakeEngine,
+    FakeEnvironment,
+    FakeJournal,
+    FakeRenderer,
+    FakeUser,
+    char_ids,
+)
 from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation, ReadTurn
 from tests.rollq.samples import decoded, encoded
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes, run
@@ -94,6 +103,17 @@ def test_history_by_the_template_opens_a_trace_where_it_rewrites():
     assert [m["role"] for m in trajectory.messages] == (
         ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"]
     )
+
+
+def test_a_turn_that_the_template_refuses_ends_the_episode_and_not_the_job():
+    texts = [CALL, f"{REFUSED} and?", CALL]
+    trajectory = play_with_fakes(engine=FakeEngine(texts), user=FakeUser(["hello", "go on"]), history=History.TEMPLATE)
+    assert (trajectory.stop, trajectory.reward, trajectory.turns) == (Stop.MALFORMED, 0.0, 2)
+    last = trajectory.events[-2]
+    assert isinstance(last, Observed) and not last.ids and last.errors == (f"{REFUSED} is refused",)
+    assert [reply["content"] for reply in last.replies] == ["go on"]
+    kept = play_with_fakes(engine=FakeEngine(texts), user=FakeUser(["hello", "go on"]))
+    assert kept.turns > 2 and not any(event.errors for event in kept.events if isinstance(event, Observed))
 
 
 class Broken(FakeEnvironment):

@@ -5,13 +5,27 @@ from itertools import pairwise
 
 import pytest
 
-from rollq_worker.tokens.selfcheck.bridge_comparison import MOVED, UNLIKE_FIRST, Finding, Match
+from rollq_worker.tokens.selfcheck.bridge_comparison import (
+    LEFT_OUT,
+    MOVED,
+    OTHER_IDS,
+    UNLIKE_FIRST,
+    Finding,
+    Match,
+)
 from rollq_worker.tokens.selfcheck.check import check, checked_renderer
 from rollq_worker.tokens.selfcheck.conversations import LONG_CONVERSATIONS, Conversations, Edge
-from tests.rollq_worker.tokens.expected_edges import EXACT, REPLY_EDGES, rewritten, unsupported
+from tests.rollq_worker.tokens.expected_edges import (
+    EXACT,
+    REASONED_EDGES,
+    REPLY_EDGES,
+    rewritten,
+    same_text,
+    unsupported,
+)
 from tests.rollq_worker.tokens.messages import TOOLS
-from tests.rollq_worker.tokens.models import DEEPSEEK, RealTemplates, tokenizer_with
-from tests.rollq_worker.tokens.template_habits import HABITS, HEADER, TOOL, USER, chatml
+from tests.rollq_worker.tokens.models import DEEPSEEK, THINK, RealTemplates, tokenizer_with
+from tests.rollq_worker.tokens.template_habits import HABITS, HEADER, TOOL, TURN, USER, chatml
 
 COUNT = "{%- set ns = namespace(n=0) %}"
 ONE_MORE = "{% set ns.n = ns.n + 1 %}"
@@ -111,3 +125,42 @@ def test_long_conversations_hold_every_edge_three_times_and_in_mixed_orders():
     assert {(Edge.MALFORMED, Edge.MALFORMED), (Edge.CALL, Edge.MALFORMED)} <= followed
     assert (Edge.MULTILINE_RESULT, Edge.CALL) in followed
     assert answered_at_length == {"tool", "user"}
+
+
+def test_neighbouring_calls_differ_and_turns_reason_behind_users_and_results():
+    conversations = Conversations(TOOLS)
+    exchange = conversations.after(conversations.opening, Edge.CALLS, "")
+    calls = exchange.turn["tool_calls"]
+    for one, other in pairwise(calls):
+        assert one["id"] != other["id"] and one["function"]["name"] != other["function"]["name"]
+        assert one["function"]["arguments"] != other["function"]["arguments"]
+    assert [reply["tool_call_id"] for reply in exchange.replies] == [call["id"] for call in calls]
+    before = {exchange.history[-1]["role"] for exchange in conversations.short(Edge.REASONED_REPLY, "key")}
+    assert before == {"user", "tool"}
+
+
+def test_a_line_break_on_both_sides_of_the_header_is_the_same_text_in_other_ids():
+    """Qwen3.5's header opens reasoning with a line break, and a turn without any begins with another one."""
+    turn = TURN.replace("{{ m.content }}", "<think>\n{{ m.reasoning_content }}\n</think>\n\n{{ m.content }}")
+    template = chatml(turn=turn, header=HEADER.replace("{% endif %}", "<think>\n{% endif %}"))
+    tokenizer = tokenizer_with("opens reasoning", template, THINK)
+    assert len(tokenizer.encode("\n\n")) == 1
+    found = check(tokenizer, TOOLS).edges
+    assert {edge: found[edge].match for edge in Edge} == (
+        EXACT | same_text(*(set(Edge) - {Edge.OPEN, *REASONED_EDGES}))
+    )
+    assert found[Edge.REPLY] == Finding(Match.SAME_TEXT, OTHER_IDS)
+
+
+def test_a_call_that_the_template_leaves_out_is_found():
+    first_only = TURN.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+    assert check(tokenizer_with("first", chatml(turn=first_only)), TOOLS).edges[Edge.CALLS] == Finding(
+        Match.REWRITE, LEFT_OUT
+    )
+
+
+def test_reasoning_that_is_left_out_right_behind_a_user_is_found():
+    """Some templates keep reasoning of turns that tools answer, and leave out that of a reply to a user."""
+    own = "{{ m.content.split('</think>')[-1] if loop.previtem.role == 'user' and not m.tool_calls else m.content }}"
+    found = check(tokenizer_with("behind users", chatml(turn=TURN.replace("{{ m.content }}", own))), TOOLS).edges
+    assert {edge: one.match for edge, one in found.items()} == EXACT | rewritten(Edge.REASONED_REPLY)

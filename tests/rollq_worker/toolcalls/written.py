@@ -1,0 +1,97 @@
+"""A turn with one call in every format, as the chat templates write it."""
+
+import json
+from collections.abc import Mapping
+
+from rollq.job import Json
+from rollq_worker.toolcalls.format_tests import Write
+from tests.rollq_worker.toolcalls.turns.markup_formats import dsml
+from tests.rollq_worker.toolcalls.turns.token_formats import (
+    deepseek_call,
+    deepseek_section,
+    gemma_call,
+    kimi_call,
+    kimi_section,
+)
+
+Arguments = Mapping[str, Json]
+
+
+def as_json(arguments: Arguments) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def bare(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def coder(tag: str) -> Write:
+    def write(name: str, arguments: Arguments) -> str:
+        inside = "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items())
+        return f"<{tag}>\n<function={name}>\n{inside}</function>\n</{tag}>"
+
+    return write
+
+
+def glm(name: str, arguments: Arguments) -> str:
+    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n" for key, value in arguments.items())
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def minimax(name: str, arguments: Arguments) -> str:
+    inside = "".join(f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items())
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{inside}</invoke>\n</minimax:tool_call>'
+
+
+def deepseek_v32(name: str, arguments: Arguments) -> str:
+    kinds = {key: json.dumps(isinstance(value, str)) for key, value in arguments.items()}
+    parameters = (
+        f'<DSML:parameter name="{key}" string="{kinds[key]}">{bare(value)}</DSML:parameter>'
+        for key, value in arguments.items()
+    )
+    return dsml(*parameters, name=name)
+
+
+def gemma_value(value: Json) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f'<|"|>{key}<|"|>:{gemma_value(item)}' for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma_value, value)) + "]"
+    return json.dumps(value)
+
+
+def in_python(name: str, arguments: Arguments) -> str:
+    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+WRITE: Mapping[str, Write] = {
+    "hermes": lambda name, arguments: (
+        f'<tool_call>\n{{"name": "{name}", "arguments": {as_json(arguments)}}}\n</tool_call>'
+    ),
+    "qwen3_coder": coder("tool_call"),
+    "seed": coder("seed:tool_call"),
+    "llama3": lambda name, arguments: f'{{"name": "{name}", "parameters": {as_json(arguments)}}}',
+    "mistral": lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}",
+    "glm45": glm,
+    "deepseek_v31": lambda name, arguments: deepseek_section(deepseek_call(as_json(arguments), name)),
+    "deepseek_v32": deepseek_v32,
+    "kimi_k2": lambda name, arguments: kimi_section(kimi_call(as_json(arguments), f"functions.{name}:0")),
+    "minimax_m2": minimax,
+    "gpt_oss": lambda name, arguments: (
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}"
+    ),
+    "gemma4": lambda name, arguments: gemma_call(gemma_value(arguments)[1:-1], name),
+    "cohere": lambda name, arguments: (
+        f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "{name}", "parameters": {as_json(arguments)}}}]'
+        "<|END_ACTION|>"
+    ),
+    "granite3": lambda name, arguments: f'<|tool_call|>[{{"name": "{name}", "arguments": {as_json(arguments)}}}]',
+    "nemotron_v2": lambda name, arguments: (
+        f'<TOOLCALL>[{{"name": "{name}", "arguments": {as_json(arguments)}}}]</TOOLCALL>'
+    ),
+    "apertus": lambda name, arguments: f'<|tools_prefix|>[{{"{name}": {as_json(arguments)}}}]<|tools_suffix|>',
+    "lfm2": lambda name, arguments: f"<|tool_call_start|>{in_python(name, arguments)}<|tool_call_end|>",
+    "pythonic": in_python,
+}

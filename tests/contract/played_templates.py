@@ -119,8 +119,9 @@ class PerfectPolicy:
         text = whole[self._common(header, whole) :]
         opened, closed = map(re.escape, self._think)
         text = re.sub(rf"\A\s*(?:{opened})?\s*{closed}\s*", "", text)
-        ends = (*family.stops, *family.template_ends)
-        cut, end = max((text.rfind(end), end) for end in ends)
+        stops = [(text.find(stop), stop) for stop in family.stops if stop in text]
+        ends = [(text.rfind(end), end) for end in family.template_ends if end in text]
+        cut, end = min(stops, default=max(ends, default=(-1, "")))
         if said and said in text:  # some templates write more control tokens behind it
             cut = text.find(said) + len(said)
         return (text[:cut], end) if cut >= 0 else (text.rstrip("\n"), "")

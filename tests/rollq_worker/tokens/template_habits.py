@@ -24,6 +24,7 @@ from tests.rollq_worker.tokens.models import (
     LLAMA,
     MISTRAL,
     NEMOTRON,
+    THINK,
     tokenizer_with,
 )
 
@@ -65,6 +66,11 @@ HIDING = TURN.replace(
     "{{ m.content }}",
     "{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
 )
+
+LFM = [
+    *["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>", "<|tool_list_end|>"],
+    *["<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>"],
+]
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,6 @@ HABITS: dict[str, Habit] = {
     "no system prompt": Habit(
         "{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
         + chatml(),
-        EXACT | unsupported(*Edge),
     ),
     "the system prompt moves": Habit(
         chatml(
@@ -235,10 +240,7 @@ HABITS: dict[str, Habit] = {
         chatml(system=SYSTEM.replace("{{ t | tojson }}", "")),
         EXACT | unsupported(Edge.OPEN),
     ),
-    "leaves out the system prompt": Habit(
-        chatml(system=SYSTEM.replace("messages[0].content", "''")),
-        EXACT | unsupported(Edge.OPEN),
-    ),
+    "leaves out the system prompt": Habit(chatml(system=SYSTEM.replace("messages[0].content", "''"))),
     "arguments as a string": Habit(
         chatml(turn=TURN.replace("c.function.arguments | tojson", "'' + c.function.arguments")),
     ),
@@ -346,6 +348,49 @@ HABITS: dict[str, Habit] = {
         "{% if add_generation_prompt %}<|assistant_start|>{% endif %}",
         EXACT | rewritten(Edge.SECOND_CALL, Edge.REPLY_AFTER_CALL, Edge.REASONED_SECOND_CALL, Edge.REASONED_REPLY),
         APERTUS,
+    ),
+    # Gemma 2: users and turns alternate, no system prompt, no tools
+    "gemma": Habit(
+        "<bos>{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}"
+        "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+        "{%- if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+        added=["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"],
+    ),
+    # Phi-3: roles that it does not know are left out; the end of the text is marked
+    "phi3": Habit(
+        "{%- for m in messages %}{%- if m.role in ['system', 'user', 'assistant'] %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+        "{{ '<|assistant|>\n' if add_generation_prompt else '<|endoftext|>' }}",
+        added=["<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"],
+    ),
+    # LFM2: lists the tools, and takes calls as words of the turn
+    "lfm2": Habit(
+        "<|startoftext|>{% if messages[0].role == 'system' or tools %}<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' }}"
+        "{% if tools %}\nList of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}<|im_end|>\n{% endif %}"
+        "{%- for m in messages %}{%- if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+        "{{ '<|tool_response_start|>' + m.content + '<|tool_response_end|>' if m.role == 'tool' else m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        added=LFM,
+    ),
+    # LFM2.5: writes calls as in Python, and drops old thoughts
+    "lfm2.5": Habit(
+        "<|startoftext|>{% set ns = namespace(last=-1) %}{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+        "<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' }}\nList of tools: {{ tools | tojson if tools }}<|im_end|>\n"
+        "{%- for m in messages %}{%- if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+        "{% if m.thinking and (preserve_thinking or loop.index0 > ns.last) %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content }}"
+        "{%- if m.tool_calls %}<|tool_call_start|>[{% for c in m.tool_calls %}{{ ', ' if not loop.first }}{{ c.function.name }}("
+        "{%- for k, v in c.function.arguments.items() %}{{ ', ' if not loop.first }}{{ k }}={{ '\\'' + v + '\\'' if v is string else v | tojson }}{% endfor %}){% endfor %}]<|tool_call_end|>{% endif %}"
+        "<|im_end|>\n{% endif %}{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        added=[*LFM, *THINK],
+    ),
+    # R1's distilled models: the end of a turn is missing behind its first call
+    "deepseek-r1": Habit(
+        "<｜begin▁of▁sentence｜>{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}{%- for m in messages %}"
+        "{%- if m.role == 'user' %}<｜User｜>{{ m.content }}{% endif %}"
+        "{%- if m.role == 'assistant' and m.content is not none %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}<｜end▁of▁sentence｜>{% endif %}"
+        "{%- if m.role == 'tool' %}<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{% endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}",
+        EXACT | rewritten(*(set(Edge) - {Edge.OPEN})),
+        DEEPSEEK,
     ),
 }
 REFUSED: dict[str, tuple[str, str]] = {

@@ -31,6 +31,13 @@ UNITS = {
     "granite3": ["<|tool_call|>", "<|tool_call|>[{", '<|tool_call|>[{"name": "f"}] ', '<|tool_call|>["'],
     "nemotron_v2": ["<TOOLCALL>", '<TOOLCALL>[{"name": "f"}', '<TOOLCALL>["'],
     "apertus": ["<|tools_prefix|>", '<|tools_prefix|>[{"f": {}}', '<|tools_prefix|>["', "<|inner_prefix|>"],
+    "lfm2": [
+        "<|tool_call_start|>",
+        "<|tool_call_start|>[f(s='",
+        "<|tool_call_start|>[f(l=[",
+        "<|tool_call_start|>[f()]",
+    ],
+    "pythonic": ["<|python_start|>", "\n[f(", "\n[f(s='", "\n[f(l=[", "\n[f()]"],
     "gemma4": ["<|tool_call>", "<|tool_call>call:f{", '<|tool_call>call:f{s:<|"|>', "<|tool_call>call:f{l:["],
 }
 ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]

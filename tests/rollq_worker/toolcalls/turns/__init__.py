@@ -8,6 +8,7 @@ from tests.rollq_worker.toolcalls.turns.list_formats import (
     NEMOTRON_TURNS,
 )
 from tests.rollq_worker.toolcalls.turns.markup_formats import CODER_TURNS, GLM_TURNS, MINIMAX_TURNS, V32_TURNS
+from tests.rollq_worker.toolcalls.turns.pythonic_formats import LFM2_TURNS, PYTHONIC_TURNS
 from tests.rollq_worker.toolcalls.turns.token_formats import DEEPSEEK_TURNS, GEMMA_TURNS, HARMONY_TURNS, KIMI_TURNS
 from tests.rollq_worker.toolcalls.turns.turn import TOOLS, Turn
 
@@ -27,5 +28,7 @@ TURNS = [
     *APERTUS_TURNS,
     *GRANITE_TURNS,
     *NEMOTRON_TURNS,
+    *LFM2_TURNS,
+    *PYTHONIC_TURNS,
 ]
 __all__ = ["TOOLS", "TURNS", "Turn"]

@@ -103,6 +103,8 @@ class _Cursor:
         if (found := _WORD.match(self.text, self.at)) and found[0] in CONSTANTS:
             self.at = found.end()
             return CONSTANTS[found[0]]
+        if opened in ("'", '"'):
+            raise _Unreadable(f"The tool call is not valid: a string has no closing quote. It is cut off. {_FORM}")
         raise self.wrong("expected a value: a string in quotes, a number, True, False, None, a list or an object")
 
     def items(self, close: str, depth: int) -> list[Json]:

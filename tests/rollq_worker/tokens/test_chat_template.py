@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import GIVEN_TO_TEMPLATES
 from rollq_worker.tokens.chat_template import TODAY, ChatTemplate
+from rollq_worker.tokens.training_templates import template_text, training_templates
 from tests.rollq_worker.tokens.models import NAMES, RealTemplates
 from tests.rollq_worker.tokens.template_habits import HABITS, chatml
 
@@ -120,6 +121,11 @@ def test_real_templates_are_rendered_as_transformers_does(
 @pytest.mark.parametrize("name", [name for name in HABITS if "append(" not in HABITS[name].template])
 def test_habits_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
     assert compare(HABITS[name].template, monkeypatch) >= 4
+
+
+@pytest.mark.parametrize("name", training_templates())
+def test_training_templates_are_rendered_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch):
+    assert compare(template_text(name), monkeypatch) >= 12
 
 
 CORNERS = {

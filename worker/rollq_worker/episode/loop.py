@@ -233,14 +233,10 @@ class _Episode:
         rewritten: Prompt | None = None
         if stop is None and turn + 1 < self.job.budget.max_turns:
             try:
-                rewritten = self.rewrite(message, replies)
+                ids, rewritten, stop = self.next_prompt(message, replies)
             except TurnRefused as e:
                 # A server could not show these words to the policy either, so they end the episode without reward.
                 stop, read = Stop.MALFORMED, replace(read, errors=(*read.errors, str(e)))
-            else:
-                ids = self.bridge(message, replies) if rewritten is None else ids
-                if not self.fits(ids, rewritten):
-                    ids, rewritten, stop = array("I"), None, Stop.LENGTH
         self.ids.extend(ids)
         self.log.messages += [message, *replies]
         self.record(
@@ -261,6 +257,13 @@ class _Episode:
             self.ids = array("I", rewritten.ids)
             self.record(rewritten)
         return stop
+
+    def next_prompt(self, message: Message, replies: list[Message]) -> tuple[array[int], Prompt | None, Stop | None]:
+        """The bridge to the next turn, or the prompt of the new trace that it opens; neither, and why the episode ends,
+        where there is no room for a turn. Raises TurnRefused."""
+        rewritten = self.rewrite(message, replies)
+        ids = self.bridge(message, replies) if rewritten is None else array("I")
+        return (ids, rewritten, None) if self.fits(ids, rewritten) else (array("I"), None, Stop.LENGTH)
 
     def fits(self, bridge: array[int], rewritten: Prompt | None) -> bool:
         """Whether there is room for another turn."""

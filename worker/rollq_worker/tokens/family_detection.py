@@ -76,10 +76,10 @@ def family_of(tokenizer: Tokenizer, tools: bool = True) -> Family:
         family, complete = _that_calls(tokenizer)
         found = family if complete else _with_written_calls(tokenizer) or family
     except JobFailure:
-        written = _with_written_calls(tokenizer) or (None if tools else _without_calls(tokenizer))
-        if written is None:
+        written = _with_written_calls(tokenizer)
+        if written is None and tools:
             raise
-        found = written
+        found = written or _without_calls(tokenizer)
     return replace(found, system_in_user=_takes_no_system(tokenizer))
 
 
@@ -160,11 +160,18 @@ def _with_written_calls(tokenizer: Tokenizer) -> Family | None:
     return None
 
 
-def _without_calls(tokenizer: Tokenizer) -> Family | None:
-    """A record for conversations without tools: where turns end, and the tags of reasoning that the vocabulary has."""
+def _without_calls(tokenizer: Tokenizer) -> Family:
+    """A record for conversations without tools: where turns end, and the tags of reasoning that the vocabulary has.
+
+    Raises JobFailure.
+    """
     end = _end_of_turn(tokenizer, tools=())
     if not end:
-        return None
+        _render(tokenizer, [{"role": "assistant", "content": "a"}], False, ())  # raises where it cannot be rendered
+        raise JobFailure(
+            f"the chat template of {tokenizer.name} ends turns with none of the control tokens of the vocabulary, so"
+            " nothing would stop a turn: correct the template, or use another model"
+        )
     tags = ((name, reader.think) for name, reader in readers().items())
     named = next((name for name, think in tags if think != THINK and think[1] in tokenizer.added_tokens), NO_CALLS)
     parser = NO_CALLS if THINK[1] in tokenizer.added_tokens else named

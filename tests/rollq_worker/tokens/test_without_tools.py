@@ -1,0 +1,162 @@
+"""Templates that know no tools: environments without tools, and calls written as text."""
+
+import json
+
+import pytest
+
+from rollq.errors import JobFailure
+from rollq.job import Job
+from rollq.trajectory import Observed, Prompt, Stop, Trajectory
+from rollq_worker.episode.loop import play
+from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
+from rollq_worker.process.attempts.renderer_cache import RendererCache
+from rollq_worker.process.startup_checks import stop_ids
+from rollq_worker.protocols import Action
+from rollq_worker.tokens.family_detection import family_of
+from rollq_worker.tokens.missing_roles import write_calls
+from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck.check import check
+from rollq_worker.tokens.selfcheck.conversations import WITHOUT_TOOLS
+from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.toolcalls import PARSERS
+from tests.rollq_worker.tokens.models import tokenizer_with
+from tests.rollq_worker.tokens.scripted_engine import Piece, ScriptedEngine
+from tests.rollq_worker.tokens.template_habits import HABITS
+from tests.rollq_worker.toolcalls.turns import TOOLS
+from tests.rollq_worker.toolcalls.turns.turn import FULL
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+USERS_ONLY = CHATML.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if m.role == 'tool' or m.tool_calls %}{{ raise_exception('no tools') }}{% endif %}",
+)
+TEXT_CALLS = ["gemma", "phi3", "lfm2", "deepseek-r1"]
+"""Templates that leave calls out."""
+
+
+def habit(name: str) -> Tokenizer:
+    return HABITS[name].tokenizer(name)
+
+
+def episode(tokenizer: Tokenizer, *texts: str, **more: str) -> Trajectory:
+    """An episode of an environment without tools, as a worker plays it; the third message ends it."""
+    job = Job(run="r", group="g", env="fake", task=0, **more)
+    environment = FakeEnvironment(tools=())
+    return play(
+        job,
+        engine=ScriptedEngine([Piece(tokenizer.encode(text)) for text in texts]),
+        renderer=RendererCache(tokenizer).get(job, environment.tools),
+        environment=environment,
+        user=FakeUser(["hello", "go on"]),
+        journal=FakeJournal(),
+    )
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+@pytest.mark.parametrize("template", [CHATML, USERS_ONLY])
+def test_an_environment_without_tools_needs_no_format_of_calls(template: str, history: str) -> None:
+    tokenizer = tokenizer_with("chatml", template)
+    trajectory = episode(tokenizer, "<think>hm</think>Hi.<|im_end|>", "Bye.<|im_end|>", history=history)
+    assert trajectory.stop is Stop.DONE
+    assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert trajectory.messages[2]["content"] == "Hi."
+    assert stop_ids(tokenizer) == (tokenizer.added_tokens["<|im_end|>"],)
+
+
+@pytest.mark.parametrize(
+    "turn", ["<think>never closed", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", "<tool_call>"]
+)
+@pytest.mark.parametrize("name", ["plain", "lfm2.5", "gemma", "phi3", "llama-3.2", "kimi-k2", "users only"])
+def test_no_turn_kills_a_job_without_tools(name: str, turn: str) -> None:
+    """Not even a call that the model makes up: there is no tool message that the template would have to take."""
+    tokenizer = tokenizer_with(name, USERS_ONLY) if name == "users only" else habit(name)
+    end = tokenizer.decode([ChatRenderer(tokenizer).stop_ids[0]])
+    trajectory = episode(tokenizer, *[turn + end] * 4)
+    assert trajectory.stop in (Stop.DONE, Stop.MALFORMED)
+    assert "tool" not in {message["role"] for message in trajectory.messages}
+
+
+def test_the_self_check_without_tools_has_the_edges_of_users_alone() -> None:
+    assert tuple(check(habit("plain"), []).edges) == WITHOUT_TOOLS
+    family = check(tokenizer_with("chatml", USERS_ONLY), []).family
+    assert (family.name, family.parser, family.stops) == ("other (no calls)", "no_calls", ("<|im_end|>",))
+
+
+def test_with_tools_the_same_template_is_refused() -> None:
+    with pytest.raises(JobFailure, match="leaves an assistant's tool calls out"):
+        check(tokenizer_with("chatml", CHATML), TOOLS)
+
+
+def test_turns_must_end_with_a_control_token() -> None:
+    template = CHATML.replace("<|im_end|>", "\n\n").replace("<|im_start|>", "### ")
+    with pytest.raises(JobFailure, match="nothing would stop a turn"):
+        family_of(tokenizer_with("markdown", template), tools=False)
+
+
+def test_the_system_prompt_stands_before_the_users_first_message() -> None:
+    tokenizer = habit("gemma")
+    trajectory = episode(tokenizer, "Hi.<end_of_turn>", "Bye.<end_of_turn>")
+    opened = next(event for event in trajectory.events if isinstance(event, Prompt))
+    assert (
+        tokenizer.decode(opened.ids) == "<bos><start_of_turn>user\npolicy\n\nhello<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert opened.messages[0]["role"] == "system"  # only the template is shown another form
+
+
+@pytest.mark.parametrize("name", TEXT_CALLS)
+def test_calls_in_the_history_are_what_the_reader_reads(name: str) -> None:
+    family = family_of(habit(name))
+    assert family.call_text is not None
+    calls = [{"function": {"name": "f", "arguments": FULL}}, {"function": {"name": "g", "arguments": {}}}]
+    read = PARSERS[family.parser](write_calls(calls, family.call_text), False, TOOLS)
+    assert list(read.calls) == [Action("f", FULL), Action("g", {})] and not read.errors
+
+
+@pytest.mark.parametrize("name", [*TEXT_CALLS, "lfm2.5"])
+def test_control_tokens_of_others_stay_text(name: str) -> None:
+    """In the system prompt, the tools, users' messages, results and in calls that are written again."""
+    tokenizer = habit(name)
+    renderer = ChatRenderer(tokenizer, TOOLS)
+    for token in tokenizer.added_tokens:
+
+        def count(text: str, token: str = token) -> int:
+            schema = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "description": text}}]
+            calls = [{"id": "call00000", "function": {"name": "f", "arguments": json.dumps({"s": text})}}]
+            call = {"role": "assistant", "content": "", "tool_calls": calls}
+            result = {"role": "tool", "tool_call_id": "call00000", "content": text}
+            messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
+            ids = renderer.open([*messages, call, result], schema) + renderer.bridge(call, [result])
+            return ids.count(tokenizer.added_tokens[token])
+
+        assert count(f"a {token} b") == count("a b"), token
+
+
+def test_results_of_one_turn_are_one_message_of_the_user() -> None:
+    """Gemma's users and turns alternate."""
+    tokenizer = habit("gemma")
+    calls = [{"id": f"call{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"call{n}", "content": str(n)} for n in range(2)]
+    bridge = ChatRenderer(tokenizer, TOOLS).bridge({"role": "assistant", "content": "", "tool_calls": calls}, results)
+    shown = "".join(f"<tool_response>\n{n}\n</tool_response>\n" for n in range(2)).rstrip()
+    assert tokenizer.decode(bridge) == f"\n<start_of_turn>user\n{shown}<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:
+    tokenizer = habit("gemma")
+    job = Job(run="r", group="g", env="fake", task=0)
+    environment = FakeEnvironment()
+    texts = ["[add(", "[add(a=1)]", "Done."]
+    trajectory = play(
+        job,
+        engine=ScriptedEngine([Piece(tokenizer.encode(f"{text}<end_of_turn>")) for text in texts]),
+        renderer=RendererCache(tokenizer).get(job, environment.tools),
+        environment=environment,
+        user=FakeUser(),
+        journal=FakeJournal(),
+    )
+    first, second, *_ = (event for event in trajectory.events if isinstance(event, Observed))
+    assert "cut off" in first.errors[0] and "Error: " in tokenizer.decode(first.ids)
+    assert [action["name"] for action in second.actions] == ["add"] and trajectory.reward == 1.0

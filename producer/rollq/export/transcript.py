@@ -70,7 +70,7 @@ class Transcript:
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
         yield self._coloured(role, f"{clean(role):<9}") + (f" {self._coloured('label', note)}" if note else "")
-        for line in clean(clip(str(message.get("content") or ""))).splitlines():
+        for line in clean(clip(shown_text(message.get("content")))).splitlines():
             yield f"  {self._coloured(role, line)}"
         for call in message.get("tool_calls") or ():
             function = call.get("function", {})
@@ -92,6 +92,17 @@ def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
 def span_note(turn: int, logprobs: Sequence[float]) -> str:
     mean = sum(logprobs) / len(logprobs)
     return f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest {min(logprobs):.3f}"
+
+
+def shown_text(content: Any) -> str:
+    """The text of a message's content; an image is its size and the start of its hash."""
+    if not isinstance(content, list):
+        return str(content or "")
+    lines = []
+    for part in content:
+        size = f"{part.get('width')} x {part.get('height')}, sha256 {str(part.get('sha256'))[:12]}"
+        lines.append(f"[image {size}]" if part.get("type") == "image" else str(part.get("text") or ""))
+    return "\n".join(lines)
 
 
 def clip(text: str) -> str:

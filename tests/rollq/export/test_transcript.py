@@ -86,3 +86,10 @@ def test_labels_are_shown() -> None:
     labelled = replace(trajectory, job=replace(trajectory.job, labels={"uid": "a-7"}))
     assert 'labels    {"uid": "a-7"}' in shown(record(labelled))
     assert "labels" not in shown(record(trajectory))
+
+
+def test_an_image_is_its_size_and_hash() -> None:
+    found = record(played(0, 0, 1.0))
+    part = {"type": "image", "sha256": "0123456789abcdef", "mime": "image/png", "width": 300, "height": 20, "bytes": 9}
+    found["messages"] = [{"role": "tool", "content": [{"type": "text", "text": "Here:"}, part]}]
+    assert "  Here:\n  [image 300 x 20, sha256 0123456789ab]" in shown(found)

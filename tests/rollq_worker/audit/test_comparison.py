@@ -41,6 +41,13 @@ def test_what_a_prefill_does_not_apply_is_skipped(sampling: dict[str, Any]) -> N
     assert not scorer.calls
 
 
+def test_what_saw_images_is_skipped() -> None:
+    part = {"type": "image", "sha256": "ab", "mime": "image/png", "width": 4, "height": 4, "bytes": 70}
+    scorer, with_images = FakeScorer(), [{"role": "user", "content": [part]}]
+    found = audit(record(messages=with_images), scorer=scorer)
+    assert found["by_reason"] == {"sampled with images": 8} and not scorer.calls
+
+
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}, {"repetition_penalty": 1.0}])
 def test_what_changes_no_logprob_is_compared(sampling: dict[str, Any]) -> None:
     assert audit(record(sampling=sampling))["verdict"] == "ok"

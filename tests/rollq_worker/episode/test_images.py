@@ -1,7 +1,7 @@
 """Images in an episode: by reference in messages, all of them in every request, their files beside the journal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from rollq.errors import ContractError, EnvironmentFailure, JobFailure
 from rollq.images import IMAGES, ImageRef, images_by_hash, images_of_segments, references, text_of
 from rollq.job import History
 from rollq.trajectory import Event, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq.wire.codec import encode_event, read_trajectory
+from rollq.wire.extras import decode_extra, encode_extra
 from rollq_worker.episode import images
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
@@ -102,6 +104,13 @@ class TestFiles:
         assert trajectory.extras[IMAGES].data == ONE.data + TWO.data
         assert images_by_hash(trajectory) == {ONE.reference.sha256: ONE.data, TWO.reference.sha256: TWO.data}
         assert images_of_segments(trajectory) == [[ONE.data, TWO.data, ONE.data]]
+
+    def test_the_wire_gives_them_back(self) -> None:
+        played = play_with_fakes(CALL, "done", environment=Gallery())
+        events = [encode_event(event, "r/g/0") for event in played.events]
+        extras = {IMAGES: decode_extra(encode_extra(played.extras[IMAGES], "x"), "x")}
+        read = replace(read_trajectory(played.job, played.header, events), extras=extras)
+        assert images_of_segments(read) == images_of_segments(played) == [[ONE.data, TWO.data]]
 
     def test_rows_have_the_images_of_their_own_trace(self) -> None:
         user = FakeUser(("hello", "and then?"))

@@ -1,19 +1,25 @@
 """Image tokens: as many as the model's own image processor makes, and only where an environment shows an image."""
 
+import io
+import json
 from array import array
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image as Pillow
 
 from rollq.errors import JobFailure
 from rollq.images import content_with
 from rollq.trajectory import Message
 from rollq_worker.tokens.images import MAX_RATIO, ImageTokens
 from rollq_worker.tokens.renderer import ChatRenderer
+from rollq_worker.tokens.selfcheck.check import checked_renderer
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+from rollq_worker.tokens.training_templates import template_text
 from tests.rollq_worker.pictures import file_of, image, vision_tokenizer, write_vision_tokenizer
 from tests.rollq_worker.tokens.models import tokenizer_with
 
@@ -27,9 +33,11 @@ PAD = "<|image_pad|>"
 sides = st.integers(1, 3000)
 
 
-def real_processor(**options: Any) -> Any:
-    module = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
-    return module.Qwen2VLImageProcessorPil(**options)
+@cache
+def real_processor(config: str) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(**json.loads(config))
 
 
 def said(role: str, text: str, *sizes: tuple[int, int]) -> Message:
@@ -63,17 +71,15 @@ class TestCount:
             with pytest.raises(JobFailure, match="no side may be"):
                 ours.length(width, height)
             return
-        patches = real_processor(**config).get_number_of_image_patches(height, width, {})
+        patches = real_processor(json.dumps(config)).get_number_of_image_patches(height, width, {})
         assert ours.length(width, height) == patches // 4
 
     @pytest.mark.parametrize("size", [(1, 1), (5, 900), (28, 28), (41, 43), (223, 225), (640, 480)])
     def test_is_that_of_a_whole_image(self, size: tuple[int, int]) -> None:
-        import io
-
-        from PIL import Image as Pillow
-
         config = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 262144}}
-        found = real_processor(**config)(images=[Pillow.open(io.BytesIO(file_of(*size)))], return_tensors="np")
+        found = real_processor(json.dumps(config))(
+            images=[Pillow.open(io.BytesIO(file_of(*size)))], return_tensors="np"
+        )
         assert ImageTokens(vision_tokenizer(**config)).length(*size) == found["image_grid_thw"][0].prod() // 4
 
 
@@ -118,6 +124,22 @@ class TestRendering:
     def test_without_images_the_ids_are_left_alone(self) -> None:
         ids = array("I", [1, 2, 3])
         assert ImageTokens(tokenizer_with("text", "")).expand(ids, [said("user", "u")]) is ids
+
+
+class TestQwen25VL:
+    """The training template: the model's own knows no tools."""
+
+    renderer = checked_renderer(vision_tokenizer(template_text("qwen2.5-vl")), [LOOK])
+
+    def test_images_are_shown_in_results(self) -> None:
+        before = [said("system", "s"), said("user", "u", (56, 56))]
+        after = [*before, CALL, said("tool", "Here:", (84, 56), (56, 56))]
+        first = self.renderer.open(before, [LOOK])
+        turn = self.renderer.tokenizer.encode('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>')
+        bridge = self.renderer.bridge(CALL, [after[3]], turn[-1])
+        assert first + turn + bridge == self.renderer.open(after, [LOOK])
+        shown = "".join(f"<|vision_start|>{PAD * count}<|vision_end|>" for count in (6, 4))
+        assert f"<tool_response>\nHere:{shown}\n</tool_response>" in text_of(self.renderer.tokenizer, bridge)
 
 
 class TestModels:

@@ -16,6 +16,7 @@ from itertools import accumulate, compress, groupby
 from pathlib import Path
 
 from rollq.errors import ContractError, SettingsError
+from rollq.images import references
 from rollq.job import Json
 from rollq.trajectory import Finish
 from rollq_worker.audit.token_classes import SampledTurn
@@ -53,6 +54,8 @@ class ExportedTrajectory:
     calls: Sequence[bool]
     """For each turn that has a message, whether it called a tool."""
     sampling: Mapping[str, Json]
+    images: bool = False
+    """Whether the policy saw images. The file has their references only, and scoring needs the images themselves."""
 
     def turns(self) -> Iterator[SampledTurn]:
         """The sampled tokens of each turn, in order."""
@@ -88,7 +91,9 @@ class ExportedTrajectory:
 
     @property
     def incomparable(self) -> str:
-        """The sampling parameter because of which the tokens cannot be compared; empty when they can."""
+        """What keeps the tokens from being compared, images or a sampling parameter; empty when they can be."""
+        if self.images:
+            return "images"
         for name, neutral in CHANGES_LOGPROBS.items():
             if (value := self.sampling.get(name)) and value != neutral:
                 return name
@@ -131,6 +136,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             pieces=_pieces(record),
             calls=[bool(m.get("tool_calls")) for m in record.get("messages", []) if m["role"] == "assistant"],
             sampling=dict(record.get("sampling") or {}),
+            images=bool(references(record.get("messages", []))),
         )
         _check(trajectory)
     except KeyError as e:

@@ -83,6 +83,10 @@ class ImageTokens:
                 f"{name}: rollq does not know how many tokens an image takes with the image processor {kind!r} of"
                 f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
             )
+        if self._tokenizer.given.get("add_vision_id"):
+            raise JobFailure(
+                "add_vision_id numbers the images of the whole conversation, which a bridge does not know: leave it out"
+            )
         return config
 
 

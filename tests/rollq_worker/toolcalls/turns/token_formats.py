@@ -144,6 +144,12 @@ HARMONY_TURNS = [
     harmony("half a header", "<|channel|>comm", error="outside of any channel", sglang=FRAMED),
     harmony("no channel", "<|message|>Hello.", error="no channel", sglang=FRAMED),
     harmony("only text", "Hello.", error="outside of any channel", sglang=TEXT),
+    harmony(
+        "a type without its token",
+        HARMONY_CALL.replace("<|constrain|>", ""),
+        calls=[f(s="hi")],
+        sglang="<|constrain|> must be there",
+    ),
     harmony("no namespace", HARMONY_CALL.replace("functions.", ""), calls=[f(s="hi")]),
     harmony(
         "another namespace",

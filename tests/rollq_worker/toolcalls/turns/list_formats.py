@@ -33,6 +33,7 @@ COHERE_TURNS = [
     ),
     cohere("text before", f"Well. {COHERE_CALL}", calls=[f(s="hi")], content="Well."),
     cohere("text behind", f"{COHERE_CALL} ok", calls=[f(s="hi")], content="ok", sglang=TAIL),
+    cohere("two blocks", COHERE_CALL * 2, calls=[f(s="hi"), f(s="hi")], sglang="only the first block is read"),
     cohere("no call", "Hello.", content="Hello."),
     cohere("a response", "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello.", sglang=FRAMES),
     cohere("a text", "<|START_TEXT|>Hello.<|END_TEXT|>", content="Hello.", sglang=FRAMES),

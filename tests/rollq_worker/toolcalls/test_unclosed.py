@@ -10,7 +10,7 @@ from rollq.wire.codec import decode_event, encode_event
 from rollq_worker.fakes import END, FakeRenderer
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.toolcalls.formats.hermes import HERMES
-from tests.rollq_worker.episode.episodes import run
+from tests.rollq_worker.episode.episodes import play_with_fakes, run
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 OPEN = CALL.removesuffix("</tool_call>")
@@ -52,5 +52,5 @@ def test_the_journal_keeps_it_and_a_replay_agrees():
     read = decode_event(encode_event(first, "j"), "j")
     assert isinstance(read, Observed) and read.actions == first.actions
     events = run(OPEN, OPEN, "bye", renderer=Hermes()).events[:-1]
-    again = run("bye", renderer=Hermes(), recorded=events[:4])
+    again = play_with_fakes(OPEN, OPEN, "bye", renderer=Hermes(), recorded=events[:4])
     assert [event.actions for event in observed(again)][:1] == [first.actions]

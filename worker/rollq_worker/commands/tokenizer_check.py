@@ -121,7 +121,7 @@ def _arguments(tokenizer: "Tokenizer", asked: Mapping[str, Any]) -> list[str]:
     if tokenizer.given:
         lines.append(f"given to the template: {_list(tokenizer.given)}")
     if asked:
-        lines.append(f"the template is asked to keep what was sampled: {_list(asked)}; not for jobs with history=template")
+        lines.append(f"asked to keep what was sampled: {_list(asked)}; not for jobs with history=template")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rollq.trajectory import Event
+from rollq.trajectory import Event, Trajectory
 from rollq.trajectory_extras import ExpertShape, Extra
 from rollq.wire.routed_experts import part_lengths
 
@@ -21,3 +21,9 @@ def parts(events: Sequence[Event], shape: ExpertShape = SHAPE) -> Iterator[Extra
     for length in part_lengths(events):
         yield shape.part(b"".join(row(place, shape) for place in range(start, start + length)))
         start += length
+
+
+def parts_of(trajectory: Trajectory) -> Iterator[Extra]:
+    """A part for each sampled event, of any number of traces."""
+    for length in part_lengths(trajectory.events):
+        yield SHAPE.part(b"".join(map(row, range(length))))

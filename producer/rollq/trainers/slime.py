@@ -28,6 +28,7 @@ from rollq.trainers.slime_samples import (
     group_samples,
     reward_post_process,
 )
+from rollq.trajectory_extras import ROUTED_EXPERTS
 
 __all__ = ["DataSource", "generate_rollout", "reward_post_process"]
 
@@ -35,7 +36,6 @@ PREFIX = "rollq_"
 """How the names of the settings begin."""
 REFUSED = {
     "rollout_top_p": (1.0, "slime trains on the token ids that its own engine kept, which no rollq record has"),
-    "use_rollout_routing_replay": (False, "a record has no routed experts that slime could replay"),
     "partial_rollout": (False, "workers go on with an interrupted turn by themselves"),
     "group_rm": (False, "the environment grades, or the function that rollq_reward names"),
     "custom_rm_path": (None, "the environment grades, or the function that rollq_reward names"),
@@ -113,6 +113,7 @@ class DataSource:
             order="submitted",
             keep=self.dynamic_sampling_filter,
             reward=self.settings.reward,
+            extras=[ROUTED_EXPERTS] if self.args.use_rollout_routing_replay else (),
         )
 
     def save(self, rollout_id: int) -> None:

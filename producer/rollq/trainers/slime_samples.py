@@ -13,7 +13,9 @@ from typing import Any
 
 from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
+from rollq.training.arrays import segment_experts
 from rollq.trajectory import Prompt, Sampled, Segment, Stop, Trajectory
+from rollq.trajectory_extras import ExpertShape
 
 Sample = Any
 """slime.utils.types.Sample, which only slime's processes can import."""
@@ -53,23 +55,42 @@ def check_arguments(group: Group, args: Any) -> None:
 
     slime divides the logits by its own `rollout_temperature` when it computes logprobs (megatron_utils/loss.py).
     """
-    sampling = group.trajectories[0].job.sampling
-    for flag, wanted, found in (
+    job = group.trajectories[0].job
+    wanted = [
         ("--n-samples-per-prompt", args.n_samples_per_prompt, group.size),
-        ("--rollout-temperature", args.rollout_temperature, sampling.get("temperature", 1.0)),
-    ):
-        if found != wanted:
-            raise SettingsError(f"the run's jobs have {found}, and slime's {flag} is {wanted}: make them equal")
+        ("--rollout-temperature", args.rollout_temperature, job.sampling.get("temperature", 1.0)),
+    ]
+    if args.use_rollout_routing_replay:
+        if not job.routed_experts:
+            raise SettingsError(
+                "slime's --use-rollout-routing-replay needs routed experts, and the run's jobs record none: submit them"
+                " with --routed-experts"
+            )
+        shape = ExpertShape.read(job.routed_experts)
+        wanted += [("--num-layers", args.num_layers, shape.layers)]
+        wanted += [("--moe-router-topk", args.moe_router_topk, shape.top_k)]
+    for flag, theirs, found in wanted:
+        if found != theirs:
+            raise SettingsError(f"the run's jobs have {found}, and slime's {flag} is {theirs}: make them equal")
 
 
 def group_samples(group: Group, index: int = 0, steps: Mapping[str, int] | None = None) -> list[list[Sample]]:
     """The rows of each member of a group. `index` is the group's, `steps` the step of each weight version."""
     members = zip(group.trajectories, group.rewards, strict=True)
     return [
-        [_sample(segment, trajectory, reward, index, index * group.size + place, steps or {}) for segment in segments]
+        _samples(trajectory, reward, index, index * group.size + place, steps or {})
         for place, (trajectory, reward) in enumerate(members)
-        if (segments := trajectory.segments())
+        if trajectory.segments()
     ]
+
+
+def _samples(trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]) -> list[Sample]:
+    """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none of the last
+    token."""
+    samples = [_sample(segment, trajectory, reward, group, index, steps) for segment in trajectory.segments()]
+    for sample, experts in zip(samples, segment_experts(trajectory), strict=False):
+        sample.rollout_routed_experts = experts[:-1].astype("int32")
+    return samples
 
 
 def _sample(

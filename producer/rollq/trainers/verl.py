@@ -24,6 +24,7 @@ from rollq.errors import ContractError, SettingsError
 from rollq.job import Job
 from rollq.sampling import PARAMETERS
 from rollq.trainers.verl_episodes import Episodes
+from rollq.training.arrays import segment_experts
 from rollq.trajectory import Observed, Sampled, Segment, Trajectory
 
 IN_FLIGHT_STEPS = 8
@@ -110,7 +111,10 @@ def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     segments = trajectory.segments()
     if not segments:
         raise ContractError(f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})")
-    return [_output(segment, trajectory, step) for segment in segments]
+    outputs = [_output(segment, trajectory, step) for segment in segments]
+    for output, experts in zip(outputs, segment_experts(trajectory), strict=False):
+        output["routed_experts"] = experts.astype("int32")  # a row for each token of prompt and response
+    return outputs
 
 
 def _output(segment: Segment, trajectory: Trajectory, step: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.servers.connection import RetryLoop
 from rollq.trajectory import Trajectory
+from rollq.trajectory_extras import ROUTED_EXPERTS
 
 log = logging.getLogger("rollq")
 
@@ -142,8 +143,10 @@ class Episodes:
                 self._submit(self._waiting[group][0].job)
 
     def _hand_on(self, groups: Sequence[str]) -> None:
-        jobs = [self._waiting[group][0].job.id for group in groups]
-        for group, found in zip(groups, self._retry(lambda: self._client.reader.read(jobs)), strict=True):
+        jobs = [self._waiting[group][0].job for group in groups]
+        extras = [ROUTED_EXPERTS] if any(job.routed_experts for job in jobs) else []
+        read = self._retry(lambda: self._client.reader.read([job.id for job in jobs], extras))
+        for group, found in zip(groups, read, strict=True):
             if isinstance(found, ContractError):
                 self._fail(group, found)
                 continue

@@ -137,3 +137,15 @@ def test_submit_refills_and_then_seals(redis_url: str, ledger: Ledger, capsys: p
     found = json.loads(capsys.readouterr().out)
     assert (found["new"], found["known"], found["refilled"], found["sealed"]) == (0, 4, 2, True)
     assert [taken.id for taken in take(ledger, 3, "t")] == ["shop.train.1", "shop.train.0.r1"]
+
+
+def test_jobs_ask_for_routed_experts(
+    redis_url: str, ledger: Ledger, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*SUBMIT, "--routed-experts", "48x8x128", "--redis", redis_url]
+    assert cli.main(line) == 0
+    assert "routed_experts 48x8x128" in capsys.readouterr().err
+    state = reader(ledger).job("r/shop.train.0/0")
+    assert state is not None and state.job is not None
+    assert state.job.routed_experts == {"layers": 48, "top_k": 8, "experts": 128}
+    assert "and this is an evaluation" in fails(*line, "--purpose", "eval")

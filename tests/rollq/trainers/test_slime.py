@@ -238,7 +238,6 @@ def test_an_empty_sealed_run_is_told(source: Make, ledger: Ledger) -> None:
     ("changes", "said"),
     [
         ({"rollout_top_p": 0.9}, r"slime's --rollout-top-p must be 1.0 with rollq, not 0.9: slime trains on"),
-        ({"use_rollout_routing_replay": True}, "no routed experts"),
         ({"async_save": True}, "at its checkpoint, which is not whole yet then"),
         ({"custom_generate_function_path": "mine.generate"}, "rollq's workers play the episodes"),
         ({"custom_rm_path": "mine.reward"}, "the environment grades, or the function that rollq_reward names"),

@@ -12,8 +12,12 @@ import pytest
 from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
 from rollq.trainers.slime import reward_post_process
-from rollq.trainers.slime_samples import batch_samples
+from rollq.trainers.slime_samples import batch_samples, check_arguments
+from rollq.training.arrays import segment_experts
 from rollq.trajectory import Closed, Stop, Trajectory
+from rollq.trajectory_extras import ROUTED_EXPERTS
+from rollq.wire.routed_experts import join_parts
+from tests.rollq.routed_experts import ASKED, parts_of
 from tests.rollq.token_rows import Trace, batch_of, episode, logprob_of, sampled_id, version_of
 from tests.rollq.trainers.slime_packages import arguments, own_conversion, recorded_conversion
 
@@ -158,3 +162,35 @@ def test_a_group_keeps_no_place_for_a_member_that_sampled_nothing(slime: str) ->
     numbers = itertools.count()
     group = Group(id="g", seq=0, size=2, trajectories=[episode(PLAIN, numbers), episode([(3, [])], numbers, 1)])
     assert len(group_samples(group)) == 1
+
+
+def routed(batch: Batch) -> Batch:
+    """The same, with routed experts."""
+    groups = []
+    for group in batch.groups:
+        asked = [replace(t, job=replace(t.job, routed_experts=ASKED)) for t in group.trajectories]
+        joined = [replace(t, extras={ROUTED_EXPERTS: join_parts(t, list(parts_of(t)))}) for t in asked]
+        groups.append(replace(group, trajectories=joined))
+    return replace(batch, groups=groups)
+
+
+def test_routed_experts_are_those_of_the_tokens(slime: str) -> None:
+    batch = routed(made(PLAIN, LONG, LONG, SEVERAL))
+    args = arguments(custom_reward_post_process_path="rollq.trainers.slime.reward_post_process")
+    groups = batch_samples(batch, 0, args)
+    for member, trajectory in zip(itertools.chain(*groups), batch.trajectories, strict=True):
+        for sample, experts in zip(member, segment_experts(trajectory), strict=True):
+            found = sample.rollout_routed_experts
+            assert found.shape == (len(sample.tokens) - 1, 2, 2) and str(found.dtype) == "int32"
+            assert found.tolist() == experts[:-1].tolist()
+
+
+def test_a_replay_needs_jobs_that_record_routed_experts_of_its_model(slime: str) -> None:
+    replayed = arguments(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=2)
+    batch = made(PLAIN, LONG, LONG, PLAIN)
+    with pytest.raises(SettingsError, match="jobs record none: submit them with --routed-experts"):
+        check_arguments(batch.groups[0], replayed)
+    check_arguments(routed(batch).groups[0], replayed)
+    replayed.num_layers = 48
+    with pytest.raises(SettingsError, match="jobs have 2, and slime's --num-layers is 48: make them equal"):
+        check_arguments(routed(batch).groups[0], replayed)

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,8 +17,11 @@ from rollq.errors import ContractError, JobConflict, LedgerError, RolloutFailure
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
+from rollq.trajectory_extras import ROUTED_EXPERTS
+from rollq.wire.routed_experts import join_parts
 from rollq_worker.tokens.tokenizer import BUNDLED
-from tests.rollq.samples import play, reader, trajectory
+from tests.rollq.routed_experts import ASKED, parts_of
+from tests.rollq.samples import job, play, reader, trajectory
 from tests.rollq.token_rows import episode, logprob_of, sampled_id
 from tests.rollq.trainers.verl_contract import GIVEN, OUTPUT, check, is_installed, verl_package
 
@@ -121,6 +125,17 @@ def test_each_token_has_what_is_true_of_it(verl: ModuleType) -> None:
         assert output["response_mask"] == [int(sampled_id(token)) for token in output["response_ids"]]
         assert output["response_logprobs"] == [logprob_of(token) for token in output["response_ids"]]
     assert [token for output in outputs for token in output["prompt_ids"] + output["response_ids"]] == list(made.tokens)
+
+
+def test_routed_experts_have_a_row_for_each_token(verl: ModuleType) -> None:
+    asked = trajectory(of=job(routed_experts=ASKED))
+    played = replace(asked, extras={ROUTED_EXPERTS: join_parts(asked, list(parts_of(asked)))})
+    [output] = verl.as_outputs(played, step=1)
+    tokens = len(output["prompt_ids"]) + len(output["response_ids"])
+    assert output["routed_experts"].shape == (tokens, 2, 2) and str(output["routed_experts"].dtype) == "int32"
+    assert verl.AgentLoopOutput(**output).routed_experts is not None
+    [plain] = verl.as_outputs(asked, step=1)
+    assert "routed_experts" not in plain
 
 
 def test_versions_are_steps(verl: ModuleType) -> None:

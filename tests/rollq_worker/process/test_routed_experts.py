@@ -39,7 +39,7 @@ class Failing(SGLangEngine):
 
 @pytest.fixture(scope="module")
 def moe_url() -> Iterator[str]:
-    with replaying(routed_experts=SHAPE) as url:
+    with replaying(routed_experts=ASKED) as url:
         yield url
 
 

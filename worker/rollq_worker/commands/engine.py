@@ -7,7 +7,6 @@ from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, e
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken
-from rollq.trajectory_extras import ExpertShape
 from rollq_worker.commands.environment_names import load_domain
 
 
@@ -68,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         tokenizer=found.tokenizer,
         template=found.template,
-        routed_experts=ExpertShape(**args.routed_experts) if args.routed_experts else None,
+        routed_experts=args.routed_experts,
     )
     return 0

@@ -11,7 +11,7 @@ import random
 import time
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -59,8 +59,8 @@ class ReplayOptions:
     """Most requests that run at once, the others queue; 0: no limit."""
     max_queued: int = 0
     """Most requests that may queue, further ones get 503; 0: no limit."""
-    routed_experts: ExpertShape | None = None
-    """Report made-up routed experts of this shape; None: none, as a server without the flag."""
+    routed_experts: Mapping[str, int] | None = None
+    """Report made-up routed experts of this `ExpertShape`; None: none, as a server without the flag."""
 
     def __post_init__(self) -> None:
         for name in ("mistakes", "errors"):
@@ -94,6 +94,7 @@ class ReplayEngine:
         self.scheduler = Scheduler(
             version=options.weight_version, max_running=options.max_running, max_queued=options.max_queued
         )
+        self._experts = ExpertShape.read(options.routed_experts) if options.routed_experts else None
         self._count = 0
         self._tokenizer = ground_truth.tokenizer
         self._filler = ground_truth.encode_turn(POLITE)
@@ -157,7 +158,7 @@ class ReplayEngine:
             meta |= {"cached_tokens": cached, "cached_tokens_details": details}
         if request.return_logprob:
             meta |= self._logprobs(request, completion.ids)
-        shape = self.options.routed_experts
+        shape = self._experts
         if shape is not None and request.routed_from is not None and "prompt_tokens" in meta:
             tokens = request.ids + completion.ids
             meta["routed_experts"] = made_up_experts.encoded(tokens, request.routed_from, shape)

@@ -50,6 +50,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
         '{"kind": "x"} y',
     ),
     flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
+    flags.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
     flags.template_kwargs: (
         "",
         "thinking",

@@ -29,6 +29,7 @@ def test_every_flag_has_its_key(file: Path) -> None:
         --calls all --single-tool
         --seed 11 --user openai:local:q --purpose eval --min-viable 2 --ahead 7 --budget engine=9,user=1
         --template-kwargs enable_thinking=false --template-kwargs effort="high"
+        --routed-experts 48x8x128
         --queue q --label uid=7 --label set=a --keep 2 --durability fsync --refill 1 --seal --json"""
     file.write_text(
         """
@@ -47,6 +48,7 @@ def test_every_flag_has_its_key(file: Path) -> None:
         agent = "react"
         calls = "all"
         single_tool = true
+        routed_experts = {layers = 48, top_k = 8, experts = 128}
         history = "template"
         seed = 11
         user = { kind = "openai", endpoint = "local", model = "q" }

@@ -6,7 +6,7 @@ from typing import Any
 
 class AgentLoopOutput(SimpleNamespace):
     """verl's is a pydantic model with these fields: prompt_ids, response_ids, response_mask, response_logprobs,
-    reward_score, num_turns, metrics, extra_fields."""
+    reward_score, num_turns, metrics, routed_experts, extra_fields."""
 
 
 class AgentLoopBase:

@@ -15,7 +15,8 @@ def test_defaults() -> None:
     found = Settings.from_env()
     assert found == Settings()
     assert (found.redis_url, found.broker_url) == ("redis://127.0.0.1:6379/0",) * 2
-    assert (found.engine_urls, found.concurrency, found.tokenizer) == (("http://127.0.0.1:30000",), 64, None)
+    assert (found.engine_urls, found.concurrency) == (("http://127.0.0.1:30000",), 64)
+    assert (found.tokenizer, found.template) == (None, None)
 
 
 def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +24,7 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "REDIS_URL": "rediss://u:p@h:1/2",
         "ENGINE_URL": "https://e:3/",
         "TOKENIZER": "/models/q",
+        "TEMPLATE": "qwen3",
         "CONCURRENCY": "7",
         "USER_ENDPOINTS": "local=http://u:8000/v1/ ; far=https://x/v1,key_file=/run/key;",
         "ALIVE_FILE": "/tmp/alive",
@@ -30,7 +32,8 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"ROLLQ_{name}", value)
     found = Settings.from_env()
     assert found.broker_url == found.redis_url == "rediss://u:p@h:1/2"
-    assert (found.engine_urls, found.tokenizer, found.concurrency) == (("https://e:3",), "/models/q", 7)
+    assert (found.engine_urls, found.concurrency) == (("https://e:3",), 7)
+    assert (found.tokenizer, found.template) == ("/models/q", "qwen3")
     assert found.user_endpoints == {
         "local": Endpoint("http://u:8000/v1"),
         "far": Endpoint("https://x/v1", Path("/run/key")),

@@ -35,6 +35,7 @@ KIMI = [
     *["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"],
     "<|tool_call_argument_begin|>",
 ]
+MINIMAX = ["]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>", *THINK]
 PHI = ["<|tool_call|>", "<|/tool_call|>"]
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]
 GEMMA = [
@@ -67,7 +68,7 @@ ADDED: dict[str, list[str]] = {
     "glm-4.6": GLM,
     "glm-4.7": GLM,
     "deepseek-v3.1": DEEPSEEK,
-    "minimax-m2": ["]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>", *THINK],
+    "minimax-m2": MINIMAX,
     "gpt-oss": HARMONY,
     "gemma-4": GEMMA,
     "granite-4.0": ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"],

@@ -20,6 +20,7 @@ from tests.rollq_worker.tokens.models import (
     GRANITE,
     HARMONY,
     LLAMA,
+    MINIMAX,
     NEMOTRON,
     THINK,
     RealTemplates,
@@ -33,6 +34,7 @@ ADDED = {
     "gpt-oss": HARMONY,
     "granite3.3": GRANITE,
     "llama3.1": LLAMA,
+    "minimax-m2": MINIMAX,
     "nemotron-nano-v2": NEMOTRON,
     "qwen2.5-vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
     "qwen3": THINK,
@@ -59,6 +61,7 @@ ORIGINALS = {
     "glm-4.7": "glm-4.7",
     "gpt-oss": "gpt-oss",
     "llama3.1": "llama-3.1",
+    "minimax-m2": "minimax-m2",
     "qwen3": "qwen3",
     "qwen3.5": "qwen3.5",
 }

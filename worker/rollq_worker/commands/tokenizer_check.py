@@ -98,6 +98,10 @@ def _checked(
     says = f"{tokenizer.name}: family {family.name}, calls in the {family.parser} format, turns end with"
     says = f"{says} {' '.join(stops)}"
     lines = [*found.table.splitlines(), _counts(found), *_arguments(tokenizer, family.template_kwargs)]
+    if family.system_in_user:
+        lines.append("the template takes no system prompt, so it stands before the user's first message")
+    if family.call_text is not None and tools:
+        lines.append("the template has no place for calls, so the history has them as text")
     if any(edge["class"] == "rewrite" for edge in details["edges"].values()):
         lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
     if found.missing:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.errors import SettingsError
+from rollq.errors import JobFailure, SettingsError
 from rollq.job import Json
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -26,6 +26,7 @@ from tests.rollq_worker.tokens.models import (
     RealTemplates,
     tokenizer_with,
 )
+from tests.rollq_worker.tokens.template_habits import REFUSED
 
 ADDED = {
     "command-r7b": COHERE,
@@ -145,6 +146,24 @@ def test_a_template_that_drops_reasoning_finds_the_one_that_keeps_it() -> None:
     own = tokenizer_with("own", dropping, THINK)
     better = better_template(own, TOOLS, check(own, TOOLS))
     assert better is not None and better[0] == "qwen3"
+
+
+@pytest.mark.parametrize("name", ["smollm3", "granite3.3"])
+def test_a_template_that_leaves_calls_out_finds_the_one_that_keeps_them(name: str) -> None:
+    text = template_text(name)
+    leaving = text.replace("message.tool_calls or []", "[]")
+    if name == "smollm3":  # which its users give under another name
+        leaving = leaving.replace("{%- if tools -%}", "{%- if xml_tools -%}").replace("\\nToday Date: '", "'")
+    own = tokenizer_with("own", leaving, ADDED[name])
+    with pytest.raises(JobFailure, match="leaves an assistant's tool calls out"):
+        check(own, TOOLS)
+    better = better_template(own, TOOLS, None)
+    assert better is not None and better[0] == name
+
+
+def test_a_template_of_another_model_that_leaves_tools_out_finds_none() -> None:
+    own = tokenizer_with("own", REFUSED["chatml without tools"][0], THINK)
+    assert better_template(own, TOOLS, None) is None
 
 
 def test_a_template_that_is_exact_itself_needs_none() -> None:

@@ -15,6 +15,8 @@ PARSERS = {
     "minimax_m2": "minimax-m2",
     "cohere": "cohere_command4",
     "apertus": "apertus2509",
+    "gigachat31": "gigachat3",
+    "hunyuan3": "hunyuan",
 }
 """SGLang's name for a format, where it is another one."""
 

@@ -11,6 +11,7 @@ from tests.rollq_worker.toolcalls.turns import TOOLS
 CODER = ["<tool_call>", "<function=f>", "<tool_call><function=f>", "<tool_call><function=f><parameter=s>"]
 SECTION, CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 BEGIN, BEGUN, SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+SOLAR = "<|tool_call:begin|>"
 UNITS = {
     "hermes": ["<tool_call>", "<tool_call>\n", '<tool_call>{"a":', '<tool_call>["', '<tool_call>{"name": "f"} '],
     "qwen3_coder": [*CODER, "<tool_call><function=f><parameter=s>1</parameter>"],
@@ -38,6 +39,28 @@ UNITS = {
         "<|tool_call_start|>[f()]",
     ],
     "pythonic": ["<|python_start|>", "\n[f(", "\n[f(s='", "\n[f(l=[", "\n[f()]"],
+    "functionary_v31": ["<function=f>", "<function=", '<function=f>["', "<function=f>{}</function>"],
+    "functionary_v32": [">>>f\n{", ">>>f\n", ">>>f\n{}", '>>>f\n["', ">>>all\n", ">>>"],
+    "solar": [SOLAR, f"<|tool_calls|>{SOLAR}", "<|tool_calls|>", f"{SOLAR}a<|tool_call:name|>f<|tool_call:args|>{{"],
+    "gigachat3": ["<|message_sep|>\n\nfunction call<|role_sep|>\n{", "<|message_sep|>\n\n"],
+    "gigachat31": ["<|function_call|>", '<|function_call|>{"name": "f"}', '<|function_call|>["'],
+    "apriel": ["<tool_calls>", '<tool_calls>[{"name": "f"}', '<tool_calls>["', "Here are my reasoning steps:"],
+    "minimax_m1": ["<tool_calls>", '<tool_calls>{"name": "f"}', '{"name": "f"}\n', '<tool_calls>{"name": "f"'],
+    "hunyuan3": [
+        "<tool_call:opensource>",
+        "<tool_calls:opensource>",
+        "<tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>",
+    ],
+    "kimi_k3": [
+        "<|open|>tools<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>argument key="s" type="string"<|sep|>',
+    ],
+    "minicpm5": [
+        '<function name="f">',
+        '<function name="f"><param name="s">',
+        '<function name="f"><param name="s"><![CDATA[',
+    ],
     "gemma4": ["<|tool_call>", "<|tool_call>call:f{", '<|tool_call>call:f{s:<|"|>', "<|tool_call>call:f{l:["],
 }
 ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]

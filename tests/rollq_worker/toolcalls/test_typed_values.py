@@ -69,7 +69,7 @@ def tool(schema: Any, defs: dict[str, Any]) -> Any:
 
 
 def test_these_formats_write_values_without_quotes():
-    assert BARE == ["glm45", "minimax_m2", "qwen3_coder", "seed"]
+    assert BARE == ["glm45", "hunyuan3", "minicpm5", "minimax_m2", "qwen3_coder", "seed"]
 
 
 @pytest.mark.parametrize("name", BARE)

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 
 from rollq.job import Json
 from rollq_worker.toolcalls.format_tests import Write
-from tests.rollq_worker.toolcalls.turns.markup_formats import dsml
+from tests.rollq_worker.toolcalls.turns.list_formats import gigachat3_call
+from tests.rollq_worker.toolcalls.turns.markup_formats import dsml, k3_argument, k3_call, k3_tools, minicpm_call
 from tests.rollq_worker.toolcalls.turns.token_formats import (
     deepseek_call,
     deepseek_section,
     gemma_call,
     kimi_call,
     kimi_section,
+    solar_call,
 )
 
 Arguments = Mapping[str, Json]
@@ -19,6 +21,10 @@ Arguments = Mapping[str, Json]
 
 def as_json(arguments: Arguments) -> str:
     return json.dumps(arguments, ensure_ascii=False)
+
+
+def as_object(name: str, arguments: Arguments) -> str:
+    return f'{{"name": "{name}", "arguments": {as_json(arguments)}}}'
 
 
 def bare(value: Json) -> str:
@@ -66,6 +72,28 @@ def in_python(name: str, arguments: Arguments) -> str:
     return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
+def hunyuan(name: str, arguments: Arguments) -> str:
+    marked = ("tool_call>", "arg_key>", "arg_value>")
+    call = glm(f"{name}<tool_sep>", arguments).replace("tool_sep>", "tool_sep:opensource>")
+    for tag in marked:
+        call = call.replace(tag, tag.replace(">", ":opensource>"))
+    return f"<tool_calls:opensource>\n{call}\n</tool_calls:opensource>"
+
+
+def kimi_k3(name: str, arguments: Arguments) -> str:
+    kinds = {key: "string" if isinstance(value, str) else "object" for key, value in arguments.items()}
+    inside = "".join(k3_argument(key, bare(value), kinds[key]) for key, value in arguments.items())
+    return k3_tools(k3_call(inside, name))
+
+
+def minicpm(name: str, arguments: Arguments) -> str:
+    texts = {
+        key: f"<![CDATA[{value}]]>" if isinstance(value, str) and set("<&\n") & set(value) else bare(value)
+        for key, value in arguments.items()
+    }
+    return minicpm_call(*texts.items(), name=name)
+
+
 WRITE: Mapping[str, Write] = {
     "hermes": lambda name, arguments: (
         f'<tool_call>\n{{"name": "{name}", "arguments": {as_json(arguments)}}}\n</tool_call>'
@@ -94,4 +122,14 @@ WRITE: Mapping[str, Write] = {
     "apertus": lambda name, arguments: f'<|tools_prefix|>[{{"{name}": {as_json(arguments)}}}]<|tools_suffix|>',
     "lfm2": lambda name, arguments: f"<|tool_call_start|>{in_python(name, arguments)}<|tool_call_end|>",
     "pythonic": in_python,
+    "functionary_v31": lambda name, arguments: f"<function={name}>{as_json(arguments)}</function>",
+    "functionary_v32": lambda name, arguments: f"{name}\n{as_json(arguments)}",
+    "solar": lambda name, arguments: f"<|tool_calls|>{solar_call(as_json(arguments), name)}",
+    "gigachat3": lambda name, arguments: gigachat3_call(as_object(name, arguments)),
+    "gigachat31": lambda name, arguments: f"<|function_call|>{as_object(name, arguments)}",
+    "apriel": lambda name, arguments: f"<tool_calls>[{as_object(name, arguments)}]</tool_calls>",
+    "minimax_m1": lambda name, arguments: f"<tool_calls>\n{as_object(name, arguments)}\n</tool_calls>",
+    "hunyuan3": hunyuan,
+    "kimi_k3": kimi_k3,
+    "minicpm5": minicpm,
 }

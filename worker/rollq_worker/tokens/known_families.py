@@ -22,6 +22,8 @@ KEEP_REASONING: Mapping[str, Json] = {
     "truncate_history_thinking": False,  # Nemotron 3
     "keep_past_thinking": True,  # LFM2.5
     "drop_thinking": False,  # DeepSeek-V4
+    "think_render_option": "all",  # Solar
+    "preserved_thinking": True,  # Hunyuan 3
     "regen_tool_call_ids": False,  # Cohere's, which else numbers the calls of a conversation itself
 }
 """Arguments that make a template keep old reasoning, or the ids of calls. Each template knows at most one of them."""
@@ -128,6 +130,31 @@ FAMILIES = (
         parser="apertus",
         header_stops={"<|tools_suffix|>": "tool"},
     ),
+    # A turn that calls ends with another token
+    Family(name="functionary-v3.1", stops=("<|eot_id|>", "<|eom_id|>"), parser="functionary_v31"),
+    # Thoughts, words and calls are messages of one turn, and only the last one ends it
+    Family(
+        name="solar",
+        stops=("<|calls|>", "<|flush|>"),
+        template_ends=("<|end|>",),
+        parser="solar",
+        call_id_format="{n:010d}",
+        call_id_pattern="[a-z0-9]{10}",
+        reasoning_key="reasoning",
+    ),
+    # Its call is a message behind the words; 3.1 has a token for calls, and needs no record
+    Family(
+        name="gigachat3",
+        stops=("</s>",),
+        template_ends=("<|message_sep|>\n\n", "<|message_sep|>"),
+        parser="gigachat3",
+        one_call=True,
+    ),
+    Family(name="apriel", stops=("<|end|>",), parser="apriel"),
+    Family(name="minimax-m1", stops=("<end_of_sentence>",), parser="minimax_m1"),
+    Family(name="laguna", stops=("</assistant>",), parser="glm45"),
+    Family(name="hunyuan3", stops=("<｜hy_eos:opensource｜>",), parser="hunyuan3"),
+    Family(name="kimi-k3", stops=("<|end_of_msg|>",), parser="kimi_k3"),
     # LFM2.5's first template writes calls; that of LFM2 and the later ones of LFM2.5 expect them in the content
     Family(name="lfm2.5", stops=_CHATML_STOPS, parser="lfm2", reasoning_key="thinking"),
     Family(

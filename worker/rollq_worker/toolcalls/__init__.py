@@ -9,16 +9,26 @@ from collections.abc import Mapping
 from functools import cache
 
 from rollq_worker.plug_ins import plug_ins, with_plug_ins
+from rollq_worker.toolcalls.formats.functionary import FUNCTIONARY31, FUNCTIONARY32
 from rollq_worker.toolcalls.formats.gemma4 import GEMMA4
-from rollq_worker.toolcalls.formats.glm45 import GLM45
+from rollq_worker.toolcalls.formats.glm45 import GLM45, HUNYUAN3
 from rollq_worker.toolcalls.formats.gpt_oss import GPT_OSS
 from rollq_worker.toolcalls.formats.hermes import HERMES
-from rollq_worker.toolcalls.formats.json_lists import APERTUS, COHERE, GRANITE3, NEMOTRON_V2
+from rollq_worker.toolcalls.formats.json_lists import (
+    APERTUS,
+    APRIEL,
+    COHERE,
+    GIGACHAT3,
+    GIGACHAT31,
+    GRANITE3,
+    MINIMAX_M1,
+    NEMOTRON_V2,
+)
 from rollq_worker.toolcalls.formats.llama3 import LLAMA3
-from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED
+from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN3_CODER, SEED
 from rollq_worker.toolcalls.formats.mistral import MISTRAL
 from rollq_worker.toolcalls.formats.pythonic import LFM2, PYTHONIC
-from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2
+from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2, SOLAR
 from rollq_worker.toolcalls.pieces import Reader, block_reader
 
 NO_CALLS = "no_calls"
@@ -44,6 +54,16 @@ PARSERS: Mapping[str, Reader] = {
     "apertus": APERTUS,
     "lfm2": LFM2,
     "pythonic": PYTHONIC,
+    "functionary_v31": FUNCTIONARY31,
+    "functionary_v32": FUNCTIONARY32,
+    "solar": SOLAR,
+    "gigachat3": GIGACHAT3,
+    "gigachat31": GIGACHAT31,
+    "apriel": APRIEL,
+    "minimax_m1": MINIMAX_M1,
+    "hunyuan3": HUNYUAN3,
+    "kimi_k3": KIMI_K3,
+    "minicpm5": MINICPM5,
 }
 """The readers that come with rollq, by the names in the records of model families."""
 

@@ -1,7 +1,19 @@
 """Turns in the formats that write a turn's calls as one JSON list behind a tag."""
 
 from rollq_worker.protocols import Action
-from tests.rollq_worker.toolcalls.turns.turn import FULL, LENIENT, LOST, REASONING, TAIL, TEXT, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FRAMED,
+    FULL,
+    LENIENT,
+    LOST,
+    REASONING,
+    STRICT,
+    TAIL,
+    TEXT,
+    UNKNOWN,
+    f,
+    turns_of,
+)
 
 cohere = turns_of("cohere")
 FRAMES = "the tokens around what a turn says are text for the user"
@@ -140,4 +152,72 @@ NEMOTRON_TURNS = [
     nemotron("half a call", NEMOTRON_CALL[:-20], error="cut off"),
     nemotron("no name", '<TOOLCALL>[{"arguments": {}}]</TOOLCALL>', error="no "),
     nemotron("reasoning", f"<think>hm</think>{NEMOTRON_CALL}", calls=[f(s="hi")], reasoning="hm"),
+]
+
+apriel = turns_of("apriel")
+APRIEL_CALL = '<tool_calls>[{"name": "f", "arguments": {"s": "hi"}}]</tool_calls>'
+THOUGHT = "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\n"
+APRIEL_TURNS = [
+    apriel("one call", APRIEL_CALL, calls=[f(s="hi")]),
+    apriel("with an id", APRIEL_CALL.replace("}]", ', "id": "call00000"}]'), calls=[f(s="hi")]),
+    apriel("two calls", APRIEL_CALL.replace("}]", '}, {"name": "g"}]'), calls=[f(s="hi"), Action("g", {})]),
+    apriel("text around", f"Well. {APRIEL_CALL} ok", calls=[f(s="hi")], content="Well.  ok"),
+    apriel("no call", "Hello.", content="Hello."),
+    apriel("reasoning", f"{THOUGHT}{APRIEL_CALL}", calls=[f(s="hi")], reasoning="hm"),
+    apriel("reasoning and words", f"{THOUGHT}Hello.\n[END FINAL RESPONSE]", content="Hello.", reasoning="hm"),
+    apriel("an open call", APRIEL_CALL.removesuffix("</tool_calls>"), calls=[f(s="hi")], unclosed=True),
+    apriel("half a call", APRIEL_CALL[:-20], error="cut off"),
+    apriel("calls without a list", APRIEL_CALL.replace("}]", '}{"name": "g"}]'), error="not valid JSON"),
+]
+
+m1 = turns_of("minimax_m1")
+M1_CALL = '<tool_calls>\n{"name": "f", "arguments": {"s": "hi"}}\n</tool_calls>'
+MINIMAX_M1_TURNS = [
+    m1("one call", M1_CALL, calls=[f(s="hi")]),
+    m1("two calls", M1_CALL.replace("}}\n", '}}\n{"name": "g"}\n'), calls=[f(s="hi"), Action("g", {})]),
+    m1("a list", M1_CALL.replace("{", "[{", 1).replace("}}", "}}]"), calls=[f(s="hi")]),
+    m1("no call", "Hello.", content="Hello."),
+    m1("reasoning", f"<think>hm</think>{M1_CALL}", calls=[f(s="hi")], reasoning="hm"),
+    m1("an open call", M1_CALL.removesuffix("</tool_calls>"), calls=[f(s="hi")], unclosed=True),
+    m1("half of the second call", M1_CALL.replace("}}\n", '}}\n{"name"\n'), error="not valid JSON"),
+    m1("words between calls", M1_CALL.replace("}}\n", '}}\nand\n{"name": "g"}\n'), error="text behind"),
+    m1("no lines", "<tool_calls>\n</tool_calls>", error="not valid JSON"),
+]
+
+
+def gigachat3_call(inside: str) -> str:
+    return f"<|message_sep|>\n\nfunction call<|role_sep|>\n{inside}"
+
+
+OBJECT = '{"name": "f", "arguments": {"s": "hi"}}'
+giga = turns_of("gigachat3")
+GIGACHAT3_TURNS = [
+    giga("one call", gigachat3_call(OBJECT), calls=[f(s="hi")]),
+    giga("text before", f"Well.{gigachat3_call(OBJECT)}", calls=[f(s="hi")], content="Well."),
+    giga("two calls", gigachat3_call(OBJECT) * 2, calls=[f(s="hi"), f(s="hi")], sglang="one call a turn"),
+    giga("no call", "Hello.", content="Hello."),
+    giga("a message with its end", "Hello.<|message_sep|>\n\n", content="Hello.", sglang=FRAMED),
+    giga("half a call", gigachat3_call(OBJECT[:-3]), error="cut off", sglang=TEXT),
+    giga("no name", gigachat3_call('{"arguments": {}}'), error='no "name"', sglang=LOST),
+    giga(
+        "arguments that are a list",
+        gigachat3_call('{"name": "f", "arguments": [1]}'),
+        error="not a JSON object",
+        sglang=LOST,
+    ),
+    giga("no arguments", gigachat3_call('{"name": "f"}'), calls=[f()], sglang=STRICT),
+    giga(
+        "an unknown tool",
+        gigachat3_call('{"name": "h", "arguments": {}}'),
+        calls=[Action("h", {})],
+        sglang=UNKNOWN,
+    ),
+]
+giga31 = turns_of("gigachat31")
+GIGACHAT31_TURNS = [
+    giga31("one call", f"<|function_call|>{OBJECT}", calls=[f(s="hi")]),
+    giga31("text before", f"Well.<|function_call|>{OBJECT}", calls=[f(s="hi")], content="Well."),
+    giga31("text behind", f"<|function_call|>{OBJECT} ok", calls=[f(s="hi")], content="ok", sglang=STRICT),
+    giga31("no call", "Hello.", content="Hello."),
+    giga31("half a call", f"<|function_call|>{OBJECT[:-3]}", error="cut off", sglang=TEXT),
 ]

@@ -2,6 +2,7 @@
 
 from rollq_worker.protocols import Action
 from tests.rollq_worker.toolcalls.turns.turn import (
+    FRAMED,
     FULL,
     LENIENT,
     LOST,
@@ -203,4 +204,154 @@ V32_TURNS = [
     v32("half a call", V32_CALL[:-40], error="not closed", sglang=TEXT),
     v32("no block", V32_CALL.partition("\n")[2].rpartition("\n")[0], error="does not stand between", sglang=TEXT),
     v32("reasoning", f"hm</think>\n\n{V32_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
+]
+
+hunyuan = turns_of("hunyuan3")
+
+
+def hunyuan_tag(name: str, value: str) -> str:
+    return f"<{name}:opensource>{value}</{name}:opensource>\n"
+
+
+def hunyuan_call(*arguments: tuple[str, str], name: str = "f") -> str:
+    inside = "".join(hunyuan_tag("arg_key", key) + hunyuan_tag("arg_value", value) for key, value in arguments)
+    return hunyuan_tag("tool_call", f"{name}<tool_sep:opensource>\n{inside}")
+
+
+def hunyuan_calls(*calls: str) -> str:
+    return hunyuan_tag("tool_calls", "\n" + "".join(calls)).rstrip()
+
+
+HUNYUAN_CALL = hunyuan_calls(hunyuan_call(("s", "hi")))
+HUNYUAN_TURNS = [
+    hunyuan("one call", HUNYUAN_CALL, calls=[f(s="hi")]),
+    hunyuan("no call", "Hello.", content="Hello."),
+    hunyuan("text before", f"Well.\n{HUNYUAN_CALL}", calls=[f(s="hi")], content="Well."),
+    hunyuan("text behind", f"{HUNYUAN_CALL}\nok", calls=[f(s="hi")], content="ok", sglang=TAIL),
+    hunyuan(
+        "two calls", hunyuan_calls(hunyuan_call(("n", "1")), hunyuan_call(name="g")), calls=[f(n=1), Action("g", {})]
+    ),
+    hunyuan(
+        "without the section",
+        hunyuan_call(("s", "hi")).rstrip(),
+        calls=[f(s="hi")],
+        sglang="a call outside of a section is text",
+    ),
+    hunyuan(
+        "other types",
+        hunyuan_calls(hunyuan_call(("s", "a\nb"), ("n", "2"), ("b", "true"), ("o", '{"k": [1, null]}'))),
+        calls=[f(s="a\nb", n=2, b=True, o={"k": [1, None]})],
+    ),
+    hunyuan(
+        "words for a number", hunyuan_calls(hunyuan_call(("n", "two"))), error="must be of type integer", sglang=TYPES
+    ),
+    hunyuan("an unknown tool", hunyuan_calls(hunyuan_call(name="h")), calls=[Action("h", {})], sglang=UNKNOWN),
+    hunyuan("no name", hunyuan_calls(hunyuan_call(name="")), error="no function name", sglang=LOST),
+    hunyuan(
+        "no tag behind the name", HUNYUAN_CALL.replace("<tool_sep:opensource>", ""), error="behind it", sglang=LENIENT
+    ),
+    hunyuan("half a call", HUNYUAN_CALL[:60], error="behind it", sglang=LOST),
+    hunyuan(
+        "an open call",
+        HUNYUAN_CALL[: -len("</tool_call:opensource>\n</tool_calls:opensource>")],
+        error="not closed",
+        sglang=LOST,
+    ),
+    hunyuan(
+        "reasoning",
+        f"<think:opensource>hm</think:opensource>{HUNYUAN_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+k3 = turns_of("kimi_k3")
+
+
+def k3_argument(key: str, value: str, kind: str = "string") -> str:
+    return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+
+
+def k3_call(inside: str, name: str = "f", index: int = 1) -> str:
+    return f'<|open|>call tool="{name}" index="{index}"<|sep|>{inside}<|close|>call<|sep|>'
+
+
+def k3_tools(*calls: str) -> str:
+    return f"<|open|>tools<|sep|>{''.join(calls)}<|close|>tools<|sep|>"
+
+
+K3_CALL = k3_tools(k3_call(k3_argument("s", "hi")))
+K3_WORDS = "<|open|>response<|sep|>Hello.<|close|>response<|sep|>"
+KIMI_K3_TURNS = [
+    k3("one call", K3_CALL, calls=[f(s="hi")]),
+    k3("words", K3_WORDS, content="Hello.", sglang=FRAMED),
+    k3("words and a call", f"{K3_WORDS}{K3_CALL}<|close|>message<|sep|>", calls=[f(s="hi")], content="Hello."),
+    k3("two calls", k3_tools(k3_call(""), k3_call("", "g", 2)), calls=[f(), Action("g", {})]),
+    k3(
+        "every type",
+        k3_tools(
+            k3_call(
+                k3_argument("s", 'a "b"\nc')
+                + k3_argument("n", "2", "number")
+                + k3_argument("x", "1.5", "number")
+                + k3_argument("b", "true", "boolean")
+                + k3_argument("o", '{"k": [1, null]}', "object")
+                + k3_argument("l", '["a", 2]', "array")
+            )
+        ),
+        calls=[Action("f", FULL)],
+    ),
+    k3("a string that is a number", k3_tools(k3_call(k3_argument("s", "007"))), calls=[f(s="007")]),
+    k3("no JSON", k3_tools(k3_call(k3_argument("n", "two", "number"))), error="no string", sglang=LENIENT),
+    k3("an unknown tool", k3_tools(k3_call("", "h")), calls=[Action("h", {})]),
+    k3("no calls", k3_tools(), error="holds no function", sglang=LOST),
+    k3("a call outside of the tools", k3_call(""), error="does not stand between", sglang=TEXT),
+    k3("an open call", K3_CALL.removesuffix("<|close|>tools<|sep|>"), calls=[f(s="hi")], unclosed=True),
+    k3("half a call", K3_CALL[:-50], error="not closed", sglang=LOST),
+    k3(
+        "reasoning",
+        f"<|open|>think<|sep|>hm<|close|>think<|sep|>{K3_CALL}",
+        calls=[f(s="hi")],
+        reasoning="hm",
+        sglang=REASONING,
+    ),
+]
+
+cpm = turns_of("minicpm5")
+
+
+def minicpm_call(*params: tuple[str, str], name: str = "f") -> str:
+    inside = "".join(f'<param name="{key}">{value}</param>' for key, value in params)
+    return f'<function name="{name}">{inside}</function>'
+
+
+CPM_CALL = minicpm_call(("s", "hi"))
+MINICPM_TURNS = [
+    cpm("one call", CPM_CALL, calls=[f(s="hi")]),
+    cpm("no call", "Hello.", content="Hello."),
+    cpm("text before", f"Well.\n{CPM_CALL}", calls=[f(s="hi")], content="Well."),
+    cpm("text behind", f"{CPM_CALL}\nok", calls=[f(s="hi")], content="ok"),
+    cpm("two calls", f"{CPM_CALL}\n{minicpm_call(name='g')}", calls=[f(s="hi"), Action("g", {})]),
+    cpm(
+        "a section",
+        minicpm_call(("s", "<![CDATA[a <b>\n]]>")),
+        calls=[f(s="a <b>\n")],
+        sglang="white space at the ends of a value goes",
+    ),
+    cpm("an end tag in a section", minicpm_call(("s", "<![CDATA[</param>]]>")), calls=[f(s="</param>")]),
+    cpm(
+        "values as Python prints them",
+        minicpm_call(("b", "True"), ("o", "{'k': [1, None]}"), ("l", "['a', 2]")),
+        calls=[f(b=True, o={"k": [1, None]}, l=["a", 2])],
+    ),
+    cpm("a string that is a number", minicpm_call(("s", "007")), calls=[f(s="007")]),
+    cpm("words for a number", minicpm_call(("n", "two")), error="must be of type integer", sglang=TYPES),
+    cpm("an unknown tool", minicpm_call(name="h"), calls=[Action("h", {})], sglang=TEXT),
+    cpm("a key twice", minicpm_call(("s", "a"), ("s", "b")), error="twice", sglang=TEXT),
+    cpm("no name", "<function name=f></function>", content="<function name=f></function>"),
+    cpm("an open call", CPM_CALL.removesuffix("</function>"), error="cut off", sglang=TEXT),
+    cpm("half a call", CPM_CALL[:-20], error="not closed", sglang=TEXT),
+    cpm("an open section", minicpm_call(("s", "<![CDATA[hi")), error="not closed", sglang=LENIENT),
+    cpm("reasoning", f"<think>hm</think>{CPM_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING),
 ]

@@ -1,9 +1,12 @@
-"""Formats that write the calls of a turn as one JSON list behind a tag: Cohere's, Granite 3's, Nemotron's, Apertus'.
+"""Formats that write the calls of a turn as one JSON list behind a tag: Cohere's, Granite 3's, Nemotron's, Apertus',
+Apriel's; MiniMax M1's, whose calls follow one another without a list; GigaChat's, with one call a turn.
 
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
     <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]
     <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>
     <|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>
+    <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
+    <|function_call|>{"name": "f", "arguments": {"a": 1}}
 
 White space is free, and a single call may stand without its list. Cohere also marks what a turn says, with
 `<|START_RESPONSE|>` or `<|START_TEXT|>`.
@@ -31,6 +34,8 @@ class JsonLists:
     """How calls are written, for the policy."""
     stops: bool = False
     """Whether the end tag ends the turn, and is not part of its text then."""
+    lines: bool = False
+    """Whether calls may follow one another without a list."""
     id: str = ""
     """The key of a call's id; "": calls have none."""
     frames: tuple[str, ...] = ()
@@ -61,12 +66,17 @@ class JsonLists:
 
     def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:
         """The items of the list at `at`, what is wrong ("": nothing), and where the JSON ends."""
-        try:
-            value, problem, end = strict_json(text, at)
-        except NotJson as e:
-            return (), f"The tool call is {e} {self.form}", at
-        items = value if isinstance(value, list) else [value]
-        return items, problem or ("" if items else f"The list of tool calls is empty. {self.form}"), end
+        items: list[Json] = []
+        end = at
+        while not items or (self.lines and text.startswith("{", skip(text, end))):
+            try:
+                value, problem, end = strict_json(text, end)
+            except NotJson as e:
+                return (), f"The tool call is {e} {self.form}", end
+            items += value if isinstance(value, list) else [value]
+            if problem or not items:
+                return (), problem or f"The list of tool calls is empty. {self.form}", end
+        return items, "", end
 
     def _broken(self, text: str, start: int, after: int, errors: Sequence[str]) -> Piece:
         if self.tags[1]:
@@ -117,4 +127,27 @@ APERTUS = JsonLists(
     form="Write [{name: {...}}], each call an object with the tool's name as its key, between the tools tokens.",
     stops=True,
     think=("<|inner_prefix|>", "<|inner_suffix|>"),
+).reader()
+_OBJECTS = '{"name": ..., "arguments": {...}}'
+APRIEL = JsonLists(
+    tags=("<tool_calls>", "</tool_calls>"),
+    call=call_of,
+    form=f"Write [{_OBJECTS}] between the tool_calls tags.",
+    frames=("[END FINAL RESPONSE]",),
+    think=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+).reader()
+MINIMAX_M1 = JsonLists(
+    tags=("<tool_calls>", "</tool_calls>"),
+    call=call_of,
+    form=f"Write {_OBJECTS}, one a line, between the tool_calls tags.",
+    lines=True,
+).reader()
+GIGACHAT3 = JsonLists(
+    tags=("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+    call=call_of,
+    form=f"Write {_OBJECTS} as a function call.",
+    frames=("<|message_sep|>\n\n",),
+).reader()
+GIGACHAT31 = JsonLists(
+    tags=("<|function_call|>", ""), call=call_of, form=f"Write <|function_call|>{_OBJECTS}."
 ).reader()

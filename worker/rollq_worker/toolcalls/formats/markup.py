@@ -9,8 +9,8 @@
     </tool_call>
 
 The first is Qwen3-Coder's, also of Qwen3.5, Nemotron 3 and, with tags of its own, Seed-OSS; the second MiniMax M2's.
-DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each value whether it is text or JSON. In the
-others a value's type is what the tool's schema says.
+DeepSeek-V3.2's is like it, with `<｜DSML｜` in every tag, and says of each value whether it is text or JSON, as Kimi
+K3's does. In the others a value's type is what the tool's schema says. MiniCPM5's functions stand without a block.
 """
 
 import re
@@ -30,25 +30,35 @@ class Markup:
     """The tags of one format, and how it is read."""
 
     blocks: tuple[tuple[str, str], ...]
-    """Tags that may stand around functions."""
+    """Tags that stand around functions; none: each function stands by itself."""
     function: tuple[str, str]
     """The beginning of a function's tag, and its end tag."""
     parameter: tuple[str, str]
     """The beginning of a parameter's tag, and its end tag."""
     name: re.Pattern[str]
-    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true", or "True" as
-    Python prints it) or JSON."""
+    """The rest of a tag. Groups: the name; in formats that say it, whether the value is text ("true", "True" as Python
+    prints it, or "string") or JSON."""
     form: str
     """How a call is written, for the policy."""
     line: bool = False
     """Whether a line break on either side of a value belongs to the markup."""
+    cdata: bool = False
+    """Whether a value may stand in a section of CDATA, and is text then."""
     may_end_open: bool = False
     """Whether a turn may end without the end tag of its last block, because SGLang's parser takes such a call."""
+    frames: tuple[str, ...] = ()
+    """Control tokens around what a turn says."""
     think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
         blocks = {tags[0]: partial(self._block, tags) for tags in self.blocks}
-        return block_reader({**blocks, self.function[0]: self._without_block}, self.think)
+        function = self._without_block if blocks else self._alone
+        frames = dict.fromkeys(self.frames, self._frame)
+        return block_reader({**blocks, **frames, self.function[0]: function}, self.think)
+
+    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        tag = next(tag for tag in self.frames if text.startswith(tag, start))
+        return [Piece(Kind.FRAME, start, start + len(tag))]
 
     def _block(self, tags: tuple[str, str], text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         calls, error, end = self._calls(text, start + len(tags[0]), tags[1], tools)
@@ -57,23 +67,25 @@ class Markup:
         return [Piece(Kind.CALL, start, end, calls=tuple(calls))]
 
     def _without_block(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
-        block = self.blocks[0][0]
-        error = f"The function call does not stand between {block[1:-1]} tags. {self.form}"
-        return [broken(text, start, start + 1, (block, self.function[1]), error)]
+        begin, end = self.blocks[0]
+        error = f"The function call does not stand between {begin} and {end}. {self.form}"
+        return [broken(text, start, start + 1, (begin, self.function[1]), error)]
+
+    def _alone(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        call, error, end = self._call(text, start, tools)
+        if call is None:
+            return [broken(text, start, end, self.function, error)]
+        return [Piece(Kind.CALL, start, end, calls=(call,))]
 
     def _calls(self, text: str, at: int, close: str, tools: Sequence[Json]) -> tuple[Sequence[Action], str, int]:
         """The calls of a block, what is wrong ("": nothing), and where reading ended."""
         calls: list[Action] = []
         at = skip(text, at)
         while text.startswith(self.function[0], at):
-            at += len(self.function[0])
-            name = self.name.match(text, at)
-            if name is None:
-                return [], f"The tool call has no function name. {self.form}", at
-            arguments, error, at = self._arguments(text, name.end(), name[1], tools)
-            if error:
+            call, error, at = self._call(text, at, tools)
+            if call is None:
                 return [], error, at
-            calls.append(Action(name[1], arguments))
+            calls.append(call)
             at = skip(text, at)
         if not calls:
             return [], f"The tool call holds no function. {self.form}", at
@@ -84,6 +96,15 @@ class Markup:
             return [], f"The tool call {'was not closed with its end tag.' if at == len(text) else more}", at
         return calls, "", at + len(close)
 
+    def _call(self, text: str, at: int, tools: Sequence[Json]) -> tuple[Action | None, str, int]:
+        """The call of the function at `at`, or what is wrong with it; and where reading ended."""
+        at += len(self.function[0])
+        name = self.name.match(text, at)
+        if name is None:
+            return None, f"The tool call has no function name. {self.form}", at
+        arguments, error, at = self._arguments(text, name.end(), name[1], tools)
+        return None if error else Action(name[1], arguments), error, at
+
     def _arguments(self, text: str, at: int, name: str, tools: Sequence[Json]) -> tuple[dict[str, Json], str, int]:
         """The arguments of the call of `name`, what is wrong ("": nothing), and where reading ended."""
         known, arguments = parameters(tools, name), dict[str, Json]()
@@ -93,24 +114,36 @@ class Markup:
             key = self.name.match(text, at + len(tag))
             if key is None:
                 return {}, f"A parameter of the call of {name!r} has no name. {self.form}", at + len(tag)
-            at, found = key.end(), first(text, key.end(), close, tag, function_close)
             this = f"The parameter {key[1]!r} of the call of {name!r}"
-            if found is None or found[0] != close:
-                return {}, f"{this} was not closed with {close}.", at
-            value, end = text[at : found.start()], found.start()
+            value, is_text, end = self._written(text, key.end())
+            if value is None:
+                return {}, f"{this} was not closed with {close}.", end
             if key[1] in arguments:
                 return {}, f"The tool call names the parameter {key[1]!r} twice.", end
-            if self.line:
-                value = value.removeprefix("\n").removesuffix("\n")
-            arguments[key[1]], error = _value(value, key, known, this)
+            arguments[key[1]], error = (value, "") if is_text else _value(value, key, known, this)
             if error:
                 return {}, error, end
-            at = skip(text, end + len(close))
+            at = skip(text, end)
         if text.startswith(function_close, at):
             return arguments, "", at + len(function_close)
         if at == len(text):
             return {}, f"The call of {name!r} is cut off: it was not closed with {function_close}.", at
         return {}, f"The call of {name!r} holds more than parameters. {self.form}", at
+
+    def _written(self, text: str, at: int) -> tuple[str | None, bool, int]:
+        """The value at `at` (None: it has no end tag), whether it is a section of text, and where its end tag ends."""
+        tag, close = self.parameter
+        if self.cdata and text.startswith(_CDATA[0], at):
+            inside = at + len(_CDATA[0])
+            end = first(text, inside, _CDATA[1] + close, _CDATA[0])
+            if end is None or end[0] == _CDATA[0]:
+                return None, True, at
+            return text[inside : end.start()], True, end.end()
+        found = first(text, at, close, tag, self.function[1])
+        if found is None or found[0] != close:
+            return None, False, at
+        value = text[at : found.start()]
+        return (value.removeprefix("\n").removesuffix("\n") if self.line else value), False, found.end()
 
 
 def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple[Json, str]:
@@ -118,17 +151,18 @@ def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple
     if is_text is None:
         value, error = known.read(tag[1], text)
         return value, error and f"{this} {error}"
-    if is_text in ("true", "True"):
+    if is_text in ("true", "True", "string"):
         return text, ""
     try:
         value, problem, end = strict_json(text)
     except NotJson:
-        return None, f'{this} is not valid JSON, though it says string="false".'
+        return None, f"{this} is not valid JSON, though its tag says that it is no string."
     if not problem and skip(text, end) != len(text):
         problem = f"{this} has text behind its JSON."
     return value, problem
 
 
+_CDATA = ("<![CDATA[", "]]>")
 _BARE = re.compile(r"([^\s<>]+)>")
 _QUOTED = re.compile(r'([^"<>\s]+)">')
 _CODER = Markup(
@@ -158,4 +192,22 @@ DEEPSEEK_V32 = Markup(
     parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
     name=re.compile(r'([^"<>\s]+)"(?: string="(true|false|True|False)")?>'),
     form='Write an invoke tag with the name; in it, for each argument, a parameter tag with string="true" or "false".',
+).reader()
+KIMI_K3 = Markup(
+    blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
+    function=('<|open|>call tool="', "<|close|>call<|sep|>"),
+    parameter=('<|open|>argument key="', "<|close|>argument<|sep|>"),
+    name=re.compile(r'([^"<>\s]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
+    form="Write a call with its tool and index in the tools; in it, for each argument, its key, type and value.",
+    may_end_open=True,
+    frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+).reader()
+MINICPM5 = Markup(
+    blocks=(),
+    function=('<function name="', "</function>"),
+    parameter=('<param name="', "</param>"),
+    name=_QUOTED,
+    form='Write <function name="name"><param name="key">value</param></function>.',
+    cdata=True,
 ).reader()

@@ -1,13 +1,16 @@
-"""Formats that write calls between control tokens in a section of their own: DeepSeek's and Kimi K2's.
+"""Formats that write calls between control tokens in a section of their own: DeepSeek's, Kimi K2's, Solar's.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
     <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>
     <|tool_calls_section_end|>
 
+    <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{"a": 1}<|tool_call:end|>
+
 DeepSeek V3 and R1 write `function<｜tool▁sep｜>f`, a line break and the arguments in a fenced block of JSON instead.
 A turn may end without the section's end token, because SGLang's parsers take such calls. Kimi's id, `functions.f:0`,
-holds the tool's name and the number of the call in the conversation.
+holds the tool's name and the number of the call in the conversation. The token that ends Solar's section ends the turn;
+before it, thoughts and words are messages of their own.
 """
 
 import re
@@ -18,7 +21,7 @@ from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
-from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, unclosed
+from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +29,25 @@ class SectionFormat:
     """The control tokens of one format."""
 
     section: tuple[str, str]
+    """The end token is "" where it ends the turn."""
     call: tuple[str, str]
     heads: tuple[re.Pattern[str], ...]
     """What may stand between a call's first token and its arguments. Groups: `name`; `id` where calls have one; `fence`
     where the arguments are fenced."""
     no_head: str
     """What the policy is told when no head fits."""
+    frames: tuple[str, ...] = ()
+    """Control tokens around what a turn says."""
+    think: tuple[str, str] = THINK
 
     def reader(self) -> Reader:
         """The reader of this format. Calls are read outside of a section too."""
-        return block_reader({self.section[0]: self._section, self.call[0]: lambda *place: [self._call(*place)]})
+        openers = {self.section[0]: self._section, self.call[0]: lambda *place: [self._call(*place)]}
+        return block_reader({**openers, **dict.fromkeys(self.frames, self._frame)}, self.think)
+
+    def _frame(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
+        tag = next(tag for tag in self.frames if text.startswith(tag, start))
+        return [Piece(Kind.FRAME, start, start + len(tag))]
 
     def _section(self, text: str, start: int, tools: Sequence[Json]) -> Sequence[Piece]:
         """The calls of the section that opens at `start`, with the control tokens around them as frame."""
@@ -48,8 +60,12 @@ class SectionFormat:
             if at > pieces[-1].end:
                 pieces.append(Piece(Kind.FRAME, pieces[-1].end, at))
         if len(pieces) == 1:
-            return [broken(text, start, at, self.section, "There is no tool call in the section of tool calls.")]
-        if text.startswith(end, at):
+            return [
+                broken(text, start, at, (begin, end or begin), "There is no tool call in the section of tool calls.")
+            ]
+        if not end:
+            pass  # it is no part of the turn's text
+        elif text.startswith(end, at):
             pieces.append(Piece(Kind.FRAME, at, at + len(end)))
         elif any(piece.errors for piece in pieces):
             pass  # the policy is told what is wrong with a call; the section is less
@@ -94,4 +110,12 @@ KIMI_K2 = SectionFormat(
     call=("<|tool_call_begin|>", "<|tool_call_end|>"),
     heads=(re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+):\d+)\s*<\|tool_call_argument_begin\|>"),),
     no_head="The id of the tool call cannot be read. Write functions.name:number between the tokens.",
+).reader()
+SOLAR = SectionFormat(
+    section=("<|tool_calls|>", ""),
+    call=("<|tool_call:begin|>", "<|tool_call:end|>"),
+    heads=(re.compile(r"\s*(?P<id>[\w-]+)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*<\|tool_call:args\|>"),),
+    no_head="The head of the tool call cannot be read. Write id<|tool_call:name|>name<|tool_call:args|>, then JSON.",
+    frames=("<|content|>", "<|end|>", "<|begin|>assistant"),
+    think=("<|think|>", "<|end|>"),
 ).reader()

@@ -169,7 +169,7 @@ class Job:
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
         if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
             raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
-        for name in ("env_args", "agent_args", "user", "template_kwargs", "sampling", "labels"):
+        for name in ("env_args", "agent_args", "user", "template_kwargs", "sampling", "routed_experts", "labels"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         for name in self.template_kwargs:

@@ -110,7 +110,9 @@ def test_part_lengths_sum_up_to_all_tokens_but_the_last() -> None:
         ({**ASKED, "layers": True}, "layers must be a whole number"),
         ({**ASKED, "experts": 1}, "top_k 2 of 1 experts"),
         ({**ASKED, "experts": 70000}, "experts must be a whole number from 1 to 65536"),
-        ([2, 2, 200], "must have"),
+        ([2, 2, 200], "must be a mapping, not list"),
+        (None, "must be a mapping, not NoneType"),
+        ("", "must be a mapping, not str"),
     ],
 )
 def test_a_job_names_the_shape_of_its_model(asked: object, message: str) -> None:

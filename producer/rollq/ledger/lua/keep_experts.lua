@@ -8,6 +8,7 @@ if not redis.call('ZSCORE', typed('leased', 'zset'), id .. '#' .. lease) then re
 local kept = typed('routed_experts:' .. id, 'list')
 local length = redis.call('LLEN', kept)
 if index > length then return { 'conflict', length } end
+allow_without_memory()
 if index == 0 then
   redis.call('DEL', kept)
 elseif index < length then

@@ -61,6 +61,8 @@ class Attempt:
         """Routed experts that are held back: a part for each sampled event, if the job asks for them."""
         self._parts_written = 0
         """Number of parts that were written. They are megabytes, so none is kept here after that."""
+        self._parts_doubted = False
+        """Whether Redis lost the journal's tail, and perhaps parts with it."""
         self._held_since = inf
         """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
         self._writing = threading.Lock()
@@ -230,15 +232,18 @@ class Attempt:
         """Write everything that is held back, and `last`, in one call, after the routed experts. Raises Fenced.
 
         If a restarted Redis lost the journal's tail, the tail is written again with it. If it lost routed experts,
-        raises JournalConflict: the next attempt starts again.
+        raises JournalConflict, and the next attempt goes on with what is left.
         """
         with self._writing:
-            self._write_parts(check=bool(last))
-            while blobs := [*self._blobs[self._written :], *last]:
+            while True:
+                end = len(self._blobs)  # before the parts are: a later event may have a later part
+                self._write_parts(check=bool(last))
+                if not (blobs := [*self._blobs[self._written : end], *last]):
+                    return
                 try:
                     write(self.job.id, self.lease, self._written, blobs)
                 except JournalConflict as e:
-                    self._written = self._kept(e)
+                    self._written, self._parts_doubted = self._kept(e), True
                 else:
                     self._written += len(blobs) - len(last)
                     return
@@ -246,11 +251,12 @@ class Attempt:
     def _write_parts(self, check: bool) -> None:
         """Write the routed experts that are held back. With `check`, also see whether all others are still there."""
         parts = self._parts[:]
-        if not parts and not (check and self.job.routed_experts):
+        if not parts and not (self.job.routed_experts and (check or self._parts_doubted)):
             return
         keep_parts(self.ledger.scripts, self.job.id, self.lease, self._parts_written, parts)
         del self._parts[: len(parts)]
         self._parts_written += len(parts)
+        self._parts_doubted = False
 
     def _kept(self, conflict: JournalConflict) -> int:
         """Number of entries that are left of this journal in Redis. Raises Fenced when they are not this attempt's.

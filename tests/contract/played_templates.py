@@ -42,6 +42,7 @@ CONTROL = re.compile(
     r"""<[|｜][^<>|｜\s'"{}]{1,60}[|｜]> | <\|[a-z_]+> | <[a-z_]+\|> | <\|"\|> | \[/?[A-Z][A-Z_]{2,}\]
       | <\|?[A-Z_]{3,}\|?> | </?[a-z_:]*(?:think|tool_call|tool_calls|tool_response|TOOLCALL|TOOL_RESPONSE)>
       | <(?:bos|eos|s)> | </s>
+      | <(?:begin|beginning|end)_of_(?:document|sentence)> | </assistant> | <sep> | </?\w+:opensource>
       | <(?:start|end)_of_turn> | <SPECIAL_\d+> | <seed:\w+> | \]~!?b\[? | \[e~\[ | \[gMASK\] | <sop>""",
     re.VERBOSE,
 )

@@ -23,10 +23,12 @@ from tests.rollq_worker.tokens.expected_edges import (
     same_text,
     unsupported,
 )
+from tests.rollq_worker.tokens.family_habits import FAMILY_HABITS
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import NAMES, PHI, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.template_habits import HABITS, REFUSED
 
+ALL_HABITS = HABITS | FAMILY_HABITS
 ALL_TURNS = (*CALL_EDGES, *REPLY_EDGES, *RESULT_EDGES)
 REAL = {
     # name: family, and the class of every edge
@@ -128,9 +130,9 @@ def test_bridges_are_what_the_templates_write_at_the_end(real: RealTemplates):
     assert moved == 5 - 1  # Mistral's users: the tools and the system prompt move to the last one
 
 
-@pytest.mark.parametrize("name", HABITS)
+@pytest.mark.parametrize("name", ALL_HABITS)
 def test_habits_of_templates(name: str):
-    assert edges(HABITS[name].tokenizer(name)) == HABITS[name].edges
+    assert edges(ALL_HABITS[name].tokenizer(name)) == ALL_HABITS[name].edges
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -139,6 +141,24 @@ def test_templates_that_are_refused_with_a_remedy(name: str):
     with pytest.raises(JobFailure, match=why) as raised:
         checked_renderer(tokenizer_with(name, template, PHI), TOOLS)
     assert name in str(raised.value) and ("use a" in str(raised.value) or "correct the template" in str(raised.value))
+
+
+@pytest.mark.parametrize("name", FAMILY_HABITS)
+def test_what_users_and_tools_say_of_control_tokens_is_text(name: str):
+    tokenizer = FAMILY_HABITS[name].tokenizer(name)
+    renderer = checked_renderer(tokenizer, TOOLS)
+    control = set(tokenizer.added_tokens.values())
+    found = []
+    for said in ("plain words", f"x{' '.join(tokenizer.added_tokens)}x"):
+        opening = [{**message, "content": said} for message in OPENING]
+        ids = [renderer.open(opening, TOOLS)]
+        ids += [
+            renderer.bridge(*answered)
+            for answered in ((called(), [result(said)]), (REPLY, [{**USER, "content": said}]))
+        ]
+        assert said in tokenizer.decode(ids[0]) and all(said in tokenizer.decode(bridge) for bridge in ids[1:])
+        found.append([[id for id in some if id in control] for some in ids])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["the tools again at each message", "qwen2.5", "gemma-4", "mistral-nemo"])

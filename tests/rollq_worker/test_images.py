@@ -49,6 +49,13 @@ def test_large_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Image(file_of(11, 10))
 
 
+def test_a_file_of_several_pictures_is_refused() -> None:
+    file, one = io.BytesIO(), Pillow.new("RGB", (8, 8))
+    one.save(file, "MPO", save_all=True, append_images=[one])
+    with pytest.raises(EnvironmentFailure, match="several pictures"):
+        Image(file.getvalue())
+
+
 def test_one_that_is_stored_turned_is_refused() -> None:
     exif = Pillow.Exif()
     exif[0x0112] = 6

@@ -63,6 +63,22 @@ class TestRequests:
         run(engine=engine, environment=Gallery(), agent_args={"calls": "all"})
         assert engine.images[-1] is not None and list(engine.images[-1].images) == [ONE, TWO, THREE]
 
+    def test_an_iterator_of_images_is_shown_too(self) -> None:
+        class Lazy(FakeEnvironment):
+            def reset(self, user: User) -> Observation:
+                shown: Any = (one for one in [ONE, TWO])
+                return Observation(super().reset(user), images=shown)
+
+        trajectory = play_with_fakes("done", environment=Lazy())
+        assert kept(trajectory) == [ONE.reference, TWO.reference]
+
+    def test_equal_images_are_in_memory_once(self) -> None:
+        engine = FakeEngine([CALL, "done"])
+        run(engine=engine, environment=Gallery(shown=(ONE, image(2, 3))))
+        assert engine.images[-1] is not None
+        first, again = engine.images[-1].images
+        assert first is again
+
     def test_a_placeholder_that_the_policy_sampled_ends_the_episode(self) -> None:
         engine = FakeEngine([f"I see {PIXEL}", "more"])
         user = FakeUser(("hello", "go on"))

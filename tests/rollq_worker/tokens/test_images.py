@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from rollq.errors import JobFailure
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.images import content_with
 from rollq.trajectory import Message
 from rollq_worker.tokens.images import MAX_RATIO, ImageTokens
@@ -68,7 +68,7 @@ class TestCount:
         tokenizer = vision_tokenizer(**{"size": None, **config})
         ours = ImageTokens(tokenizer)
         if max(width, height) > MAX_RATIO * min(width, height):
-            with pytest.raises(JobFailure, match="no side may be"):
+            with pytest.raises(EnvironmentFailure, match="no side may be"):
                 ours.length(width, height)
             return
         patches = real_processor(json.dumps(config)).get_number_of_image_patches(height, width, {})

@@ -7,7 +7,6 @@ than ours is noticed.
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import json
 from array import array
 
 from rollq_worker.protocols import PromptImages
@@ -31,5 +30,5 @@ def collapsed(ids: array[int], token: int) -> array[int]:
 
 def with_images(body: bytes, images: PromptImages) -> bytes:
     """The body of a request that carries these images."""
-    urls = json.dumps([image.data_url for image in images.images]).encode()
-    return b'{"image_data":%b,%b' % (urls, body[1:])
+    urls = b'","'.join(image.data_url.encode() for image in images.images)  # they need no escapes
+    return b'{"image_data":["%b"],%b' % (urls, body[1:])

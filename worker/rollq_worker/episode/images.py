@@ -24,6 +24,7 @@ class EpisodeImages:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._shown: list[Image] = []
+        self._files: dict[str, Image] = {}  # by hash, so that equal images are in memory once
         self._tokens = 0
         self._bytes = 0
 
@@ -33,19 +34,21 @@ class EpisodeImages:
         Raises JobFailure where the model takes no images, EnvironmentFailure for more than a request may carry, and
         TypeError for what is not an Image.
         """
+        found = []
         for image in images:
             if not isinstance(image, Image):
                 raise TypeError(f"an image of the observation is a {type(image).__name__}, not an Image")
             reference = image.reference
             self._tokens += self._renderer.image_length(reference.width, reference.height)
             self._bytes += reference.bytes
-            self._shown.append(image)
+            self._shown.append(self._files.setdefault(reference.sha256, image))
+            found.append(reference)
         if self._bytes > MAX_EPISODE_BYTES:
             raise EnvironmentFailure(
                 f"{len(self._shown)} images of {self._bytes} bytes; at most {MAX_EPISODE_BYTES} are sent in an episode:"
                 " show fewer or smaller ones"
             )
-        return [image.reference for image in images]
+        return found
 
     def of_prompt(self) -> PromptImages | None:
         """What a request needs besides the ids; None without images."""
@@ -60,5 +63,4 @@ class EpisodeImages:
 
     def extras(self) -> Mapping[str, Extra]:
         """The files, each once, in the order of the conversation."""
-        files = {image.reference.sha256: image.data for image in self._shown}
-        return {IMAGES: pack_images(files.values())} if files else {}
+        return {IMAGES: pack_images(image.data for image in self._files.values())} if self._files else {}

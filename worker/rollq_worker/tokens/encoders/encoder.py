@@ -5,17 +5,17 @@ It is only used where it gives the tokenizer's ids. The kinds of tokenizers that
 know added tokens, except for rows of white space.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rollq_worker.tokens.encoders.byte_level import byte_level
-from rollq_worker.tokens.encoders.corpus import corpus
 from rollq_worker.tokens.encoders.recipe import Recipe
 from rollq_worker.tokens.encoders.sentence_piece import sentence_piece
 
@@ -28,6 +28,19 @@ Encode = Callable[[str], Sequence[int]]
 MAX_LENGTH = 100_000
 """Longest text in characters. Longer texts go to the tokenizer, whose regular expressions take any length."""
 _SEVERAL = -1
+"""In a list of ids, in place of a token that stands for several."""
+_TEXTS = (
+    "Hello, world! It's 12:45, isn't it? We'll see; they've said I'd better.",
+    '{"order_id": "#W2378156", "items": [{"price": 1034.99, "options": {"a-b_c": null}}]}\n\n\t- one\r\n  two   ',
+    "def f(x):\n    return x**2  # done.\n\n\n\nCamelCase snake_case 3.14e-10 \\u00e9 <b>&amp;</b>",
+    "Élève naïf, Straße, İstanbul, ﬁn, Ångström, e\u0301; Привет, мир! Ωμέγα",
+    "marks of several ages in a row: \u2dfc\u0eba \u0352\u07fd \u1dee\u08d3 \u08ca\ufe28 a\u0316\u0301 \u11938\u0304",
+    "你好，世界！こんにちは世界。안녕하세요 세계 مرحبا بالعالم שלום עולם नमस्ते दुनिया สวัสดี ١٢٣ ४५६",
+    "👩‍👩‍👧‍👦🏳️‍🌈🙂\u200b\ufeff\u00a0\u2028\u3000 \x00\x01\x7f ～ ½ Ⅷ ²",
+    "a \x00\x00b\x01 \u0378\u0378 \ue000 1\x00 2  3   x  世  界\t\t・ ・\n  \n\r\n <b> </b>  ▁ ▁▁x",
+    "a" * 700 + " " * 300 + "\n" * 50 + "1" * 99 + "\t" * 40,
+)
+"""Texts on which two encoders of one vocabulary might differ."""
 _made: dict[str, Encode | None] = {}
 
 
@@ -44,6 +57,10 @@ def fast_encoder(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
 
 
 def _make(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
+    try:
+        import tiktoken  # noqa: F401 - without it there is nothing to prove
+    except ModuleNotFoundError:
+        return None
     parts = json.loads(spec)
     recipe = byte_level(parts, tokenizer) or sentence_piece(parts, tokenizer)
     core = _tiktoken(recipe) if recipe else None
@@ -58,10 +75,19 @@ def _make(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
             return ids
         return core(prepared)
 
-    if not _agree(encode, tokenizer, list(corpus(recipe.tokens))):
+    if not _agree(encode, tokenizer, list(_corpus(recipe.tokens))):
         log.warning("the fast encoder differs from this tokenizer and is not used")
         return None
     return encode
+
+
+def _corpus(tokens: Iterable[bytes]) -> Iterator[str]:
+    """Many scripts and awkward rows, and a vocabulary's own tokens side by side."""
+    yield from _TEXTS
+    texts = [token.decode(errors="ignore") for token in tokens]
+    for step in (37, 41):
+        some = texts[::step]
+        yield from ("".join(some[n : n + 50]) for n in range(0, len(some), 50))
 
 
 def _agree(encode: Encode, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> bool:
@@ -75,11 +101,9 @@ def _agree(encode: Encode, tokenizer: tokenizers.Tokenizer, texts: list[str]) ->
 
 
 def _tiktoken(recipe: Recipe) -> Encode | None:
-    try:
-        import tiktoken
-    except ModuleNotFoundError:
-        return None
-    single = [ids[0] if len(ids) == 1 else _SEVERAL for ids in recipe.tokens.values()]
+    import tiktoken
+
+    single = array("q", [ids[0] if len(ids) == 1 else _SEVERAL for ids in recipe.tokens.values()])
     by_id = len(set(single)) == len(single) and all(a < b for a, b in pairwise(single[256:]))
     by_id = by_id and _SEVERAL not in single
     ranks = dict(zip(recipe.tokens, single if by_id else range(len(single)), strict=True))
@@ -91,13 +115,13 @@ def _tiktoken(recipe: Recipe) -> Encode | None:
     return encoding.encode_ordinary if by_id else _translated(encoding.encode_ordinary, recipe, single)
 
 
-def _translated(encode: Encode, recipe: Recipe, single: Sequence[int]) -> Encode:
+def _translated(encode: Encode, recipe: Recipe, single: array[int]) -> Encode:
     """An encoder whose ranks are not the vocabulary's ids."""
-    several = dict(enumerate(recipe.tokens.values()))
+    several = {rank: ids for rank, ids in enumerate(recipe.tokens.values()) if len(ids) > 1}
 
     def translate(text: str) -> Sequence[int]:
         ranks = encode(text)
         ids = [single[rank] for rank in ranks]
-        return [id for rank in ranks for id in several[rank]] if _SEVERAL in ids else ids
+        return [id for rank in ranks for id in several.get(rank, (single[rank],))] if _SEVERAL in ids else ids
 
     return translate

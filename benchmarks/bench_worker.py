@@ -31,7 +31,7 @@ from rollq.ledger.replies import Publication
 from rollq.ledger.scripts import Scripts
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq_worker.engine import sglang_client as engines
+from rollq_worker.engine import generate
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain
@@ -50,9 +50,9 @@ MESSAGES = 400
 PARTS = (
     ("engine: HTTP", SGLangEngine, "generate"),
     ("engine: write the request", PromptWriter, "write"),
-    ("engine: write the request", engines, "write_request"),
+    ("engine: write the request", generate, "write_request"),
     ("engine: check the ids", SGLangEngine, "_validate"),
-    ("engine: read the reply", engines, "read_reply"),
+    ("engine: read the reply", generate, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),
     ("renderer: decode", tokenizer.Tokenizer, "decode"),

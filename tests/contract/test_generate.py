@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from rollq_worker.engine.generate import probe
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.limits import TEST_TEXT
 from tests.contract.conftest import Server, spans_of
 from tests.contract.refusal_shapes import assert_body_refused, type_refusal, value_refusal
 
@@ -193,3 +196,11 @@ class TestScoring:
     def test_the_number_of_best_tokens_must_be_whole(self, server: Server, number: object) -> None:
         body = {"input_ids": server.prompt(), "return_logprob": True, "top_logprobs_num": number}
         assert type_refusal(server.post("/generate", body)).startswith("invalid type: ")
+
+
+def test_a_worker_that_starts_takes_it_for_an_sglang_server(server: Server) -> None:
+    http = EngineHttp(server.url, threads=1)
+    try:
+        assert probe(http, server.tokenizer.encode(TEST_TEXT)) == ""
+    finally:
+        http.close()

@@ -10,7 +10,7 @@ import pytest
 from rollq import cli
 from rollq_worker.tokens.selfcheck.conversations import Edge
 from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
-from tests.rollq_worker.engine.engine_servers import scripted_engine
+from tests.rollq_worker.engine.engine_servers import reply, scripted_engine
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +153,7 @@ def test_an_engine(capsys: pytest.CaptureFixture[str]):
         return {"tokens": [7] + [id + shift for id in load_tokenizer().encode(body["prompt"])]}
 
     with scripted_engine(model_info=(200, {"model_path": "some/model"}), tokenize=tokenize) as engine:
+        engine.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
         code, found = report(capsys, "--engine", engine.url)
         assert code == 0 and found["checks"]["engine"]["ids"] == "same"
         shift = 1
@@ -162,5 +163,11 @@ def test_an_engine(capsys: pytest.CaptureFixture[str]):
         del engine.paths["/tokenize"]
         code, found = report(capsys, "--engine", engine.url)
         assert code == 0 and found["checks"]["engine"]["ids"] == "unknown"
+        engine.then = (404, {"detail": "Not Found"})
+        code, found = report(capsys, "--engine", engine.url)
+        assert code == 1 and "is not an SGLang server: POST /generate answers 404" in found["checks"]["engine"]["says"]
+        engine.then = (500, {"error": "broken"})
+        code, found = report(capsys, "--engine", engine.url)
+        assert code == 1 and "generated nothing: the engine answered 500" in found["checks"]["engine"]["says"]
     code, found = report(capsys, "--engine", "http://127.0.0.1:1")
     assert code == 1 and "no engine at" in found["checks"]["engine"]["says"]

@@ -314,13 +314,13 @@ class TestFailures:
             engine = SGLangEngine(slow)
             settings = Settings(redis_url=redis_url, engine_urls=(slow,))
             runner = JobRunner(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
-            send = engine._send
+            send = engine._generate._send
 
             def late(*args: Any) -> Any:
                 clock.ahead += 2000.0  # here: what comes next is the engine
                 return send(*args)
 
-            engine._send = late  # type: ignore[method-assign]
+            engine._generate._send = late  # type: ignore[method-assign]
             runner.leases.start()
             start = time.monotonic()
             summary = runner.run(submit(ledger, budget=Budget(deadline_s=1000.0)))

@@ -2,19 +2,30 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from rollq import cli
+from rollq.errors import SettingsError
 from rollq.servers.connection import connect
 from rollq.settings import Settings
+from rollq_worker.engine import generate
+from rollq_worker.engine.limits import TEST_TEXT
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.process import startup_checks
 from rollq_worker.process.shutdown import Shutdown
-from rollq_worker.tokens.tokenizer import BUNDLED
+from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
 from tests.conftest import free_port, redis_binary, started_redis
+from tests.rollq_worker.engine.engine_servers import replaying, reply, scripted_engine
 
 NO_REDIS = f"redis://127.0.0.1:{free_port()}/0"
 
@@ -142,3 +153,86 @@ def test_a_missing_engine_is_only_warned_of(caplog: pytest.LogCaptureFixture) ->
     startup_checks.check_engines([client], "the model's")
     client.close()
     assert f"no engine at {url}: nothing is claimed before there is one (`rollq engine`, --engine URL)" in caplog.text
+
+
+class TestTheFirstToken:
+    """An engine that is ready is asked for one token, which shows what it is."""
+
+    def warnings(self, url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+        client = SGLangEngine(url, test_text_ids=load_tokenizer(None).encode(TEST_TEXT))
+        try:
+            startup_checks.check_engines([client], "the model's")
+        finally:
+            client.close()
+        return [record.message for record in caplog.records]
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            ((404, {"detail": "Not Found"}), "answers 404"),
+            ((405, {"detail": "Method Not Allowed"}), "answers 405"),
+            ((422, {"error": "missing field `inputs`"}), "answers 422"),
+            ((200, {"text": ["Order and more"]}), "answers something else: not a reply of /generate (KeyError"),
+            ((200, {"choices": [{"text": "said"}]}), "answers something else"),
+            ((200, b"<html>"), "answers something else"),
+            ((200, []), "answers something else"),
+        ],
+    )
+    def test_another_server(self, caplog: pytest.LogCaptureFixture, answer: Any, words: str) -> None:
+        models = {"v1/models": (200, {"data": [{"id": "m", "max_model_len": 600}]})}
+        with scripted_engine(health=(200, b""), **models) as engine:
+            engine.then = answer
+            with pytest.raises(SettingsError, match=f"{engine.url} is not an SGLang server: POST /generate ") as e:
+                self.warnings(engine.url, caplog)
+            assert words in str(e.value) and "\n" not in str(e.value)
+            assert str(e.value).endswith("; rollq needs SGLang's native API (docs/engine.md)")
+
+    def test_a_server_of_files_ends_the_worker(self, redis_url: str, tmp_path: Path) -> None:
+        handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+            url = f"http://127.0.0.1:{server.server_port}"
+            line = [sys.executable, "-m", "rollq", "worker", "--redis", redis_url, "--engine", url]
+            ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+            server.shutdown()
+        assert ended.returncode == 2
+        wanted = f"the server at {url} is not an SGLang server: POST /generate answers 501; rollq needs SGLang's native"
+        assert wanted in error_line(ended.stderr)
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            ((401, {"error": "Unauthorized"}), "answered 401"),
+            ((403, {"error": "Forbidden"}), "answered 403"),
+            ((400, {"error": {"message": "too long"}}), "answered 400"),
+            ((500, b""), "answered 500"),
+            ((503, {"error": {"message": "full"}}), "answered 503"),
+            ("reset", "Connection"),
+            ("hang", "timed out"),
+            (reply([], finish_reason={"type": "abort", "status_code": 500, "err_type": "X"}), "aborted the request"),
+        ],
+    )
+    def test_a_server_that_may_be_one_is_only_warned_of(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+    ) -> None:
+        monkeypatch.setattr(generate, "PROBE_TIMEOUT_S", 0.3)
+        with scripted_engine() as engine:
+            engine.then = answer if not isinstance(answer, dict) else (200, answer)
+            [warning] = self.warnings(engine.url, caplog)
+        assert f"the engine at {engine.url} is ready, but generated nothing: " in warning and words in warning
+
+    def test_an_answer_that_broke_off_is_asked_for_again(self, caplog: pytest.LogCaptureFixture) -> None:
+        def token(body: dict[str, Any]) -> dict[str, Any]:
+            return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+
+        with scripted_engine((200, b'{"text": "sa'), token) as engine:
+            assert self.warnings(engine.url, caplog) == []
+            assert len(engine.bodies()) == 2
+            assert engine.bodies()[0]["sampling_params"]["max_new_tokens"] == 1
+
+    def test_the_replay_engine_answers(self, caplog: pytest.LogCaptureFixture) -> None:
+        with replaying() as url:
+            assert self.warnings(url, caplog) == []
+            requests.post(f"{url}/pause_generation", json={"mode": "abort"}, timeout=10)
+            [warning] = self.warnings(url, caplog)
+            assert f"no engine at {url}" in warning  # as ever while it is paused

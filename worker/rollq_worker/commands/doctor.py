@@ -166,32 +166,36 @@ def check_engines(found: Settings, tokenizer: "Tokenizer | None") -> list[Check]
 
 
 def check_engine(url: str, tokenizer: "Tokenizer | None") -> Check:
-    """Check that the engine answers, and that its tokenizer gives the same ids as ours."""
+    """Check that the engine answers as SGLang does, and that its tokenizer gives the same ids as ours."""
     from rollq_worker.engine.control import EngineControl
+    from rollq_worker.engine.generate import OtherServer, probe
     from rollq_worker.engine.http import EngineHttp
     from rollq_worker.engine.limits import TEST_TEXT, same_ids
     from rollq_worker.http_client import NoResponse
 
-    masked, control = mask_url(url), EngineControl(EngineHttp(url, threads=1))
+    masked, http = mask_url(url), EngineHttp(url, threads=1)
+    control, ours = EngineControl(http), tokenizer.encode(TEST_TEXT) if tokenizer else ()
     try:
         model = control.get_json("/model_info")
     except NoResponse as e:
         return Check("engine", False, f"no engine at {masked}: {e}", "start an engine, or pass --engine URL")
-    if not isinstance(model, dict):
-        return Check(
-            "engine", False, f"{masked} has no /model_info, so it is not an SGLang server", "pass --engine URL"
-        )
-    serves = f"{masked} serves {model.get('model_path')}"
-    details: dict[str, Any] = {"model": model.get("model_path"), "ids": "unknown"}
-    if tokenizer is None:
-        return Check("engine", True, serves, "", (), details)
     same = None
     with suppress(NoResponse):
-        same = same_ids(control.tokenize(TEST_TEXT), tokenizer.encode(TEST_TEXT))
-    if same is None:
-        return Check("engine", True, f"{serves}; it does not show its token ids", "", (), details)
-    details["ids"] = "same" if same else "different"
-    if same:
-        return Check("engine", True, f"{serves}; its tokenizer gives the same ids", "", (), details)
-    step = "give --tokenizer the directory that the engine serves"
-    return Check("engine", False, f"{serves}, whose tokenizer gives other ids", step, (), details)
+        same = same_ids(control.tokenize(TEST_TEXT), ours) if ours else None
+    path = model.get("model_path") if isinstance(model, dict) else None
+    serves = f"{masked} serves {path or 'a model that it does not name'}"
+    details: dict[str, Any] = {"model": path, "ids": {None: "unknown", True: "same", False: "different"}[same]}
+    if not ours:
+        return Check("engine", True, serves, "", (), details)
+    if same is False:
+        step = "give --tokenizer the directory that the engine serves"
+        return Check("engine", False, f"{serves}, whose tokenizer gives other ids", step, (), details)
+    try:
+        why = probe(http, ours)
+    except OtherServer as e:
+        return Check("engine", False, f"{masked} is not an SGLang server: {e}", "pass --engine URL", (), details)
+    if why:
+        step = "continue the engine if it is paused; otherwise its log says why"
+        return Check("engine", False, f"{serves}, but generated nothing: {why}", step, (), details)
+    ids = "its tokenizer gives the same ids" if same else "it does not show its token ids"
+    return Check("engine", True, f"{serves}; {ids}", "", (), details)

@@ -42,6 +42,10 @@ class RequestFailed(Exception):
     """The engine did not answer this request as it should: send it again, a bounded number of times."""
 
 
+class EngineAborted(RequestFailed):
+    """The engine ended this request for a reason of its own."""
+
+
 class ContextExceeded(Exception):
     """The engine's context is shorter than we knew: send the request again for fewer tokens."""
 
@@ -146,7 +150,7 @@ def _raise_abort_reason(reason: dict[str, Any], key: str) -> None:
     message = f"the engine aborted the request: {_clip(reason.get('message'))} (status {_clip(status)}, {_clip(kind)})"
     if isinstance(status, int) and 400 <= status < 500:
         raise JobFailure(f"{key}: {message}")
-    raise (EngineUnavailable if status == 503 else RequestFailed)(message)
+    raise (EngineUnavailable if status == 503 else EngineAborted)(message)
 
 
 def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:

@@ -9,7 +9,6 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import logging
 import threading
-import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +23,11 @@ from rollq_worker import waiting
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
+from rollq_worker.engine.generate import ConnectionLost, GenerateEndpoint, probe
 from rollq_worker.engine.http import EngineHttp, WaitCut
-from rollq_worker.engine.images import collapsed, with_images
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
-from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed, read_refusal, read_reply
-from rollq_worker.engine.request import write_request
-from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
+from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
 
@@ -46,10 +43,6 @@ CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
 """The same after a lost connection. A dying SGLang resets connections some 5 s before its port closes."""
 PARALLEL_ABORTS = 8
 OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
-
-
-class ConnectionLost(RequestFailed):
-    """The engine closed the connection without an answer."""
 
 
 class SGLangEngine:
@@ -82,14 +75,16 @@ class SGLangEngine:
         self._shared = share or Shared(concurrency=concurrency, vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
-        self._stop_ids = tuple(stop_ids)
-        self._read_timeout_s = read_timeout_s
         self._slots = threading.BoundedSemaphore(concurrency)
         self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
         self._control = EngineControl(self._http)
         self._in_flight = self._http.in_flight
+        self._generate = GenerateEndpoint(
+            self._http, self._control, self._shared, stop_ids=stop_ids, read_timeout_s=read_timeout_s
+        )
         self._limits = EngineLimits(self._control.get_json)
         self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)
+        self._test_text_ids = test_text_ids
         self._hung = False
 
     @property
@@ -147,7 +142,7 @@ class SGLangEngine:
                     if self.tokenizer_differs():
                         raise EngineUnavailable(OTHER_TOKENIZER)
                     with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
-                        generated = self._request(ids, sampling, room, call)
+                        generated = self._generate.ask(ids, sampling, room, call)
                 except EngineUnavailable as e:
                     self._unavailable(e, call)
                 except ContextExceeded as e:
@@ -184,6 +179,13 @@ class SGLangEngine:
     def tokenizer_differs(self) -> bool:
         """Whether the engine is known to have another tokenizer than ours."""
         return self._tokenizer.differs()
+
+    def probe(self) -> str:
+        """Ask the engine for one token. Returns why there was none, or "". Raises OtherServer.
+
+        An engine whose `test_text_ids` are not known is not asked, because ids of another model would kill it.
+        """
+        return probe(self._http, self._test_text_ids) if self._test_text_ids else ""
 
     def abort_running(self) -> int:
         """Abort every request of this process. Returns how many the engine was asked to abort.
@@ -261,45 +263,8 @@ class SGLangEngine:
             return nullcontext()
         return self._suspect_lock(check)
 
-    def _request(self, ids: array[int], sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
-        key = call.key
-        rid = f"{key}/{uuid.uuid4().hex}"  # the engine's log names the job
-        images = call.images
-        prompt = self._shared.prompts.write(ids if images is None else collapsed(ids, images.token), key)
-        stops, routing = self._stop_ids, call.routing
-        body = write_request(prompt, sampling, stop_ids=stops, max_new_tokens=room, rid=rid, routing=routing)
-        if images is not None:
-            body = with_images(body, images)
-        try:
-            response = self._send(rid, body, call)
-        except WaitCut as e:
-            if not e.hung:
-                self._control.abort(rid)  # a server may take seconds to notice that the connection has gone
-            raise
-        if response.status != 200:
-            raise read_refusal(response, key)
-        limits = {"prompt": len(ids), "max_new_tokens": room, "vocabulary": self._shared.vocabulary.end}
-        return read_reply(response.body, rid=rid, key=key, **limits, routing=routing)
-
-    def _send(self, rid: str, body: bytes, call: Call) -> Response:
-        """Raises EngineUnavailable, RequestFailed, WaitCut."""
-        with self._in_flight.track(rid, call.key) as request:
-            try:
-                headers = {"X-SMG-Routing-Key": call.group}
-                return self._http.post("/generate", body, timeout_s=self._read_timeout_s, headers=headers)
-            except ConnectFailed as e:
-                self._availability.mark_down(str(e), unreachable=True)
-                raise EngineUnavailable(str(e), unreachable=True) from e
-            except NoResponse as e:
-                if request.cut is not None:
-                    raise request.cut from e
-                if isinstance(e, ResponseTimeout):
-                    self._control.abort(rid)  # the engine may still be generating
-                    raise RequestFailed(str(e)) from e
-                raise ConnectionLost(str(e)) from e
-
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
-        self._availability.mark_down(str(error), refused=not error.unreachable)
+        self._availability.mark_down(str(error), unreachable=error.unreachable, refused=not error.unreachable)
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
             call.engine_died(self.url, self._shared.quarantine)

@@ -1,12 +1,13 @@
 """What a worker checks before it starts.
 
 Each error is one line that says what is wrong and what to do about it. An engine that is not ready gets only a warning,
-because it may be ready later. It knows nothing of Celery.
+because it may be ready later; one that is ready is asked for a token. It knows nothing of Celery.
 """
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
@@ -14,6 +15,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
+from rollq_worker.engine.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import names
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -47,21 +49,36 @@ def stop_ids(tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
-    """Warn of engines that take no requests yet. Raises SettingsError when one is ready and has other token ids."""
+    """Warn of engines that take no requests yet.
+
+    Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
+    """
     with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
-        ready = list(pool.map(SGLangEngine.ready, engines))
+        ready = list(pool.map(_check_engine, engines, repeat(tokenizer)))
     away = [engine for engine, is_ready in zip(engines, ready, strict=True) if not is_ready]
-    for engine in away:
-        if engine.tokenizer_differs():
-            raise SettingsError(
-                f"the tokenizer of the engine at {mask_url(engine.url)} gives other ids than {tokenizer}: give"
-                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
-            )
     then = "nothing is claimed before there is one" if len(away) == len(engines) else "the others are used meanwhile"
     for engine in away:
-        log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", mask_url(engine.url), then)
+        log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", engine.name, then)
     if not engines:
         log.warning("no engine is listed: %s", then)
+
+
+def _check_engine(engine: SGLangEngine, tokenizer: str) -> bool:
+    """Whether it takes requests. Raises SettingsError."""
+    if not engine.ready():
+        if engine.tokenizer_differs():
+            raise SettingsError(
+                f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}: give"
+                " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
+            )
+        return False
+    try:
+        why = engine.probe()
+    except OtherServer as e:
+        raise SettingsError(f"the server at {engine.name} is not an SGLang server: {e}") from e
+    if why:
+        log.warning("the engine at %s is ready, but generated nothing: %s", engine.name, why)
+    return True
 
 
 def _check_isolated(patterns: Sequence[str]) -> None:

@@ -121,7 +121,7 @@ class GroundTruth:
 
     def _choose(self, progress: TaskProgress, rng: random.Random) -> Action | str:
         task, move = progress.task, progress.next_move
-        if task is None and not self._warned:
+        if task is None and progress.opened and not self._warned:
             self._warned = True
             log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", POLITE)
         if task is None or move is None:

@@ -20,7 +20,7 @@ from rollq.client.collector import Collector
 from rollq.client.waits import WaitLog, explain
 from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
-from rollq.commands.flags import run_file
+from rollq.commands.flags import play, run_file
 from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
@@ -51,8 +51,8 @@ def add(commands: Commands) -> None:
     )
     run_file.add(parser)
     add_run(parser, help="name of a run that has no other jobs")
-    job_flags.add_tasks(parser, split="test", size=4)
-    job_flags.add_play(parser)
+    play.add_tasks(parser, split="test", size=4)
+    play.add_play(parser)
     parser.add_argument(
         "--show",
         action=_Show,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
-from rollq.commands.flags import run_file
+from rollq.commands.flags import play, run_file
 from rollq.commands.flags.shared import (
     Commands,
     add_broker,
@@ -35,9 +35,9 @@ def add(commands: Commands) -> None:
     )
     run_file.add(parser)
     add_run(parser)
-    job_flags.add_tasks(parser, split="train", size=1)
+    play.add_tasks(parser, split="train", size=1)
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="K", help="times through the tasks (%(default)s)")
-    job_flags.add_play(parser)
+    play.add_play(parser)
     _add_groups(parser)
     _add_order(parser)
     add_redis(parser)

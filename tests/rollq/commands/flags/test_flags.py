@@ -8,8 +8,7 @@ import pytest
 
 from rollq import cli
 from rollq.commands import evaluate, pull, submit
-from rollq.commands.flags import jobs as job_flags
-from rollq.commands.flags import policy
+from rollq.commands.flags import play, policy
 from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
 from rollq_worker.commands import audit, worker
@@ -38,7 +37,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     flags.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
     flags.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
     flags.agent: ("", "telepathy", "Act", "act:x", "few-shot", "few-shot:", "few-shot:no-such.jsonl", "few-shot:/"),
-    job_flags.user: (
+    play.user: (
         "",
         "gpt",
         "openai",

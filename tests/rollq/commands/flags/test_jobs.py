@@ -9,6 +9,7 @@ import pytest
 
 from rollq import cli
 from rollq.commands.flags import jobs as job_flags
+from rollq.commands.flags import play
 from rollq.commands.flags import shared as flags
 from rollq.errors import SettingsError
 from rollq.ledger.ledger import Ledger
@@ -122,7 +123,7 @@ def test_users_by_name_and_as_json(text: str, spec: dict[str, str]) -> None:
 
 
 def test_the_kinds_of_users_are_those_of_the_workers() -> None:
-    assert set(job_flags.USERS) == set(KINDS)
+    assert set(play.USERS) == set(KINDS)
 
 
 def test_the_agents_are_those_of_the_workers() -> None:

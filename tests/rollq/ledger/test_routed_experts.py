@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rollq import Client, Fenced
-from rollq.errors import ContractError, JournalConflict
+from rollq.errors import ContractError, FailureClass, JournalConflict
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Refusal
@@ -103,7 +103,41 @@ def test_they_go_with_the_journal(ledger: Ledger, end: Callable[[Ledger], None])
     keys = [ledger.keys.routed_experts(JOB), ledger.keys.journal(JOB)]
     assert ledger.redis.exists(*keys) == 2
     end(ledger)
-    assert ledger.redis.exists(*keys) == 0
+    assert not left(ledger)
+
+
+def left(ledger: Ledger) -> list[bytes]:
+    """Names of keys that hold parts or journals, of any job."""
+    return [key for key in ledger.redis.scan_iter() if b":routed_experts:" in key or b":journal:" in key]
+
+
+def test_those_of_spare_members_go_when_the_others_are_graded(ledger: Ledger) -> None:
+    ledger.submit(group(spare=1, routed_experts=ASKED))
+    slow = claim(ledger, "r/g/2").lease
+    keep_parts(ledger.scripts, "r/g/2", slow, 0, BLOBS)
+    journal(ledger, "r/g/2", slow, events()[:2])
+    play_with_parts(ledger)
+    play_with_parts(ledger, "r/g/1")
+    assert len(left(ledger)) == 4
+    with pytest.raises(Fenced):
+        keep_parts(ledger.scripts, "r/g/2", slow, 2, BLOBS)
+    take(ledger, 1, "c/0")
+    ack(ledger, "c/0")
+    assert not left(ledger)
+
+
+def test_those_of_an_episode_that_starts_again_are_replaced(ledger: Ledger) -> None:
+    ledger.submit(group(size=1, routed_experts=ASKED))
+    lease = claim(ledger, JOB).lease
+    keep_parts(ledger.scripts, JOB, lease, 0, [b"old"] * 3)
+    journal(ledger, JOB, lease, events()[:2])
+    ledger.fail(JOB, lease, FailureClass.ENV, "diverged")
+    assert len(left(ledger)) == 2
+    play_with_parts(ledger)  # the old journal is set aside
+    assert ledger.redis.lrange(ledger.keys.routed_experts(JOB), 0, -1) == BLOBS
+    take(ledger, 1, "c/0")
+    ack(ledger, "c/0")
+    assert not left(ledger)
 
 
 def test_damage_costs_its_job_alone(ledger: Ledger) -> None:

@@ -10,9 +10,9 @@ from rollq.ledger.replies import Claim, Publication
 from rollq.ledger.workers.live_workers import LiveWorker
 
 
-def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0) -> Claim:
-    """Submit and claim job r/g<task>/0."""
-    job = Job(run="r", group=f"g{task}", env="shop", task=task, budget=Budget(deadline_s=deadline_s))
+def claim(ledger: Ledger, task: int = 0, deadline_s: float = 1800.0, **more: Any) -> Claim:
+    """Submit and claim job r/g<task>/0, with `more` of its fields."""
+    job = Job(run="r", group=f"g{task}", env="shop", task=task, budget=Budget(deadline_s=deadline_s), **more)
     ledger.submit([job])
     claimed = ledger.claim(job.id, worker="w", token=f"t{task}")
     assert isinstance(claimed, Claim)

@@ -198,6 +198,9 @@ def test_a_template_never_changes_what_the_caller_gave(messages: list[dict[str, 
         ("{% set x = 0 %}{% for m in messages %}{% set y = m %}{{ x }}{{ y }}{% endfor %}", ""),
         ("{% macro f(a, b=c) %}{{ a }}{{ b }}{{ d }}{% endmacro %}{{ f(e) }}", "c d e"),
         ("{% for m in messages %}{% set t = m.t %}{% endfor %}{{ t | default(fallback) }}", "fallback t"),
+        ("{% macro f(format) %}{{ format }}{% endmacro %}{{ f(1) }}{% if format %}x{% endif %}", "format"),
+        ("{% macro f(c) %}{{ c is undefined }}{% endmacro %}{% if tools %}{% set c = 1 %}{% endif %}{{ f(c) }}", ""),
+        ("{% if tools %}{% set t = tools[0] %}{% endif %}{{ t.kind is defined }}", ""),
     ],
 )
 def test_the_arguments_that_a_template_reads(text: str, arguments: str):
@@ -208,7 +211,8 @@ def test_arguments_of_real_templates(real: RealTemplates):
     known = {name: ChatTemplate(name, real.text(name), {}).arguments for name in NAMES}
     assert known["qwen3"] == known["glm-4.6"] == {"enable_thinking"}
     assert known["deepseek-v3.1"] == {"thinking", "enable_thinking"}
-    assert known["gpt-oss"] >= {"reasoning_effort", "model_identity", "builtin_tools"}
+    assert known["gpt-oss"] == {"reasoning_effort", "model_identity", "builtin_tools"}
+    assert known["qwen3.5"] == {"enable_thinking", "add_vision_id"}
     assert known["qwen2.5"] == known["hermes-3"] == frozenset()
 
 

@@ -1,8 +1,8 @@
 """One chat template: messages to the text that a model was trained on.
 
 It renders as transformers' `apply_chat_template` does, without importing it. Three things differ: the date never
-changes, a template may append to lists, and it never sees a list or mapping of the caller, only copies. It knows no
-token ids.
+changes, a template may append to lists, and it never sees a list or mapping of the caller, only copies. The sandbox
+keeps a template from files and from Python's own objects, not from using up time or memory. It knows no token ids.
 """
 
 import difflib
@@ -161,20 +161,25 @@ def _arguments(text: str) -> set[str]:
     read: set[str] = set()
     stored: set[str] = set()
 
-    def walk(node: jinja2.nodes.Node) -> None:
+    def walk(node: jinja2.nodes.Node, parameters: frozenset[str]) -> None:
+        """`parameters`: those of the macros around the node."""
         if isinstance(node, jinja2.nodes.Name):
-            if node.ctx != "load":
+            if node.ctx == "store":
                 stored.add(node.name)
-            elif node.name not in stored:
+            elif node.ctx == "load" and node.name not in stored | parameters:
                 read.add(node.name)
             return
+        if isinstance(node, jinja2.nodes.Macro | jinja2.nodes.CallBlock):
+            parameters |= {parameter.name for parameter in node.args}
         if isinstance(node, jinja2.nodes.Test | jinja2.nodes.Filter) and node.name in _ASKS:
-            read.update(name.name for name in node.find_all(jinja2.nodes.Name))
+            asked = node.node
+            if isinstance(asked, jinja2.nodes.Name) and asked.name not in parameters:
+                read.add(asked.name)
         late = node.fields[:1] if isinstance(node, jinja2.nodes.Assign | jinja2.nodes.For) else ()  # the target
         for child in (*node.iter_child_nodes(exclude=late), *node.iter_child_nodes(only=late)):
-            walk(child)
+            walk(child, parameters)
 
-    walk(tree)
+    walk(tree, frozenset())
     return jinja2.meta.find_undeclared_variables(tree) & read
 
 

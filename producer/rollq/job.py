@@ -173,8 +173,10 @@ class Job:
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         for name in self.template_kwargs:
-            if not isinstance(name, str) or name in GIVEN_TO_TEMPLATES:
-                raise ContractError(f"{where}: template_kwargs: rollq itself gives {name!r} to the chat template")
+            if not isinstance(name, str):
+                raise ContractError(f"{where}: template_kwargs: the key {name!r} is not a string")
+            if name in GIVEN_TO_TEMPLATES:
+                raise ContractError(f"{where}: template_kwargs: leave out {name!r}, which rollq itself gives")
         if not isinstance(self.budget, Budget):
             raise ContractError(f"{where}: budget must be a Budget, not {type(self.budget).__name__}")
         for name, kind in (("history", History), ("purpose", Purpose)):

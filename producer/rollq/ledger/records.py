@@ -30,12 +30,12 @@ def check_group(jobs: Sequence[Job], run: str) -> list[str]:
 
 
 def _of_group(job: Job) -> tuple[Any, ...]:
-    return job.size, job.spare, job.viable, job.purpose, job.queue, job.template_kwargs, job.routed_experts
+    return job.size, job.spare, job.viable, job.purpose, job.queue, kwargs_text(job), job.routed_experts
 
 
 def kwargs_text(job: Job) -> str:
     """The job's template_kwargs as JSON; equal arguments are equal texts."""
-    return json.dumps(plain(job.template_kwargs, f"job {job.id}"), sort_keys=True)
+    return json.dumps(plain(job.template_kwargs, f"job {job.id}: template_kwargs"), sort_keys=True)
 
 
 def sample_of(body: bytes, job_id: str) -> Job:

@@ -221,8 +221,7 @@ def _content(job: Job) -> dict[str, Json]:
 
 def _later(job: Job) -> list[dict[str, Json]]:
     """The map of the later fields; nothing when it is empty, so that blobs and digests of older jobs stay the same."""
-    where = f"job {job.id}"
-    later = {name: plain(value, where) for name in _LATER if (value := getattr(job, name))}
+    later = {name: plain(value, f"job {job.id}: {name}") for name in _LATER if (value := getattr(job, name))}
     return [later] if later else []
 
 

@@ -43,6 +43,20 @@ def test_the_members_of_a_group_have_the_same(ledger: Ledger) -> None:
         ledger.submit([one[0], other[1]])
 
 
+def test_equal_json_is_the_same_in_a_group_and_true_is_not_1(ledger: Ledger) -> None:
+    one, other = group("a", template_kwargs={"stops": ("a", "b")}), group("a", template_kwargs={"stops": ["a", "b"]})
+    assert len(ledger.submit([one[0], other[1]]).new) == 2
+    one, other = group("b", template_kwargs={"stops": True}), group("b", template_kwargs={"stops": 1})
+    with pytest.raises(ContractError, match="template_kwargs differ within the group"):
+        ledger.submit([one[0], other[1]])
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {1: 2}])
+def test_what_is_not_json_is_refused_by_its_name(ledger: Ledger, value: object) -> None:
+    with pytest.raises(ContractError, match=r"template_kwargs: .* not (JSON|a string)"):
+        ledger.submit(group("a", template_kwargs={"effort": value}))
+
+
 def test_a_worker_that_does_not_know_them_leaves_the_group_to_others(ledger: Ledger) -> None:
     ledger.submit(group("a", 1, template_kwargs=SHORT))
     ledger.submit(group("b", 1, template_kwargs=SHORT, spare=1))

@@ -89,8 +89,9 @@ def _value(action: argparse.Action, value: Any) -> Any:
     if isinstance(value, dict) and (written := TABLES.get(action.dest)):
         return convert(written(value))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
+        expected = "a table or a string" if action.dest in TABLES else "a number or a string"
         kind = "table" if isinstance(value, dict) else type(value).__name__
-        raise argparse.ArgumentTypeError(f"expected a number or a string, not a {kind}")
+        raise argparse.ArgumentTypeError(f"expected {expected}, not a {kind}")
     if action.choices and value not in action.choices:
         raise argparse.ArgumentTypeError(f"expected {' or '.join(action.choices)}, not {value!r}")
     found = convert(str(value))

@@ -101,6 +101,7 @@ WRONG = [
     ("max_turns = [3]", "max_turns: expected a number or a string, not a list"),
     ("[max_turns]\nn = 3", "max_turns: expected a number or a string, not a table"),
     ("tasks = 2026-01-01", "tasks: expected a number or a string, not a date"),
+    ("template_kwargs = true", "template_kwargs: expected a table or a string, not a bool"),
     ("max_turns = 0", "max_turns: expected a whole number of at least 1, not '0'"),
     ("env = 3", "env: expected a string, not 3"),
     ("run = 3", "run: expected a string, not 3"),

@@ -13,17 +13,20 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rollq import Client
 from rollq.batch import Batch
-from rollq.errors import ContractError, Fenced, Gap, NotHeld, PullTimeout
+from rollq.errors import ContractError, Fenced, Gap, JournalConflict, NotHeld, PullTimeout
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import connect
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.process.attempts.attempt import Attempt
+from tests.rollq.routed_experts import ASKED, parts
 
 RUN = "rollback"
 SIZE = 2
@@ -34,7 +37,8 @@ WAIT_S = 60.0
 
 def group(number: int, source: str) -> list[Job]:
     job = Job(run=RUN, group=f"{source}.{number}", env="shop", task=number, size=SIZE)
-    return [Job(run=RUN, group=job.group, env="shop", task=number, size=SIZE, sample=n) for n in range(SIZE)]
+    asked = ASKED if number % 3 else {}
+    return [replace(job, sample=n, routed_experts=asked) for n in range(SIZE)]
 
 
 class Gated:
@@ -160,7 +164,7 @@ class Player:
 
     def step(self) -> str:
         try:
-            return self._claim() if self.attempt is None else self._play(self.attempt)
+            return self._claim() if self.attempt is None else self._go_on(self.attempt)
         except Fenced:
             self.fenced += 1
             self.attempt = None
@@ -190,15 +194,28 @@ class Player:
         self.attempt = Attempt(self.ledger, found, threading.Event(), lambda: 0.0)
         if found.journal:
             self.header, self.events = self.attempt.resume()
+            if self.attempt.lost_parts():
+                self.wrong.append(f"{job_id}: events without their routed experts")
             return "resume"
         self.header, self.events = Header(attempt=found.attempt, worker=self.name), []
         self.attempt.open(self.header)
         return "claim"
 
+    def _go_on(self, attempt: Attempt) -> str:
+        try:
+            return self._play(attempt)
+        except JournalConflict:  # Redis lost routed experts
+            self.attempt = None
+            attempt.release()
+            return "release"
+
     def _play(self, attempt: Attempt) -> str:
         event = next_event(attempt.job, self.events, self.writer)
         self.events.append(event)
         if not isinstance(event, Closed):
+            if isinstance(event, Sampled) and attempt.job.routed_experts:
+                [*_, part] = parts(self.events)
+                attempt.keep_routed_experts(part)
             attempt.append(event)
             return "append"
         attempt.complete(Trajectory(job=attempt.job, header=self.header, events=self.events), TokenStats())
@@ -256,7 +273,7 @@ class Trainer:
         self.start()
 
     def start(self) -> None:
-        self.consumer = self.client.consumer(name=self.name)
+        self.consumer = self.client.consumer(name=self.name, extras=[ROUTED_EXPERTS])
         self.held: list[Batch] = []
         self.ended = False
 

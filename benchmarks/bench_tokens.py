@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args(argv)
-    renderer = ChatRenderer(load_tokenizer(args.tokenizer))
+    tokenizer = load_tokenizer(args.tokenizer)
+    tokenizer.use_fast_encoder()  # as a worker does
+    renderer = ChatRenderer(tokenizer)
     tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
 
     def begin() -> Conversation:

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.errors import SettingsError
 from rollq.job import Json
 from rollq.trajectory import Finish, Stop, Trajectory, VersionSpan
 from rollq_worker.protocols import Generated, Task
 from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
+from rollq_worker.tokens.tokenizer import Tokenizer
 from tests.rollq_worker.replay_engine.shop_episodes import END, SHOP, SPLIT, TASKS, TOKENIZER, first_prompt, play_task
+from tests.rollq_worker.tokens.encoders import vocabularies
 
 WHOLE = 1 << 20
 """Tokens: more than any turn has."""
@@ -124,6 +127,22 @@ def made_all_moves(trajectory: Trajectory) -> bool:
 )
 def test_a_conversation_about_no_task_gets_a_polite_answer(ground_truth: GroundTruth, prompt: str) -> None:
     assert said_to(ground_truth, prompt) == TOKENIZER.encode(POLITE) + array("I", [END])
+
+
+def test_a_model_that_is_not_chatml_is_refused(tasks: TaskIndex) -> None:
+    with pytest.raises(SettingsError, match=r"no <\|im_start\|> and no <\|im_end\|>: start engine and workers"):
+        GroundTruth(Tokenizer("gemma", vocabularies.gemma(), {}, "x"), tasks)
+
+
+def test_a_template_that_takes_no_calls_can_be_played(tasks: TaskIndex) -> None:
+    """In environments without tools."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    plain = TOKENIZER.with_template(template)
+    turn = GroundTruth(plain, tasks).next_turn(plain.encode("<|im_start|>user\nHello?"), random.Random(0))
+    assert plain.decode(turn.ids) == POLITE + "<|im_end|>"
 
 
 @settings(max_examples=100, deadline=None)

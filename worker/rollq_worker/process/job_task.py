@@ -98,6 +98,7 @@ class JobRunner:
             on_slots_lost=on_slots_lost,
         )
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
+        tokenizer.use_fast_encoder()
         self.renderers = RendererCache(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self._told: set[tuple[str, str]] = set()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rollq.errors import SettingsError
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.replay_engine.images import without_images
@@ -51,10 +52,16 @@ class GroundTruth:
     one."""
 
     def __init__(self, tokenizer: Tokenizer, tasks: TaskIndex, mistakes: float = 0.0) -> None:
+        """Raises SettingsError for a vocabulary without ChatML's tokens."""
+        if missing := [token for token in (START, END) if token not in tokenizer.added_tokens]:
+            raise SettingsError(
+                f"the replay engine writes ChatML, and the vocabulary of {tokenizer.name} has no"
+                f" {' and no '.join(missing)}: start engine and workers with a ChatML model, or play this one on SGLang"
+            )
         self.tokenizer = tokenizer
         self._tasks = tasks
         self._mistakes = mistakes
-        family = family_of(tokenizer)
+        family = family_of(tokenizer, tools=False)  # one that takes calls still reads them
         self._read = readers()[family.parser]
         added = tokenizer.added_tokens
         self.eos_ids = frozenset(added[stop] for stop in family.stops if stop in added)

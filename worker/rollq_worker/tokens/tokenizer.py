@@ -125,7 +125,10 @@ class Tokenizer:
         return encoded
 
     def use_fast_encoder(self) -> bool:
-        """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one."""
+        """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one.
+
+        Costs about a second, so only a worker asks for it, and `rollq doctor`. Copies made later use it too.
+        """
         if self._fast is None:
             self._fast = fast_encoder(self._spec, self._plain)
         return self._fast is not None
@@ -189,9 +192,7 @@ def load_tokenizer(where: str | None = None, template: str | None = None) -> Tok
         config["generation"] = _object(folder / FILES[3])
     chosen = template_text(template) if template else _find_template(folder, config)
     images = _object(folder / IMAGE_CONFIG) if (folder / IMAGE_CONFIG).is_file() else None
-    tokenizer = Tokenizer(name, spec, config, chosen, images)
-    tokenizer.use_fast_encoder()
-    return tokenizer
+    return Tokenizer(name, spec, config, chosen, images)
 
 
 def find_tokenizer(where: str) -> Path:

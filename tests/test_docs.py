@@ -35,6 +35,26 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_links_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text())
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_rows_of_a_table_have_the_same_number_of_cells(page: Path) -> None:
+    r"""A `|` inside code splits a cell as well, unless it is written `\|`."""
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
+    counts = [[len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()] for table in tables]
+    assert [table for table, cells in zip(tables, counts, strict=True) if len(set(cells)) > 1] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_named_files_exist(page: Path) -> None:
     assert [path for name in named_paths(page) for path in braces(name) if not (REPO / path).exists()] == []

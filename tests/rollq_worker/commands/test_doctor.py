@@ -64,7 +64,7 @@ def test_what_the_template_is_asked_is_told(folder: Path, capsys: pytest.Capture
     assert tokenizer["template_kwargs"] == {"preserve_thinking": True}
     assert {edge["class"] for edge in tokenizer["edges"].values()} == {"exact"}
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 0
-    assert "asked to keep what was sampled: preserve_thinking=True" in capsys.readouterr().out
+    assert "rollq adds preserve_thinking=true, which keeps old reasoning" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_arguments_of_the_template(hybrid: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["doctor", *line, "--template-kwargs", "enable_thinking=false"]) == 0
     said = capsys.readouterr().out
     assert "arguments of the template (--template-kwargs): enable_thinking" in said
-    assert "given to the template: enable_thinking=False" in said
+    assert "given to the template: enable_thinking=false" in said
 
 
 def test_a_misspelt_argument(hybrid: Path, capsys: pytest.CaptureFixture[str]):
@@ -121,7 +121,7 @@ def test_a_template_without_tools(folder: Path, capsys: pytest.CaptureFixture[st
     code, found = report(capsys, "--tokenizer", str(folder))
     tokenizer = found["checks"]["tokenizer"]
     assert code == 1 and "leaves an assistant's tool calls out" in tokenizer["says"] == tokenizer["reason"]
-    assert tokenizer["arguments"] == [] and "docs/formats.md" in found["next"]
+    assert tokenizer["arguments"] == [] and found["next"].startswith("no training template fits it: ")
     assert cli.main(["doctor", "--tokenizer", str(folder)]) == 1
     assert "without tools: " in capsys.readouterr().out
 

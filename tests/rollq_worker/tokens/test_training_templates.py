@@ -162,6 +162,17 @@ def test_a_template_that_leaves_calls_out_finds_the_one_that_keeps_them(name: st
     assert better is not None and better[0] == name
 
 
+def test_a_template_that_knows_no_tools_is_recognised_by_an_image() -> None:
+    text = template_text("qwen2.5-vl")
+    plain = text.replace("message.tool_calls or []", "[]").replace("if tools else ''", "if false else ''")
+    assert "if false" in plain and "tool_calls" not in plain
+    own = tokenizer_with("own", plain, ADDED["qwen2.5-vl"])
+    better = better_template(own, TOOLS, None)
+    assert better is not None and better[0] == "qwen2.5-vl"
+    no_images = plain.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    assert better_template(tokenizer_with("own", no_images, ADDED["qwen2.5-vl"]), TOOLS, None) is None
+
+
 def test_a_template_of_another_model_that_leaves_tools_out_finds_none() -> None:
     own = tokenizer_with("own", REFUSED["chatml without tools"][0], THINK)
     assert better_template(own, TOOLS, None) is None

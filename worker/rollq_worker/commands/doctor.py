@@ -34,7 +34,7 @@ from rollq_worker.commands.tokenizer_check import Check, check_tokenizer
 if TYPE_CHECKING:
     from rollq_worker.tokens.tokenizer import Tokenizer
 
-READY = "start workers: rollq worker, with the same --tokenizer and addresses"
+READY = "start workers: rollq worker, with the same --tokenizer, --template and addresses"
 _STRING = {"type": "string", "description": "Which one."}
 SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
     {

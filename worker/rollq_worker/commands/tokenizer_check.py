@@ -4,6 +4,7 @@ what to do where it cannot be used.
 It knows neither engines nor Redis.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from rollq_worker.tokens.tokenizer import Tokenizer
 
 REMEDY = (
-    "use another chat template (--template FILE) or another model, or describe its family and its format of calls in a"
-    " package of your own (docs/formats.md)"
+    "no training template fits it: use another chat template (--template FILE) or another model, or describe its family"
+    " and its format of calls in a package of your own (docs/formats.md)"
 )
 
 
@@ -125,19 +126,20 @@ def _arguments(tokenizer: "Tokenizer", asked: Mapping[str, Any]) -> list[str]:
     if tokenizer.given:
         lines.append(f"given to the template: {_list(tokenizer.given)}")
     if asked:
-        lines.append(f"asked to keep what was sampled: {_list(asked)}; not for jobs with history=template")
+        lines.append(f"rollq adds {_list(asked)}, which keeps old reasoning; not for jobs with history=template")
     return lines
 
 
 def _list(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+    """As a command line has them."""
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
 
 def _training_template(
     tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]], found: "SelfCheck | None"
 ) -> tuple[str, str]:
-    """The name of the training template that does better than the tokenizer's own template, and what to set for it; ""
-    and "" where there is none."""
+    """The name of the training template that does better than the tokenizer's own template, and what to do; "" and ""
+    where there is none."""
     from rollq_worker.tokens.selfcheck.better_template import better_template, exact_edges
 
     better = better_template(tokenizer, [dict(tool) for tool in tools], found)
@@ -145,4 +147,7 @@ def _training_template(
         return "", ""
     name, exact = better[0], exact_edges(better[1])
     of = "all edges" if exact == len(better[1].edges) else f"{exact} of {len(better[1].edges)} edges"
-    return name, f"training template: {name} (exact on {of}): ROLLQ_TEMPLATE={name}"
+    return (
+        name,
+        f"the training template {name} is exact on {of}: use --template {name}, or ROLLQ_TEMPLATE={name}",
+    )

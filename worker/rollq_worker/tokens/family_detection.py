@@ -101,7 +101,8 @@ def _that_calls(tokenizer: Tokenizer) -> tuple[Family, bool]:
             for family in _candidates(tokenizer, prompt, turn):
                 if _fits(family, turn):
                     return replace(family, text_arguments=text_arguments), turn.count(family.stops[0]) < 2
-    remedy = "use a training template (`rollq doctor` names it), another model, or add a format (docs/formats.md)"
+    remedy = "use a training template (`rollq doctor` names one that fits), another model, or add a format"
+    remedy += " (docs/formats.md)"
     template = f"the chat template of {tokenizer.name}"
     if rendered:
         known = ", ".join(name for name in readers() if name != NO_CALLS)

@@ -1,8 +1,8 @@
 """Finds the training template that fits a model's own chat template.
 
 It fits when it writes the same first prompts, id for id. Where only the training template lists tools, the model is
-recognised by the prompt without tools, to which the training template may add lines. It does not know what a model was
-trained on.
+recognised by the prompt without tools, to which the training template may add lines, or by an image in it. It does not
+know what a model was trained on.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.family_detection import shows_tools
+from rollq_worker.tokens.images import PLACEHOLDER
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match
 from rollq_worker.tokens.selfcheck.check import SelfCheck, check
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from rollq_worker.tokens.training_templates import template_text, training_templ
 
 _USER: Message = {"role": "user", "content": "Where is it?"}
 _OPENINGS: Sequence[Sequence[Message]] = ([{"role": "system", "content": "Be brief."}, _USER], [_USER])
+_IMAGE: Message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Where is it?"}]}
 _OWN_WORDS = 200
 """Number of characters of a template's own text in a first prompt that tell its model from others."""
 
@@ -52,7 +54,13 @@ def _same_model(own: Tokenizer, other: Tokenizer, tools: Sequence[Json]) -> bool
         shown = [(opening, listed) for opening in _OPENINGS for listed in (tools, None)]
         return all(_prompt(own, *one) == _prompt(other, *one) for one in shown)
     lines, more = _prompt(own, [_USER], None).splitlines(), iter(_prompt(other, [_USER], None).splitlines())
-    return len("".join(lines)) > _OWN_WORDS and all(line in more for line in lines)
+    known = len("".join(lines)) > _OWN_WORDS or _shows_same_image(own, other)
+    return known and all(line in more for line in lines)
+
+
+def _shows_same_image(own: Tokenizer, other: Tokenizer) -> bool:
+    shown = _prompt(own, [_IMAGE], None)
+    return PLACEHOLDER in shown and shown == _prompt(other, [_IMAGE], None)
 
 
 def _prompt(tokenizer: Tokenizer, opening: Sequence[Message], tools: Sequence[Json] | None) -> str:

@@ -61,9 +61,10 @@ COLUMNS = {
     "versions": "list string",
     "turn_rewards": "list float64",
     "extras": "string",
+    "template_kwargs": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
-LATER = ("turn_rewards", "extras")
+LATER = ("turn_rewards", "extras", "template_kwargs")
 """Columns that files of an earlier rollq do not have."""
 
 

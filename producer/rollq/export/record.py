@@ -46,7 +46,7 @@ def _unanswered(trajectory: Trajectory) -> str:
 
 def facts(trajectory: Trajectory) -> dict[str, Any]:
     """What the record says of the trajectory as a whole. Raises ContractError when a text in Redis cannot be read."""
-    job = trajectory.job
+    job, kwargs = trajectory.job, trajectory.header.template_kwargs
     return {
         "job": job.id,
         "began": trajectory.header.at,
@@ -67,6 +67,7 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
         "turn_rewards": trajectory.turn_rewards,
         "messages": trajectory.messages,
         "info": dict(trajectory.info),
+        **({"template_kwargs": dict(kwargs)} if kwargs else {}),
         **({"extras": _extras(trajectory.extras)} if trajectory.extras else {}),
     }
 

@@ -11,7 +11,7 @@ from rollq.export.record import as_json, facts
 from rollq.export.validation import length_faults
 from rollq.trajectory import Segment, Trajectory
 
-AS_JSON = ("labels", "sampling", "messages", "info", "extras")
+AS_JSON = ("labels", "sampling", "messages", "info", "template_kwargs", "extras")
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""
@@ -48,8 +48,9 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
     if wrong:
         return {}, wrong
     found = {name: value for name, value in rows[0].items() if name not in PER_ROW}
-    if found.get("extras") is None:
-        found.pop("extras", None)
+    for name in ("template_kwargs", "extras"):
+        if found.get(name) is None:
+            found.pop(name, None)
     for name in filter(found.__contains__, AS_JSON):
         try:
             found[name] = json.loads(found[name])

@@ -154,6 +154,9 @@ def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _extra_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Of the fields that only some records have."""
+    if not _map(kwargs := found.get("template_kwargs", {})):
+        yield f"template_kwargs must be a mapping, not {kwargs!r:.60}"
     extras = found.get("extras", {})
     if not _map(extras):
         yield f"extras must be a mapping, not {extras!r:.60}"

@@ -220,8 +220,16 @@ def test_rewards_of_turns_are_a_column(out: Path) -> None:
 def test_a_folder_of_an_earlier_rollq_lacks_the_later_columns(out: Path) -> None:
     save(out, trajectory())
     [part] = out.glob("part-*")
-    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards", "extras"]), part)
+    pq.write_table(pq.read_table(part).drop_columns(["turn_rewards", "extras", "template_kwargs"]), part)
     assert [checked.faults for checked in check(out)] == [[]]
+
+
+def test_arguments_of_the_template_are_a_column_of_json(out: Path) -> None:
+    made = trajectory()
+    other = trajectory(of=job(sample=1))
+    save(out, replace(made, header=replace(made.header, template_kwargs={"enable_thinking": False})), other)
+    assert [row["template_kwargs"] for row in table(out)] == ['{"enable_thinking":false}', None]
+    assert [checked.faults for checked in check(out)] == [[], []]
 
 
 def test_extras_are_a_column_of_json(out: Path) -> None:

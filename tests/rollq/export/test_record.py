@@ -1,6 +1,7 @@
 """The exported form: what a line holds, and that the audit can read it back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rollq.export.record import record
@@ -24,6 +25,13 @@ def test_a_line_has_the_job_s_labels_and_queue() -> None:
     assert (line["labels"], line["queue"]) == (labels, "large")
     line = record(trajectory())
     assert (line["labels"], line["queue"]) == ({}, "rollq")
+
+
+def test_a_line_has_the_arguments_that_the_template_was_given() -> None:
+    made = trajectory()
+    assert "template_kwargs" not in record(made)
+    kwargs = {"enable_thinking": False, "preserve_thinking": True}
+    assert record(replace(made, header=replace(made.header, template_kwargs=kwargs)))["template_kwargs"] == kwargs
 
 
 def test_a_file_without_sampling_parameters_was_sampled_with_the_engines_own(tmp_path: Path):

@@ -140,6 +140,10 @@ def lost_turn_reward(found: Record, draw: Draw) -> None:
     found["turn_rewards"].pop()
 
 
+def odd_kwargs(found: Record, draw: Draw) -> None:
+    found["template_kwargs"] = draw(st.sampled_from([None, "enable_thinking", ["a"]]))
+
+
 def lost_message(found: Record, draw: Draw) -> None:
     found["messages"].pop()
 
@@ -165,6 +169,7 @@ DAMAGES = [
     (other_turns, "turns, and the mask "),
     (odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
     (lost_turn_reward, " turn_rewards"),
+    (odd_kwargs, "template_kwargs must be a mapping"),
     (lost_message, "messages of the assistant"),
 ]
 

@@ -1,7 +1,18 @@
 """Turns in the formats that write calls as in Python."""
 
 from rollq_worker.protocols import Action
-from tests.rollq_worker.toolcalls.turns.turn import FULL, LENIENT, LOST, REASONING, TAIL, TEXT, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import (
+    FULL,
+    LENIENT,
+    LOST,
+    REASONING,
+    STRICT,
+    TAIL,
+    TEXT,
+    UNKNOWN,
+    f,
+    turns_of,
+)
 
 lfm2, pythonic = turns_of("lfm2"), turns_of("pythonic")
 EVERY_TYPE = """f(s='a "b"\\nc', n=2, x=1.5, b=True, o={"k": [1, None]}, l=["a", 2])"""
@@ -36,6 +47,12 @@ LFM2_TURNS = [
     lfm2("a leading zero", block("[f(n=07)]"), calls=[f(n=7)]),
     lfm2("an argument without a name", block("[f(1)]"), error="name=value", sglang=LENIENT),
     lfm2("an argument twice", block("[f(n=1, n=2)]"), error="twice", sglang=LOST),
+    lfm2("escapes", block(r"[f(s='\x41\u0042\103\n\q')]"), calls=[f(s="ABC\n\\q")]),
+    lfm2("half an escape", block(r"[f(s='\x4')]"), error="escape", sglang=LOST),
+    lfm2("half a surrogate pair", block(r"[f(s='\U0000d800')]"), error="surrogate", sglang=LOST),
+    lfm2("digits of another script", block("[f(n=\u0663)]"), error="expected a value", sglang=LOST),
+    lfm2("a value in parentheses", block("[f(n=(1), l=[((2))])]"), calls=[f(n=1, l=[2])]),
+    lfm2("a tuple", block("[f(l=(1,))]"), calls=[f(l=[1])]),
     lfm2("an empty list", block("[]"), error="empty", sglang=LOST),
 ]
 LLAMA4_CALL = '[f(s="hi")]'
@@ -44,6 +61,12 @@ PYTHONIC_TURNS = [
     pythonic("behind Llama 4's tokens", f"<|python_start|>{LLAMA4_CALL}<|python_end|>", calls=[f(s="hi")]),
     pythonic("two calls", "[f(n=1), g()]", calls=[f(n=1), Action("g", {})]),
     pythonic("every type", f"[{EVERY_TYPE}]", calls=[Action("f", FULL)]),
+    pythonic(
+        "behind reasoning", f"<think>hm</think>{LLAMA4_CALL}", calls=[f(s="hi")], reasoning="hm", sglang=REASONING
+    ),
+    pythonic("a negative number", "[f(n=-3)]", calls=[f(n=-3)], sglang=STRICT),
+    pythonic("a leading zero", "[f(n=07)]", calls=[f(n=7)], sglang=STRICT),
+    pythonic("a bracket behind", f"{LLAMA4_CALL} (or []g())]", calls=[f(s="hi")], content="(or []g())]", sglang=STRICT),
     pythonic("words before", f"Well.\n{LLAMA4_CALL}", calls=[f(s="hi")], content="Well."),
     pythonic("on the line of other words", f"Well. {LLAMA4_CALL}", content=f"Well. {LLAMA4_CALL}", sglang=LENIENT),
     pythonic("no call", "See [the list](x).", content="See [the list](x)."),

@@ -10,7 +10,7 @@ proportion to the list.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollq.job import Json
 from rollq_worker.protocols import Action
@@ -22,13 +22,15 @@ _FORM = 'Write [name(argument="value", ...)].'
 _NAME = re.compile(r"[^\W\d][\w.]*+(?=\s*+\()")
 _KEY = re.compile(r"([^\W\d]\w*+)\s*+=(?!=)")
 _STRING = re.compile(r"'((?:[^'\\]++|\\.)*+)'|\"((?:[^\"\\]++|\\.)*+)\"", re.DOTALL)
-_NUMBER = re.compile(r"[+-]?\d++(?:\.\d*+)?(?:[eE][+-]?\d++)?(?![\w.])")
+_NUMBER = re.compile(r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])")
 _WORD = re.compile(r"[^\W\d]\w*+")
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[\\'\"nrtbfav/0]|\n)")
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_ESCAPE = re.compile(
+    r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|[0-7]{1,3}|[xuUN]|[\\'\"nrtbfav]|\n)"
+)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CLOSE = {"[": "]", "(": ")", "{": "}"}
 _BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.]*+\(", re.MULTILINE)
-"""A line that begins with a call in a list."""
+"""A line, or a text behind reasoning, that begins with a call in a list."""
 
 
 class _Unreadable(Exception):
@@ -107,13 +109,15 @@ class _Cursor:
             raise _Unreadable(f"The tool call is not valid: a string has no closing quote. It is cut off. {_FORM}")
         raise self.wrong("expected a value: a string in quotes, a number, True, False, None, a list or an object")
 
-    def items(self, close: str, depth: int) -> list[Json]:
-        items = []
+    def items(self, close: str, depth: int) -> Json:
+        """A list, a tuple, or the value that stands in parentheses."""
+        items, comma = [], False
         while not self.take(close):
             items.append(self.value(depth + 1))
-            if not self.take(",") and not self.text.startswith(close, self.at):
+            comma = self.take(",")
+            if not comma and not self.text.startswith(close, self.at):
                 raise self.wrong(f"expected ',' or '{close}' after a value")
-        return items
+        return items[0] if close == ")" and len(items) == 1 and not comma else items
 
     def fields(self, depth: int) -> dict[str, Json]:
         fields: dict[str, Json] = {}
@@ -139,14 +143,18 @@ def _string(inside: str) -> str:
     """The value of a string of Python. An unknown escape stays as it is, as in Python."""
     value = _ESCAPE.sub(_unescaped, inside) if "\\" in inside else inside
     try:
-        return value.encode("utf-16", "surrogatepass").decode("utf-16") if "\\u" in inside else value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16") if "\\" in inside else value
     except UnicodeDecodeError:
         raise _Unreadable("The tool call holds half of a surrogate pair, which is not a character.") from None
 
 
 def _unescaped(found: re.Match[str]) -> str:
     says = found[1]
-    return chr(int(says[1:], 16)) if says[0] in "xuU" and len(says) > 1 else _ESCAPED.get(says, says)
+    if says in ("x", "u", "U", "N"):
+        raise _Unreadable(f"The tool call holds the escape {found[0]} without the digits of a character.")
+    if says[0] in "xuU":
+        return chr(int(says[1:], 16))
+    return chr(int(says, 8)) if says[0] in "01234567" else _ESCAPED.get(says, says)
 
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -186,7 +194,7 @@ def _pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Pie
 def _lists(text: str, piece: Piece) -> Sequence[Piece]:
     """A text cut at the lines that begin with a list of calls. A list that cannot be read reaches to the next one."""
     found: list[Piece] = []
-    done, text = piece.start, text[: piece.end]
+    done, text = 0, text[piece.start : piece.end]
     while begun := _BARE.search(text, done):
         if begun.start() > done:
             found.append(Piece(Kind.TEXT, done, begun.start()))
@@ -196,10 +204,12 @@ def _lists(text: str, piece: Piece) -> Sequence[Piece]:
             found.append(Piece(Kind.CALL, begun.start(), cursor.at, calls=calls))
         except _Unreadable as e:
             after = _BARE.search(text, begun.end())
-            end = after.start() if after else piece.end
+            end = after.start() if after else len(text)
             found.append(Piece(Kind.BROKEN, begun.start(), end, errors=(str(e),)))
         done = found[-1].end
-    return [*found, Piece(Kind.TEXT, done, piece.end)] if done < piece.end else found
+    if done < len(text):
+        found.append(Piece(Kind.TEXT, done, len(text)))
+    return [replace(part, start=piece.start + part.start, end=piece.start + part.end) for part in found]
 
 
 LFM2 = block_reader({_LFM2[0]: lambda text, start, _: [_block(_LFM2, text, start)]})

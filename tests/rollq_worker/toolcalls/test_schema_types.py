@@ -42,6 +42,9 @@ def read(text: str, schema: Any) -> tuple[Any, str]:
         ("5.0", {"type": "integer"}, 5),
         ("5", {"type": "string"}, "5"),
         ("5", {"type": ["integer", "null"]}, 5),
+        ("5", {"type": "INTEGER"}, 5),
+        ('{"a": 1}', {"type": "STRING"}, '{"a": 1}'),
+        ("[1]", {"type": {}}, [1]),
         ("null", {"type": ["integer", "null"]}, None),
         ("1e3", {"type": "number"}, 1000.0),
         ("7", {"type": "number"}, 7),
@@ -86,6 +89,8 @@ def test_text_gets_the_type_of_its_schema(text: str, schema: Any, value: Any) ->
     [
         ("five", {"type": "integer"}, "integer"),
         ("5.5", {"type": "integer"}, "integer"),
+        ("\u0663", {"type": "integer"}, "integer"),  # a digit, and none of JSON
+        ("five", {"type": "INTEGER"}, "integer"),
         ("1e999", {"type": "number"}, "integer or number"),
         ("9" * 30, {"type": "integer"}, "integer"),
         ("1", {"type": "boolean"}, "boolean"),

@@ -17,7 +17,7 @@ from referencing.jsonschema import DRAFT202012
 from rollq.job import Json
 from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
 
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SCHEMA = "tool:"
 """The address of a tool's schema while its references are followed."""
 _DEEPEST = 32
@@ -35,7 +35,7 @@ _NAMES = {
     "tuple": "array",
     "dict": "object",
 }
-"""Names that tools give their types by mistake."""
+"""Names that tools give their types by mistake; capitals (`STRING`) are another one."""
 _WORDS_OF = {"object": frozenset({"properties", "additionalProperties"}), "array": frozenset({"items", "prefixItems"})}
 """Words of a schema without a type that tell its type."""
 
@@ -154,8 +154,8 @@ def _said(schema: Mapping[str, Json]) -> frozenset[str]:
     """What the schema's own words allow."""
     if "type" in schema:
         said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        kinds = frozenset(_NAMES.get(kind, kind) for kind in said if isinstance(kind, str))
-        if kinds.issubset(_ALL):
+        kinds = frozenset(_NAMES.get(kind.lower(), kind.lower()) for kind in said if isinstance(kind, str))
+        if kinds and kinds <= _ALL:
             return kinds | {"integer"} if "number" in kinds else kinds
     if "const" in schema:
         return _kinds_of([schema["const"]])

@@ -30,7 +30,8 @@ class NotJson(ValueError):
 
     def __init__(self, wrong: str, text: str, start: int, pos: int) -> None:
         cut_off = "Unterminated" in wrong or _BLANK.fullmatch(text, pos)
-        super().__init__(f"not valid JSON: {wrong} at character {pos - start}.{' It is cut off.' if cut_off else ''}")
+        what = f"{wrong.removesuffix(' at')} at character {pos - start}"
+        super().__init__(f"not valid JSON: {what}.{' It is cut off.' if cut_off else ''}")
         self.pos = pos
 
 

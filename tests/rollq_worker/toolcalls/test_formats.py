@@ -53,6 +53,13 @@ def test_calls_keep_the_ids_that_the_model_gave():
     assert PARSERS["qwen3_coder"](CODER_CALL, False, TOOLS).call_ids == ()
 
 
+@pytest.mark.parametrize(("id", "read"), [("null", ""), ('{"a": 1}', ""), ("3", "3")])
+def test_an_id_is_a_text_or_a_number(id: str, read: str):
+    cohere = f'<|START_ACTION|>[{{"tool_call_id": {id}, "tool_name": "f"}}]<|END_ACTION|>'
+    mistral = f'[TOOL_CALLS][{{"name": "f", "id": {id}}}]'
+    assert PARSERS["cohere"](cohere).call_ids == PARSERS["mistral"](mistral).call_ids == (read,)
+
+
 for _name in sorted(WRITE):
     globals()[f"Test_{_name}"] = reader_tests(PARSERS[_name], WRITE[_name])
 

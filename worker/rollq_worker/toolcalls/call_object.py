@@ -3,6 +3,7 @@
 Hermes, Llama and Mistral write whole calls, other formats the arguments. It does not know tags.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rollq.job import Json
@@ -42,7 +43,13 @@ def read_calls(text: str, at: int, form: str) -> JsonCalls:
     if errors:
         return JsonCalls(end, errors=errors)
     calls = tuple(item for item in read if isinstance(item, Action))
-    return JsonCalls(end, calls, tuple(str(item.get("id", "")) for item in items))
+    return JsonCalls(end, calls, tuple(call_id(item, "id") for item in items))
+
+
+def call_id(item: Mapping[str, Json], key: str) -> str:
+    """The id that the model gave a call, a text or a number; "" for none."""
+    id = item.get(key)
+    return str(id) if isinstance(id, str | int) else ""
 
 
 def call_of(value: Json, form: str) -> Action | str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rollq.job import Json
 from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
-from rollq_worker.toolcalls.call_object import call_of
+from rollq_worker.toolcalls.call_object import call_id, call_of
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
 
 
@@ -61,7 +61,7 @@ class JsonLists:
                 errors = [f"There is text behind the JSON of the tool calls. {self.form}"]
         if errors:
             return [self._broken(text, start, end, errors)]
-        ids = tuple(str(item.get(self.id, "")) for item in items) if self.id else ()
+        ids = tuple(call_id(item, self.id) for item in items) if self.id else ()
         return [Piece(Kind.CALL, start, end, calls=calls, ids=ids)]
 
     def _items(self, text: str, at: int) -> tuple[Sequence[Json], str, int]:

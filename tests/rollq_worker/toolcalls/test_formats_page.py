@@ -68,6 +68,8 @@ def my_format(packages: Path) -> Path:
 
 
 def test_the_page_is_complete():
+    # setuptools refuses to guess where there are several modules
+    assert tomllib.loads(FILES["pyproject.toml"])["tool"]["setuptools"]["py-modules"] == ["my_format"]
     assert set(FILES) == {"chat_template.jinja", "my_format.py", "pyproject.toml", "test_my_format.py"}
     assert len(FILES["my_format.py"].splitlines()) <= 40
 
@@ -160,6 +162,14 @@ def test_two_packages_cannot_take_one_name(packages: Path):
 def test_a_family_needs_a_name_and_a_reader(packages: Path, family: Sequence[str], says: str):
     install(packages, "my-family", {"rollq.families": {"x": "my_family:FAMILY"}}, my_family=FAMILY.format(*family))
     with pytest.raises(JobFailure, match=f"my-family 1.0.: {says}"):
+        families()
+
+
+@pytest.mark.parametrize("stops", ["'x'", "()"])
+def test_a_family_needs_a_tuple_of_stop_tokens(packages: Path, stops: str):
+    family = FAMILY.format("new", "hermes").replace("('x',)", stops)
+    install(packages, "my-family", {"rollq.families": {"x": "my_family:FAMILY"}}, my_family=family)
+    with pytest.raises(JobFailure, match=r"my-family 1.0.: the stops of the family 'new' are .*; give a tuple"):
         families()
 
 

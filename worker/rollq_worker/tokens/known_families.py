@@ -222,10 +222,17 @@ FAMILIES = (
 def families() -> Sequence[Family]:
     """All records, first rollq's own, then those of installed packages, which are loaded at the first call.
 
-    Raises JobFailure for a plug-in that is broken, whose name is taken, or that names no reader.
+    Raises JobFailure for a plug-in that is broken, whose name is taken, or that names no reader or
+    no stop tokens.
     """
     added = list(plug_ins(GROUP, Family))
     for plug_in in added:
+        stops = plug_in.object.stops
+        if not isinstance(stops, tuple) or not stops:
+            raise JobFailure(
+                f"{plug_in.origin}: the stops of the family {plug_in.object.name!r} are {stops!r}; give a tuple of"
+                " tokens, as docs/formats.md shows"
+            )
         if plug_in.object.parser not in readers():
             raise JobFailure(
                 f"{plug_in.origin}: the family {plug_in.object.name!r} wants the reader {plug_in.object.parser!r}, and"

@@ -101,6 +101,16 @@ def test_a_misspelt_argument(hybrid: Path, capsys: pytest.CaptureFixture[str]):
     assert "did you mean enable_thinking?" in tokenizer["says"] and tokenizer["arguments"] == ["enable_thinking"]
 
 
+def test_an_argument_that_the_template_cannot_take(hybrid: Path, capsys: pytest.CaptureFixture[str]):
+    file = hybrid / "chat_template.jinja"
+    file.write_text(file.read_text() + "{{- ('' + enable_thinking) if enable_thinking is defined -}}")
+    line = ("--tokenizer", str(hybrid))
+    assert report(capsys, *line)[0] == 0
+    code, found = report(capsys, *line, "--template-kwargs", "enable_thinking=3")
+    assert code == 1 and found["next"] == "correct --template-kwargs"
+    assert "cannot render" in found["checks"]["tokenizer"]["says"]
+
+
 def test_a_template_that_breaks_an_edge(folder: Path, capsys: pytest.CaptureFixture[str]):
     template = (folder / "chat_template.jinja").read_text()
     old = "<tool_response>\\n' + message.content"

@@ -20,6 +20,7 @@ REMEDY = (
     "no training template fits it: use another chat template (--template FILE) or another model, or describe its family"
     " and its format of calls in a package of your own (docs/formats.md)"
 )
+ARGUMENTS = "correct --template-kwargs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,23 @@ def check_tokenizer(
     try:
         tokenizer = plain.with_arguments(given)
     except JobFailure as e:
-        return plain, Check("tokenizer", False, str(e), "correct --template-kwargs", _arguments(plain, {}), details)
+        return plain, Check("tokenizer", False, str(e), ARGUMENTS, _arguments(plain, {}), details)
     try:
         found = check(tokenizer, [dict(tool) for tool in tools])
     except JobFailure as e:
+        if given and _usable(plain, tools):
+            return tokenizer, Check("tokenizer", False, str(e), ARGUMENTS, _arguments(tokenizer, {}), details)
         return tokenizer, _refused(tokenizer, e, tools, details)
     return tokenizer, _checked(tokenizer, found, tools, details)
+
+
+def _usable(tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]]) -> bool:
+    from rollq_worker.tokens.selfcheck.check import check
+
+    try:
+        return not check(tokenizer, [dict(tool) for tool in tools]).missing
+    except JobFailure:
+        return False
 
 
 def _refused(

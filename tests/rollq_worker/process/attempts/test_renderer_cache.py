@@ -1,5 +1,6 @@
 """A worker's renderers are checked once for the needs of a job, and hold up no job with other needs."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -90,6 +91,15 @@ def test_a_check_that_fails_runs_again_for_the_next_job(monkeypatch: pytest.Monk
     with pytest.raises(JobFailure):
         made.get(job(), tools())
     assert made.get(job(), tools()) is made.get(job(), tools())
+
+
+def test_tools_whose_keys_stand_in_another_order_are_other_tools() -> None:
+    cache = RendererCache(load_tokenizer())
+    [one] = tools()
+    other = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in one.items()}
+    assert other == one
+    for shown in (one, other):
+        assert json.dumps(cache.get(job(), [shown]).tools) == json.dumps([shown])
 
 
 def test_the_renderers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

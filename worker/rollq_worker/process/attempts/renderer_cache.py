@@ -49,7 +49,7 @@ class RendererCache:
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
         if agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
-        slot = self._slot((json.dumps([tools, job.template_kwargs], sort_keys=True), edges, rerender))
+        slot = self._slot((json.dumps([tools, job.template_kwargs]), edges, rerender))
         with slot.lock:
             if slot.renderer is None:
                 tokenizer = self._tokenizer.with_arguments(job.template_kwargs)

@@ -53,8 +53,6 @@ class ActionResult:
             action["user"] = list(self.user_messages)
         if self.action.unclosed:
             action["unclosed"] = True
-        if self.action.unclosed:
-            action["unclosed"] = True
         if self.reward is not None:
             action["reward"] = float(self.reward)
         return action

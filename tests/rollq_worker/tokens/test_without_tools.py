@@ -79,6 +79,21 @@ def test_no_turn_kills_a_job_without_tools(name: str, turn: str) -> None:
     assert "tool" not in {message["role"] for message in trajectory.messages}
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gemma", "So it is\n[f(x=1)]"),
+        ("gemma", "[f(x="),
+        ("lfm2", "<|tool_call_start|>[f(x=1)]<|tool_call_end|>"),
+        ("deepseek-r1", '{"name": "f", "arguments": {}}'),
+    ],
+)
+def test_what_looks_like_a_call_is_content_without_tools(name: str, said: str) -> None:
+    renderer = ChatRenderer(habit(name))
+    read = renderer.read(renderer.tokenizer.encode(said))
+    assert (read.content, read.calls, read.errors) == (said, (), ())
+
+
 def test_the_self_check_without_tools_has_the_edges_of_users_alone() -> None:
     assert tuple(check(habit("plain"), []).edges) == WITHOUT_TOOLS
     family = check(tokenizer_with("chatml", USERS_ONLY), []).family

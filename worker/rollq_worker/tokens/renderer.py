@@ -25,6 +25,7 @@ from rollq_worker.tokens.template_messages import SHORT_REPLY, call_id, for_temp
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.turn_comparison import says_the_same
 from rollq_worker.toolcalls import readers
+from rollq_worker.toolcalls.pieces import without_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class ChatRenderer:
         self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
-        self._read = readers()[self.family.parser]
+        reader = readers()[self.family.parser]
+        self._read = reader if self.tools else without_calls(reader)
         headers = (self._made_up.header, self._made_up.header_after_call)
         opened = {text.rstrip().endswith(self._read.think[0]) for text in headers if text}
         self._thinking = opened.pop() if len(opened) == 1 else None

@@ -67,6 +67,19 @@ class Reader:
         return assemble(text, self.pieces(text, thinking, tools))
 
 
+def without_calls(reader: Reader) -> Reader:
+    """The reader for turns of an environment without tools: what looks like a call is content."""
+
+    def pieces(text: str, thinking: bool | None, tools: Sequence[Json]) -> list[Piece]:
+        found = reader.pieces(text, thinking, tools)
+        return [
+            Piece(Kind.TEXT, piece.start, piece.end) if piece.kind in (Kind.CALL, Kind.BROKEN) else piece
+            for piece in found
+        ]
+
+    return Reader(pieces, reader.think)
+
+
 def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK) -> Reader:
     """The reader of a format whose calls are blocks, each of which a tag of `openers` opens."""
     return Reader(lambda text, thinking, tools: cut(text, openers, thinking, tools, think), think)

@@ -85,7 +85,7 @@ def test_no_turn_kills_a_job_without_tools(name: str, turn: str) -> None:
         ("gemma", "So it is\n[f(x=1)]"),
         ("gemma", "[f(x="),
         ("lfm2", "<|tool_call_start|>[f(x=1)]<|tool_call_end|>"),
-        ("deepseek-r1", '{"name": "f", "arguments": {}}'),
+        ("phi3", '<tool_call>{"name": "f"}</tool_call>'),
     ],
 )
 def test_what_looks_like_a_call_is_content_without_tools(name: str, said: str) -> None:

@@ -149,7 +149,9 @@ def test_an_aborted_reply_has_the_rows_of_what_it_has(sglang_moe: Server) -> Non
 
 def play_shop(client: Client, **changes: Any) -> tuple[Trajectory, FakeJournal]:
     budget = Budget(max_turns=4, max_new_tokens=48)
-    job = Job(run="r", group="g", env="shop", task=0, budget=budget, routed_experts=ASKED, **changes)
+    [end] = client.server.tokenizer.encode("<|im_end|>")
+    ends = {"logit_bias": {str(end): 10.0}}  # a random model would hardly ever end a turn by itself
+    job = Job(run="r", group="g", env="shop", task=0, budget=budget, sampling=ends, routed_experts=ASKED, **changes)
     shop = domain(job.env)
     environment = shop.open(job.split, job.task, {})
     renderer: ChatRenderer = checked_renderer(client.server.tokenizer, environment.tools)

@@ -1,13 +1,14 @@
 """What a demo checks before it starts anything, which jobs it makes, and what it proposes afterwards."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
 
 from rollq import cli
 from rollq.extras import install_line
-from rollq_worker.commands.demo.command import demo_jobs, next_steps
+from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,17 @@ def test_the_next_steps_fit_what_was_played() -> None:
     assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
     real = proposed(engine="http://h:1", tokenizer="DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real
+
+
+def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    means = {"reward_mean": None, "pass_hat_k": {}, "turns_mean": None, "stops": {"failed": 2}, "wall_s": 1.0}
+    counts = dict.fromkeys(
+        ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
+    )
+    args = argparse.Namespace(json=False, out=None, env="shop", engine=None, split="train", size=2)
+    deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
+    report(args, means | counts, deaths, range(1), sys.stdout)
+    said = capsys.readouterr().out
+    assert (
+        'dead     r/g/0: env: it broke\nTraceback:\n  File "world.py"\\x1b[2J\ndead     r/g/1: env: it broke\n' in said
+    )

@@ -33,6 +33,7 @@ from rollq.commands.flags.shared import (
 from rollq.commands.progress import open_progress
 from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
+from rollq.export.transcript import clean
 from rollq.extras import install_line, needs
 from rollq.job import Budget, Job
 from rollq.urls import mask_url
@@ -127,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             f"rollq: the counts disagree: {demo.lost} jobs are lost, {result['duplicates']} came twice", file=sys.stderr
         )
         return 1
-    return 0
+    return 1 if demo.deaths else 0
 
 
 def _check_extra() -> None:
@@ -178,7 +179,8 @@ def report(
         f"stops    {stops}",
         f"tokens   {result['sampled_tokens']} sampled of {result['total_tokens']}, {turns} turns an episode",
         f"time     {result['wall_s']:.1f} s from start to end, {speed:.0f} sampled tokens a second",
-        *(f"dead     {first_line(death)}" for death in deaths[:5]),
+        *(f"dead     {clean(death.strip())}" for death in deaths[:1]),  # in full: all of one cause look alike
+        *(f"dead     {first_line(death)}" for death in deaths[1:5]),
         "",
         "next:",
         *next_steps(args, tasks),

@@ -89,7 +89,7 @@ def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> 
     counts = dict.fromkeys(
         ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
     )
-    args = argparse.Namespace(json=False, out=None, env="shop", engine=None, split="train", size=2)
+    args = argparse.Namespace(json=False, out=None, env="shop", engine=None, split="train", template_kwargs={})
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
     report(args, means | counts, deaths, range(1), sys.stdout)
     said = capsys.readouterr().out

@@ -18,6 +18,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from rollq_worker.engine.generate import PROBE
+
 GENERATE = "/generate"
 CHAT = "/v1/chat/completions"
 FULL = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
@@ -66,8 +68,8 @@ class EngineProxy:
 
     @property
     def regenerated(self) -> int:
-        """Generations from a prompt that was generated before."""
-        return sum(times - 1 for times in self.started.values() if times > 1)
+        """Generations of jobs from a prompt that was generated before."""
+        return sum(times - 1 for (job, _), times in self.started.items() if job != PROBE)
 
     @property
     def in_flight(self) -> int:

@@ -93,7 +93,7 @@ def main() -> None:
         processes.start_redis()
         processes.start_engine(["--mistakes", "0.5"])
         processes.await_engine()
-        processes.start_worker(8, None)
+        processes.start_worker(8)
         with Client(processes.redis_url, run="trl-async") as client:
             train(client, processes.engine_url, Path(folder), steps)
             stats = client.stats()

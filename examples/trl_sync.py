@@ -74,7 +74,7 @@ def main() -> None:
         processes.start_redis()
         processes.start_engine(["--mistakes", "0.5"])
         processes.await_engine()
-        processes.start_worker(8, None)
+        processes.start_worker(8)
         with Client(processes.redis_url, run="trl") as client:
             train(client, folder, steps)
             stats = client.stats()

@@ -70,7 +70,7 @@ class DemoProcesses:
             self.engine_url = ready[1]
             self._say(f"engine   {self.engine_url}  (replay, pid {child.pid})")
 
-    def start_worker(self, concurrency: int, tokenizer: str | None, template: str | None) -> None:
+    def start_worker(self, concurrency: int, tokenizer: str | None = None, template: str | None = None) -> None:
         redis = self.redis_url
         env = {"ROLLQ_REDIS_URL": redis, "ROLLQ_BROKER_URL": redis, "ROLLQ_ENGINE_URL": self.engine_url}
         flags = ["--tokenizer", tokenizer] if tokenizer else []

@@ -69,7 +69,7 @@ class EngineProxy:
     @property
     def regenerated(self) -> int:
         """Generations of jobs from a prompt that was generated before."""
-        return sum(times - 1 for (job, _), times in self.started.items() if job != PROBE)
+        return sum(times - 1 for (job, _), times in self.started.items() if times > 1 and job != PROBE)
 
     @property
     def in_flight(self) -> int:

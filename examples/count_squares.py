@@ -31,7 +31,7 @@ def picture(index: int) -> Pillow.Image:
     image = Pillow.new("RGB", (SIDE, SIDE), "white")
     draw = ImageDraw.Draw(image)
     for left, top in squares(index):
-        draw.rectangle((left, top, left + SIDE // 16, top + SIDE // 16), fill="navy")
+        draw.rectangle((left, top, left + SIDE // 16 - 1, top + SIDE // 16 - 1), fill="navy")
     return image
 
 

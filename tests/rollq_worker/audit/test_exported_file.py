@@ -36,6 +36,7 @@ def test_a_compressed_file_says_so(tmp_path: Path) -> None:
         (record(tokens=[-1] * 16), "not an exported trajectory"),
         (record(logprobs=[float("nan")] * 16), "token 5 was sampled, with logprob nan"),
         (record(sampling={"temperature": "hot"}), "not an exported trajectory"),
+        (record(messages=[{"role": "user", "content": ["hello"]}]), "not an exported trajectory"),
         (record(sampling={"temperature": float("inf")}), "temperature is inf"),
     ],
 )

@@ -141,7 +141,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
         _check(trajectory)
     except KeyError as e:
         raise ContractError(f"{where} is not an exported trajectory: it has no {e}") from e
-    except (TypeError, ValueError, OverflowError) as e:
+    except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise ContractError(f"{where} is not an exported trajectory: {e}") from e
     return trajectory
 

@@ -52,6 +52,16 @@ def references(messages: Iterable[Message]) -> list[ImageRef]:
     ]
 
 
+def refuse_images(trajectory: Trajectory, trainer: str) -> None:
+    """Raises ContractError for an episode that showed images, which this trainer would train on without their
+    pixels."""
+    if references(trajectory.messages):
+        raise ContractError(
+            f"job {trajectory.job.id}: its episode showed images, and rollq's adapter for {trainer} passes none on: it"
+            " would train on placeholders. Use Client.batches(extras=['images']) (docs/images.md)"
+        )
+
+
 def pack_images(images: Iterable[bytes]) -> Extra:
     """The extra that keeps these images."""
     data = b"".join(images)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
+from rollq.images import refuse_images
 from rollq.training.arrays import segment_experts
 from rollq.trajectory import Prompt, Sampled, Segment, Stop, Trajectory
 from rollq.trajectory_extras import ExpertShape
@@ -86,7 +87,8 @@ def group_samples(group: Group, index: int = 0, steps: Mapping[str, int] | None 
 
 def _samples(trajectory: Trajectory, reward: float, group: int, index: int, steps: Mapping[str, int]) -> list[Sample]:
     """A sample for each segment. slime wants routed experts as SGLang reports them: int32, and none of the last
-    token."""
+    token. Raises ContractError for an episode with images."""
+    refuse_images(trajectory, "slime")
     samples = [_sample(segment, trajectory, reward, group, index, steps) for segment in trajectory.segments()]
     for sample, experts in zip(samples, segment_experts(trajectory), strict=False):
         sample.rollout_routed_experts = experts[:-1].astype("int32")

@@ -24,6 +24,7 @@ from rollq.client.submission import replacement
 from rollq.client.waits import WaitLog, explain
 from rollq.errors import ContractError, LedgerError, MissingGroups, NotHeld, PullTimeout, SettingsError
 from rollq.extras import needs
+from rollq.images import refuse_images
 from rollq.job import History, Job, Purpose
 from rollq.trainers.fleet import Fleet
 from rollq.trajectory import Trajectory
@@ -319,6 +320,8 @@ def _place(prompt: Any) -> dict[str, Any]:
 
 def _row(trajectory: Trajectory | None, reward: float | None, padding: int) -> Row:
     """TRL takes no empty response. So where nothing was sampled, it is one masked token."""
+    if trajectory:
+        refuse_images(trajectory, "TRL")
     segments = trajectory.segments() if trajectory else []
     ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
     if segments:

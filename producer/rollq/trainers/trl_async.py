@@ -26,6 +26,7 @@ from rollq.client.consumer import Consumer
 from rollq.client.waits import explain
 from rollq.errors import LedgerError, PullTimeout, SettingsError
 from rollq.extras import needs
+from rollq.images import refuse_images
 from rollq.trainers.fleet import Fleet
 from rollq.trainers.trl import check_temperature, check_template_kwargs
 from rollq.trajectory import Prompt
@@ -226,6 +227,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         for row, index in enumerate(arrays.trajectory_index):
             trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]
             check_temperature(trajectory.job, self._temperature)
+            refuse_images(trajectory, "TRL")
             prompt = next(event for event in trajectory.events if isinstance(event, Prompt))
             length = int(arrays.attention_mask[row].sum())
             steps = {int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0}

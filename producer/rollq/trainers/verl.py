@@ -21,6 +21,7 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from rollq.client.client import Client
 from rollq.client.submission import group_name
 from rollq.errors import ContractError, SettingsError
+from rollq.images import refuse_images
 from rollq.job import Job
 from rollq.sampling import PARAMETERS
 from rollq.trainers.verl_episodes import Episodes
@@ -107,7 +108,9 @@ def as_outputs(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     verl puts the reward on the last token of the response, and asks for the versions as integers: that of the weights
     with which the first and the last token were sampled, at the oldest and at the newest. verl's engines do not say
     theirs; then both are `step` - 1, the weights when the session began, so no token is taken for younger than it is.
+    Raises ContractError for an episode with images.
     """
+    refuse_images(trajectory, "verl")
     segments = trajectory.segments()
     if not segments:
         raise ContractError(f"job {trajectory.job.id}: the policy sampled nothing (stop {trajectory.stop})")

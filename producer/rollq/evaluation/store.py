@@ -45,12 +45,14 @@ def encode(result: Result) -> bytes:
     return pack([SCHEMA, "evaluation", pack_texts(known, where)], where)
 
 
+_TEXTS = (("name", str), ("version", str | None), ("size", int), ("tasks", list), ("left_out", list), ("dead", int))
+
+
 def decode(blob: bytes, run: str) -> Result:
     """The result in a blob. Raises UnknownSchema, ContractError."""
     where = f"the evaluation of run {run}"
     [packed] = unpack(blob, "evaluation", 1, where)
-    names = ("name", "version", "size", "tasks", "left_out", "dead")
-    found = defer(packed, names, (str, (str, type(None)), int, list, list, int), where)()
+    found = defer(packed, _TEXTS, where)()
     try:
         tasks = [_task(*fields) for fields in found["tasks"]]
     except (TypeError, ValueError) as e:

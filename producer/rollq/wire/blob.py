@@ -10,7 +10,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 import msgpack
@@ -21,10 +21,15 @@ from rollq.job import Json
 SCHEMA = 2
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
-LARGE = 128
-"""Ids, logprobs and texts of at least this many bytes are compressed, if that makes them shorter."""
-WINDOW_BITS, MEMORY_LEVEL = 13, 6
-"""What zlib compresses with: 64 kB of memory, a quarter of its default, because most streams are shorter than 2 kB."""
+LARGE, LARGE_IDS = 512, 2048
+"""Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them shorter. To begin a
+stream costs as much as 200 bytes of one, so what a usual turn samples is not compressed."""
+SHARED, KEPT = 4096, 64
+"""Data of at least this many bytes is often that of a sibling: the same prompt and tools. What became of the last 64
+of them is kept, in each direction."""
+LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
+"""What zlib compresses with: at level 6 a prompt would take three times as long and be a twentieth shorter. 64 kB of
+memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
@@ -102,14 +107,15 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: in
     """The fields of a blob, checked to be `size` fields after version and kind, and up to `optional` more. With None
     the blob is an event, whose fields include version and kind. Raises UnknownSchema for another version's blob,
     whatever else is in it."""
-    check_version(blob, where)
     try:
         fields = msgpack.unpackb(blob, ext_hook=_unpack_ext, unicode_errors="surrogatepass")
     except Exception as e:  # msgpack's own errors share no base, and some print empty
+        check_version(blob, where)
         raise ContractError(f"{where}: unreadable {kind}: {type(e).__name__}: {e}") from e
     if type(fields) is not list or not fields:
         raise ContractError(f"{where}: unreadable {kind}: not an array that starts with the schema's version")
     if type(fields[0]) is not int or fields[0] != SCHEMA:
+        check_version(blob, where)
         wrong(where, f"schema of a {kind}", fields[0])
     if size is None:
         return fields
@@ -138,14 +144,37 @@ def load(typecode: str, raw: bytes | bytearray) -> array[Any]:
 
 
 def dump_ids(ids: Iterable[Any], where: str) -> bytes:
-    """Token ids, packed in planes. Ids are small, and some are frequent, so each plane is worth compressing, and the
-    four bytes of one number are not."""
-    return pack_bytes(split_planes(dump(ids, "I", where), 4))
+    """Token ids, packed in planes. Ids are small, so the last planes are left out where they are zero. Some ids are
+    frequent, so each plane of many ids is worth compressing, and the four bytes of one number are not."""
+    raw = dump(ids, "I", where)
+    if len(raw) >= LARGE_IDS:
+        return pack_bytes(split_planes(raw, 4))
+    zeros = bytes(len(raw) // 4)
+    if raw[3::4] != zeros:
+        return b"\0" + split_planes(raw, 4)
+    if (third := raw[2::4]) != zeros:
+        return b"\3" + raw[::4] + raw[1::4] + third
+    return b"\2" + raw[::4] + raw[1::4]
 
 
 def load_ids(packed: bytes) -> array[int]:
     """The ids that `dump_ids` packed. Raises ValueError or zlib.error."""
-    return load("I", join_planes(unpack_bytes(packed), 4))
+    how = packed[:1]
+    if how == b"\2" or how == b"\3":
+        count, cut = divmod(len(packed) - 1, packed[0])
+        if cut:
+            raise ValueError(f"{len(packed) - 1} bytes are not {packed[0]} planes")
+        raw = bytearray(4 * count)
+        raw[::4], raw[1::4] = packed[1 : 1 + count], packed[1 + count : 1 + 2 * count]
+        if how == b"\3":
+            raw[2::4] = packed[1 + 2 * count :]
+        return load("I", raw)
+    return load("I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4))
+
+
+@lru_cache(KEPT)
+def _read_planes(packed: bytes) -> bytes:
+    return bytes(join_planes(unpack_bytes(packed), 4))
 
 
 def split_planes(raw: bytes, size: int) -> bytes:
@@ -168,12 +197,18 @@ def pack_texts(texts: list[Any], where: str) -> bytes:
 
 def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
-    if len(data) >= LARGE:
-        deflate = zlib.compressobj(6, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
-        stream = deflate.compress(data) + deflate.flush()
-        if len(stream) < len(data):
-            return b"\1" + stream
-    return b"\0" + data
+    if len(data) < LARGE:
+        return b"\0" + data
+    return _deflated(data) if len(data) < SHARED else _deflated_before(data)
+
+
+def _deflated(data: bytes) -> bytes:
+    deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
+    stream = deflate.compress(data) + deflate.flush()
+    return (b"\1" + stream) if len(stream) < len(data) else b"\0" + data
+
+
+_deflated_before = lru_cache(KEPT)(_deflated)
 
 
 def unpack_bytes(packed: bytes) -> bytes:
@@ -189,26 +224,28 @@ def unpack_bytes(packed: bytes) -> bytes:
     return data
 
 
-def _read_texts(raw: bytes, names: Sequence[str], types: Sequence[Any], where: str) -> dict[str, Any]:
+def _read_texts(raw: bytes, kinds: Sequence[tuple[str, Any]], where: str) -> dict[str, Any]:
     """The texts by field name. Raises ContractError unless they are of these types."""
     try:
         packed = unpack_bytes(raw)
         values = msgpack.unpackb(packed, ext_hook=_unpack_ext, unicode_errors="surrogatepass", strict_map_key=False)
     except Exception as e:  # msgpack's own errors share no base, and some print empty
         raise ContractError(f"{where}: unreadable texts: {type(e).__name__}: {e}") from e
-    if type(values) is not list or len(values) != len(names):
-        raise ContractError(f"{where}: the texts are not {', '.join(names)}")
-    for name, kind, value in zip(names, types, values, strict=True):
+    if type(values) is not list or len(values) != len(kinds):
+        raise ContractError(f"{where}: the texts are not {', '.join(name for name, _ in kinds)}")
+    texts = {}
+    for (name, kind), value in zip(kinds, values, strict=True):
         if not isinstance(value, kind):
             wrong(where, name, value)
-    return dict(zip(names, values, strict=True))
+        texts[name] = value
+    return texts
 
 
-def defer(raw: Any, names: Sequence[str], types: Sequence[Any], where: str) -> Callable[[], dict[str, Any]]:
-    """A function that reads the texts."""
+def defer(raw: Any, kinds: Sequence[tuple[str, Any]], where: str) -> Callable[[], dict[str, Any]]:
+    """A function that reads the texts: the name and the type of each."""
     if type(raw) is not bytes:
         wrong(where, "texts", raw)
-    return partial(_read_texts, raw, names, types, where)
+    return partial(_read_texts, raw, kinds, where)
 
 
 def wrong(where: str, what: str, value: Any) -> NoReturn:

@@ -12,7 +12,11 @@ import hashlib
 import json
 import math
 import zlib
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import call
 from typing import Any, TypeVar
 
 from rollq.errors import ContractError, FailureClass
@@ -129,29 +133,37 @@ _HEADER: tuple[str, ...] = Header.__slots__  # in the order of the wire, which a
 
 
 def encode_event(event: Event, job_id: str) -> bytes:
-    """The event's blob. It is read back once before it is returned, so nothing unreadable is ever journaled."""
+    """The event's blob. What `decode_event` would refuse is refused here, so nothing unreadable is ever journaled.
+
+    Raises ContractError.
+    """
     where = f"job {job_id}"
-    match event:
-        case Sampled():
-            spans = [[span.version, span.start, span.end] for span in event.versions]
-            ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
-            fields = [event.turn, ids, logprobs, spans, event.finish, pack_texts([event.text], where)]
-            fields += [event.cached_tokens, float(event.at), float(event.seconds)]
-        case Observed():
-            texts = [event.message, event.actions, event.replies, event.errors]
-            fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
-            fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
-        case Prompt():
-            texts = [event.messages, event.tools]
-            fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
-        case Closed():
-            if isinstance(event.reward, bool):
-                wrong(where, "reward", event.reward)
-            reward = event.reward if event.reward is None else float(event.reward)
-            fields = [event.stop, reward, event.failure, pack_texts([event.info], where), float(event.at)]
-    blob = pack([SCHEMA, type(event).__name__.lower(), *fields], where)
-    decode_event(blob, job_id)
-    return blob
+    try:
+        match event:
+            case Sampled():
+                spans = [[span.version, span.start, span.end] for span in event.versions]
+                _check_sampled(event.turn, event.ids, event.logprobs, spans, event.cached_tokens, where)
+                ids, logprobs = dump_ids(event.ids, where), pack_bytes(dump(event.logprobs, "f", where))
+                fields = [event.turn, ids, logprobs, spans, Finish(event.finish), pack_texts([event.text], where)]
+                fields += [event.cached_tokens, float(event.at), float(event.seconds)]
+            case Observed():
+                _check_observed(event.turn, event.extra_calls, event.done, where)
+                texts = [event.message, event.actions, event.replies, event.errors]
+                fields = [event.turn, dump_ids(event.ids, where), pack_texts(texts, where)]
+                fields += [event.extra_calls, event.done, float(event.at), float(event.seconds)]
+            case Prompt():
+                texts = [event.messages, event.tools]
+                fields = [dump_ids(event.ids, where), pack_texts(texts, where), float(event.at)]
+            case Closed():
+                reward = event.reward if type(event.reward) is not int else float(event.reward)
+                _check_closed(event.stop, reward, where)
+                failure = None if event.failure is None else FailureClass(event.failure)
+                fields = [event.stop, reward, failure, pack_texts([event.info], where), float(event.at)]
+    except (TypeError, ValueError) as e:
+        raise ContractError(
+            f"{where}: this {type(event).__name__.lower()} event is none: {type(e).__name__}: {e}"
+        ) from e
+    return pack([SCHEMA, type(event).__name__.lower(), *fields], where)
 
 
 def decode_event(blob: bytes, job_id: str) -> Event:
@@ -232,91 +244,107 @@ def _read_later(fields: list[Any], where: str) -> dict[str, Any]:
     return fields[0] if fields else {}
 
 
+_PROMPT_TEXTS = (("messages", list), ("tools", list))
+_SAMPLED_TEXTS = (("text", str),)
+_OBSERVED_TEXTS = (("message", dict), ("actions", list), ("replies", list), ("errors", list))
+_CLOSED_TEXTS = (("info", dict),)
+
+
 def _prompt(fields: list[Any], where: str) -> Prompt:
     _, _, ids, texts, at = fields
     if type(at) is not float:
         wrong(where, "prompt", fields)
-    read = defer(texts, ("messages", "tools"), (list, list), where)
-    return _without_texts(Prompt, ids=load_ids(ids), _read=read, at=at)
+    return _new_prompt(load_ids(ids), at, defer(texts, _PROMPT_TEXTS, where))
 
 
 def _sampled(fields: list[Any], where: str) -> Sampled:
     _, _, turn, ids, logprobs, spans, finish, texts, cached_tokens, at, seconds = fields
-    tokens, floats = load_ids(ids), load("f", unpack_bytes(logprobs))
-    if len(tokens) != len(floats):
-        raise ContractError(f"{where}: turn {turn} has {len(tokens)} sampled tokens and {len(floats)} logprobs")
-    if not math.isfinite(sum(floats)):  # f32s cannot overflow a double
-        raise ContractError(f"{where}: turn {turn} has a logprob that is not finite")
-    if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
-        wrong(where, "sampled", [turn, cached_tokens])
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of a sampled event", [at, seconds])
-    return _without_texts(
-        Sampled,
-        turn=turn,
-        ids=tokens,
-        logprobs=floats,
-        versions=_spans(spans, len(tokens), f"{where}: turn {turn}"),
-        finish=_FINISH[finish] if finish in _FINISH else Finish(finish),
-        _read=defer(texts, ("text",), (str,), where),
-        cached_tokens=cached_tokens,
-        at=at,
-        seconds=seconds,
-    )
+    tokens, floats = load_ids(ids), load("f", unpack_bytes(logprobs))
+    finish = _FINISH[finish] if finish in _FINISH else Finish(finish)
+    _check_sampled(turn, tokens, floats, spans, cached_tokens, where)
+    versions = tuple([VersionSpan(*span) for span in spans])
+    read = defer(texts, _SAMPLED_TEXTS, where)
+    return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, read)
 
 
 _FINISH = {finish.value: finish for finish in Finish}  # five times as fast as calling the enum
 
 
-def _spans(raw: Any, length: int, where: str) -> tuple[VersionSpan, ...]:
-    """Version spans, checked to tile `[0, length)`."""
-    spans, end = [], 0
-    for version, start, stop in raw:
+def _check_sampled(
+    turn: Any, ids: array[int], logprobs: array[float], spans: Any, cached_tokens: Any, where: str
+) -> None:
+    """Check what holds on both ways of the wire: the spans tile the ids, and each id has a finite logprob."""
+    length, end = len(ids), 0
+    if not (type(turn) is int and turn >= 0 and type(cached_tokens) is int):
+        wrong(where, "sampled", [turn, cached_tokens])
+    if len(logprobs) != length:
+        raise ContractError(f"{where}: turn {turn} has {length} sampled tokens and {len(logprobs)} logprobs")
+    if not math.isfinite(sum(logprobs)):  # f32s cannot overflow a double
+        raise ContractError(f"{where}: turn {turn} has a logprob that is not finite")
+    for version, start, stop in spans:
         if type(version) is not str or type(start) is not int or type(stop) is not int:
-            wrong(where, "version span", [version, start, stop])
+            wrong(f"{where}: turn {turn}", "version span", [version, start, stop])
         if start != end or stop < start:
-            raise ContractError(f"{where}: version spans {raw!r} do not tile {length} tokens")
-        spans.append(VersionSpan(version, start, stop))
+            break
         end = stop
-    if end != length:
-        raise ContractError(f"{where}: version spans {raw!r} do not tile {length} tokens")
-    return tuple(spans)
+    else:
+        if end == length:
+            return
+    raise ContractError(f"{where}: turn {turn}: version spans {spans!r} do not tile {length} tokens")
 
 
 def _observed(fields: list[Any], where: str) -> Observed:
     _, _, turn, ids, texts, extra_calls, done, at, seconds = fields
-    if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
-        wrong(where, "observed", [turn, extra_calls, done])
     if type(at) is not float or type(seconds) is not float:
         wrong(where, "time of an observed event", [at, seconds])
-    read = defer(texts, ("message", "actions", "replies", "errors"), (dict, list, list, list), where)
-    ids = load_ids(ids)
-    return _without_texts(
-        Observed, turn=turn, ids=ids, _read=read, extra_calls=extra_calls, done=done, at=at, seconds=seconds
-    )
+    _check_observed(turn, extra_calls, done, where)
+    return _new_observed(turn, load_ids(ids), extra_calls, done, at, seconds, defer(texts, _OBSERVED_TEXTS, where))
+
+
+def _check_observed(turn: Any, extra_calls: Any, done: Any, where: str) -> None:
+    if not (type(turn) is int and turn >= 0 and type(extra_calls) is int and type(done) is bool):
+        wrong(where, "observed", [turn, extra_calls, done])
 
 
 def _closed(fields: list[Any], where: str) -> Closed:
     _, _, stop, reward, failure, texts, at = fields
     stop = Stop(stop)
-    if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
-        raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
-    if (reward is None) is (stop in GRADED):
-        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
+    _check_closed(stop, reward, where)
     if type(at) is not float:
         wrong(where, "time of a closed event", at)
     failure = None if failure is None else FailureClass(failure)
-    read = defer(texts, ("info",), (dict,), where)
-    return _without_texts(Closed, stop=stop, reward=reward, failure=failure, _read=read, at=at)
+    return _new_closed(stop, reward, failure, at, defer(texts, _CLOSED_TEXTS, where))
 
 
-def _without_texts(kind: type[E], **fields: Any) -> E:
-    """An event whose texts are still packed: `_read` fills them in when one is first asked for (deferred_texts.py)."""
-    event = object.__new__(kind)
-    for name, value in fields.items():
-        object.__setattr__(event, name, value)
-    return event
+def _check_closed(stop: Stop, reward: Any, where: str) -> None:
+    if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
+        raise ContractError(f"{where}: the reward must be a finite number, not {reward!r}")
+    if (reward is None) is (Stop(stop) in GRADED):
+        raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
 
+
+def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
+    """A function that makes an event of the values of these fields. Its texts are still packed: the last value,
+    `_read`, fills them in when one is first asked for (deferred_texts.py)."""
+    new, setters = object.__new__, [getattr(kind, name).__set__ for name in (*names, "_read")]
+    run = deque[None](maxlen=0).extend  # a loop in Python would take twice as long
+
+    def make(*values: Any) -> E:
+        event = new(kind)
+        run(map(call, setters, repeat(event), values))
+        return event
+
+    return make
+
+
+_new_prompt = _without_texts(Prompt, "ids", "at")
+_new_sampled = _without_texts(
+    Sampled, "turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds"
+)
+_new_observed = _without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds")
+_new_closed = _without_texts(Closed, "stop", "reward", "failure", "at")
 
 _EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
     "prompt": _prompt,

@@ -37,13 +37,13 @@ def test_golden_events() -> None:
     small = replace(prompt(1, 70000), messages=[{"role": "user"}], tools=[])
     assert encode_event(small, "r/g/0").hex() == (
         "95" "02" "a670726f6d7074"  # array of 5: schema 2, "prompt"
-        "c409" "00" "0170" "0011" "0001" "0000"  # ids: 0 = as they are, all first bytes, then all second ones, ...
+        "c407" "03" "0170" "0011" "0001"  # ids: 3 = three planes, all first bytes, then all second and third ones
         "c40f" "00" "92" "9181a4726f6c65a475736572" "90"  # texts: 0 = as they are, [messages, tools]
         "cb3ff0000000000000"  # at
     )  # fmt: skip
     assert encode_event(sampled(2, 7, version="v"), "r/g/0").hex() == (
         "9b" "02" "a773616d706c6564" "02"  # array of 11: schema 2, "sampled", turn
-        "c405" "00" "07000000" "c405" "00" "000000bf"  # ids, logprobs
+        "c403" "02" "0700" "c405" "00" "000000bf"  # ids: 2 = two planes; logprobs
         "9193a1760001" "a473746f70" "c405" "00" "91" "a2686d" "00"  # spans, finish, texts [text], cached_tokens
         "cb4000000000000000" "cb0000000000000000"  # at, seconds
     )  # fmt: skip
@@ -68,7 +68,8 @@ json_values = shallow | st.lists(shallow, max_size=3) | st.dictionaries(st.text(
 objects = st.dictionaries(st.text(max_size=8), json_values, max_size=4)
 surrogates = st.text(st.characters(exclude_categories=()), max_size=20)  # a policy writes what it likes
 times = st.floats(0, 2e9)
-token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(lambda values: array("I", values))
+bits = st.sampled_from([16, 18, 24, 32])  # as two, three and four planes
+token_ids = bits.flatmap(lambda n: st.lists(st.integers(0, 2**n - 1), max_size=40)).map(lambda ids: array("I", ids))
 
 
 @st.composite
@@ -175,9 +176,9 @@ def test_junk_is_a_contract_error(junk: bytes) -> None:
 
 def long_events() -> list[Event]:
     """A prompt, a sampled and an observed event that are long enough to be compressed."""
-    many = array("I", range(300))
+    many = array("I", range(600))
     said = [{"role": "user", "content": "All work and no play. " * 50}]
-    logprobs, spans = array("f", [-1.0] * 300), [VersionSpan("1", 0, 300)]
+    logprobs, spans = array("f", [-1.0] * 600), [VersionSpan("1", 0, 600)]
     return [
         replace(prompt(), ids=many, messages=said),
         replace(sampled(), ids=many, logprobs=logprobs, versions=spans, text=str(said)),
@@ -238,7 +239,9 @@ INF = b"\0" + array("f", [-1.0, -math.inf]).tobytes()
         (tampered(sampled(), 1, 7), "not a known kind"),
         (tampered(sampled(), 2, "0"), "wrong"),
         (tampered(sampled(), 3, b""), "unknown packing"),
-        (tampered(sampled(), 3, b"\2\0\0\0\0"), "unknown packing"),
+        (tampered(sampled(), 3, b"\4\0\0\0\0"), "unknown packing"),
+        (tampered(sampled(), 3, b"\2\0\0\0"), "2 planes"),
+        (tampered(sampled(), 3, b"\3\0\0\0\0"), "3 planes"),
         (tampered(sampled(), 3, b"\0\0\0"), "sampled"),
         (tampered(sampled(), 3, b"\1\0\0"), "sampled"),
         (tampered(sampled(), 3, b"\1" + zlib.compress(bytes(8))[:-2]), "zlib"),

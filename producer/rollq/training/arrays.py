@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Array = TypeVar("Array")
 
 TOKEN_DTYPES = ("int64", "int32")
-PER_TOKEN = ("tokens", "mask", "logprobs", "versions")
-"""The arrays of `SegmentArrays` that have an entry per token."""
+PER_TOKEN = {"tokens": 0, "mask": False, "logprobs": 0.0, "versions": -1}
+"""The arrays of `SegmentArrays` that have an entry per token, and the entry of padding."""
 
 
 def array_of(extra: Extra) -> Numpy:
@@ -152,22 +152,28 @@ def pad(
     with needs("numpy"):
         import numpy as np
 
-    longest = max(rows, key=lambda row: row.length, default=None)
-    length = (longest.length if longest else 0) if pad_to is None else pad_to
-    if longest and longest.length > length:
+    lengths = [row.length for row in rows]
+    longest = max(lengths, default=0)
+    length = longest if pad_to is None else pad_to
+    if longest > length:
         raise ContractError(
-            f"job {longest.job_id}: a row of {longest.length} tokens does not fit pad_to={pad_to}: raise it, skip the"
-            " group, or submit jobs with a smaller budget.max_tokens"
+            f"job {rows[lengths.index(longest)].job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it,"
+            " skip the group, or submit jobs with a smaller budget.max_tokens"
         )
-    arrays = _empty((len(rows), length), dtype)
-    names = _write(rows, [{name: array[r] for name, array in arrays.items()} for r in range(len(rows))])
-    lengths = np.array([row.length for row in rows], "int64")
+    flat, names = _end_to_end(rows, dtype)
+    ends = list(accumulate(lengths, initial=0))
+    arrays = {}
+    for name, array in flat.items():
+        padded = np.full((len(rows), length), PER_TOKEN[name], array.dtype)
+        for row, (begin, end) in zip(padded, pairwise(ends), strict=True):
+            row[: end - begin] = array[begin:end]
+        arrays[name] = padded
     return PaddedArrays(
         **arrays,
         **_per_row(rows),
         version_names=names,
         version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
-        attention_mask=np.arange(length) < lengths[:, np.newaxis],
+        attention_mask=np.arange(length) < np.array(lengths, "int64")[:, np.newaxis],
     )
 
 
@@ -178,10 +184,8 @@ def pack(
     with needs("numpy"):
         import numpy as np
 
+    arrays, names = _end_to_end(rows, dtype)
     offsets = np.array([0, *accumulate(row.length for row in rows)], "int64")
-    arrays = _empty((int(offsets[-1]),), dtype)
-    places = [slice(begin, end) for begin, end in pairwise(offsets)]
-    names = _write(rows, [{name: array[place] for name, array in arrays.items()} for place in places])
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return PackedArrays(
         **arrays,
@@ -193,37 +197,35 @@ def pack(
     )
 
 
-def _empty(shape: tuple[int, ...], dtype: str) -> dict[str, Numpy]:
-    """The arrays with one entry per token, as padding has it."""
+def _end_to_end(rows: Sequence[Row], dtype: str) -> tuple[dict[str, Numpy], tuple[str, ...]]:
+    """The arrays with one entry per token, without padding, and the names of the versions."""
     import numpy as np
 
     if dtype not in TOKEN_DTYPES:
         raise ContractError(f"token ids have the dtype {' or '.join(TOKEN_DTYPES)}, not {dtype!r}")
-    return {
-        "tokens": np.zeros(shape, dtype),
-        "mask": np.zeros(shape, "bool"),
-        "logprobs": np.zeros(shape, "float32"),
-        "versions": np.full(shape, -1, "int32"),
-    }
-
-
-def _write(rows: Sequence[Row], places: Sequence[dict[str, Numpy]]) -> tuple[str, ...]:
-    """Write each row to its place. Returns the names of the versions."""
     names: dict[str, int] = {}
-    for row, place in zip(rows, places, strict=True):
-        at = len(row.segment.prompt_ids)
-        place["tokens"][:at] = row.segment.prompt_ids
+    ids, logprobs, runs, versions = [], [], [], []
+    for row in rows:
+        ids.append(row.segment.prompt_ids)
+        begin = len(row.segment.prompt_ids)  # of tokens that were not sampled
         for event in row.segment.events:
-            end = at + len(event.ids)
-            place["tokens"][at:end] = event.ids
+            ids.append(event.ids)
             if isinstance(event, Sampled):
-                place["mask"][at:end] = True
-                place["logprobs"][at:end] = event.logprobs
+                logprobs.append(event.logprobs)
                 for span in event.versions:
-                    version = names.setdefault(span.version, len(names))
-                    place["versions"][at + span.start : at + span.end] = version
-            at = end
-    return tuple(names)
+                    runs += [begin, span.end - span.start]
+                    versions += [-1, names.setdefault(span.version, len(names))]
+                    begin = 0
+            else:
+                begin += len(event.ids)
+        runs.append(begin)
+        versions.append(-1)
+    tokens = np.frombuffer(b"".join(ids), "uint32").astype(dtype)
+    of_token = np.repeat(np.array(versions, "int32"), runs)
+    mask = of_token >= 0
+    spread = np.zeros(len(tokens), "float32")
+    spread[mask] = np.frombuffer(b"".join(logprobs), "float32")
+    return {"tokens": tokens, "mask": mask, "logprobs": spread, "versions": of_token}, tuple(names)
 
 
 def _per_row(rows: Sequence[Row]) -> dict[str, Numpy]:

@@ -156,9 +156,10 @@ def pad(
     longest = max(lengths, default=0)
     length = longest if pad_to is None else pad_to
     if longest > length:
+        job_id = rows[lengths.index(longest)].job_id
         raise ContractError(
-            f"job {rows[lengths.index(longest)].job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it,"
-            " skip the group, or submit jobs with a smaller budget.max_tokens"
+            f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, skip the group, or submit"
+            " jobs with a smaller budget.max_tokens"
         )
     flat, names = _end_to_end(rows, dtype)
     ends = list(accumulate(lengths, initial=0))

@@ -47,12 +47,15 @@ class Processes:
 
     def start(self, name: str, words: Sequence[str]) -> Child:
         """Start a Python process that imports the same rollq as this one."""
-        path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
-        kept = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         log = self.folder / f"{name}-{len(self._children)}.log"
-        child = Child(name, [sys.executable, *words], log=log, env=kept)
+        child = Child(name, [sys.executable, *words], log=log, env=self.environment())
         self._children.append(child)
         return child
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a child that imports the same rollq as this process."""
+        path = os.pathsep.join([p for p in sys.path if p] + [os.environ.get("PYTHONPATH", "")])
+        return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
     def wait_for_line(self, child: Child, text: str, timeout_s: float = START_S) -> str:
         """Wait for a line with `text` in a child's output. Exits when the child ends."""

@@ -32,6 +32,11 @@ class RedisMeter:
         stats = self._client.info("commandstats")
         return sum(int(stats[name]["usec"]) for name in SCRIPTS if name in stats)
 
+    def cpu_seconds(self) -> float:
+        """User and system time of the server so far."""
+        used = self._client.info("cpu")
+        return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
     def memory(self) -> int:
         """Bytes in use."""
         return int(self._client.info("memory")["used_memory"])

@@ -1,0 +1,259 @@
+"""What does a turn cost a worker, with journal, ledger, lease and Celery, compared with loops that have none of them?
+
+The same tasks at engine latency 0, played in turns by a `rollq worker` process, and by the bare loop of bare_loop.py
+(threads, urllib3, token ids), which is the floor. Then a few of them by the loop of naive_loop.py, which is written as
+RL examples are. One replay engine answers all. CPU is user and system time of the process that plays, its children
+included; engine, Redis and producer are other processes. Exit code 1 when the worker is above the target.
+
+    python benchmarks/bench_turn.py [--env tau2:retail] [--tokenizer DIR] [-c 64] [--tasks 48] [--repeats 5] [--json]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cpu import cpu_seconds, require_linux
+from processes import Processes
+from redis_meter import RedisMeter
+from tables import ms, table
+
+from rollq.client.client import Client
+from rollq.job import Job
+from rollq_worker.environments import domain
+from rollq_worker.protocols import RESPOND
+from rollq_worker.tokens.tokenizer import BUNDLED
+
+SPLITS = {"tau2:retail": "train", "tau2:airline": "train", "tau_bench:retail": "test", "tau_bench:airline": "test"}
+NAIVE = "tau2:retail"
+"""The environment that the naive loop knows."""
+SIZE = 2
+"""Number of samples of each task."""
+TARGET = 0.77
+"""CPU of the worker, over that of the bare loop."""
+TIMEOUT_S = 600.0
+
+Side = dict[str, Any]
+"""cpu_s, wall_s and the rollouts of one side: reward, turns and tokens of each."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    require_linux()
+    with Processes() as processes:
+        engine_url = processes.engine(args.env, args.tokenizer)
+        worker = Worker(processes, engine_url, args)
+        bare = BareLoop(processes, engine_url, args)
+        rounds: dict[str, list[Side]] = {"worker": [], "bare": []}
+        for number in range(args.repeats + 1):
+            for name, side in (("worker", worker), ("bare", bare)):
+                rounds[name].append(side.play(number))
+        bare.close()
+        if args.naive:
+            setting = (args.env, args.tokenizer, args.concurrency)
+            rounds["naive"] = [play_by_naive_loop(processes, engine_url, args.naive, *setting)]
+    result = compare({name: each[1:] or each for name, each in rounds.items()})
+    report(result, args)
+    if args.json:
+        print(json.dumps(result))
+    return 0 if result["of_bare"] <= TARGET else 1
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=SPLITS, default=NAIVE, help="environment (%(default)s)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
+    parser.add_argument("-c", "--concurrency", type=int, default=64, help="rollouts at once (%(default)s)")
+    parser.add_argument("--tasks", type=int, default=48, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="measured rounds, after one to warm up (%(default)s)")
+    parser.add_argument("--naive", type=int, default=4, metavar="N", help="tasks for the naive loop (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args(argv)
+    if args.env != NAIVE:
+        args.naive = 0
+    return args
+
+
+def indices(env: str, tasks: int) -> list[int]:
+    """That many tasks of the environment's split, from the first one again after the last."""
+    count = domain(env).splits()[SPLITS[env]]
+    return [index % count for index in range(tasks)]
+
+
+class Worker:
+    """A worker process. Its jobs come through Redis and Celery, as usual."""
+
+    def __init__(self, processes: Processes, engine_url: str, args: argparse.Namespace) -> None:
+        self.redis_url = processes.redis()
+        self.meter = RedisMeter(self.redis_url)
+        self.env, self.tasks = args.env, indices(args.env, args.tasks)
+        self.child = processes.worker(self.redis_url, engine_url, args.concurrency, args.tokenizer)
+
+    def play(self, number: int) -> Side:
+        """One run: submit, wait for all jobs, and only then read the trajectories."""
+        redis, cpu = self.meter.cpu_seconds(), cpu_seconds(self.child.pid)
+        with Client(self.redis_url, run=f"round-{number}") as client:
+            began, split = time.monotonic(), SPLITS[self.env]
+            client.submit(
+                Job(env=self.env, split=split, task=task, group=f"{place}", size=SIZE)
+                for place, task in enumerate(self.tasks)
+            )
+            client.seal()
+            while (stats := client.stats())["done"] + stats["dead"] < len(self.tasks) * SIZE:
+                if time.monotonic() - began > TIMEOUT_S:
+                    sys.exit(f"the worker has not finished within {TIMEOUT_S:g} s: {stats}")
+                time.sleep(0.05)
+            took = {
+                "cpu_s": cpu_seconds(self.child.pid) - cpu,
+                "wall_s": time.monotonic() - began,
+                "redis_cpu_s": self.meter.cpu_seconds() - redis,
+            }
+            if stats["dead"]:
+                sys.exit(f"{stats['dead']} jobs are dead: {client.dead()[0]}")
+            return {**took, "rollouts": trajectories(client)}
+
+
+def trajectories(client: Client) -> list[dict[str, Any]]:
+    rollouts = []
+    for batch in client.batches(groups=1):
+        for one in batch.trajectories:
+            rollouts.append({"reward": one.reward, "turns": one.turns, "tokens": len(one.tokens)})
+        batch.ack()
+    return rollouts
+
+
+class BareLoop:
+    """A process of bare_loop.py, which plays when it is told to."""
+
+    def __init__(self, processes: Processes, engine_url: str, args: argparse.Namespace) -> None:
+        setting = {
+            "env": args.env,
+            "split": SPLITS[args.env],
+            "engine_url": engine_url,
+            "tokenizer": args.tokenizer or str(BUNDLED),
+            "concurrency": args.concurrency,
+        }
+        file = processes.folder / "bare.json"
+        file.write_text(json.dumps(setting))
+        self.line = json.dumps([task for task in indices(args.env, args.tasks) for _ in range(SIZE)]) + "\n"
+        command = [sys.executable, str(Path(__file__).with_name("bare_loop.py")), str(file)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=processes.environment()
+        )
+        self._read()
+
+    def play(self, number: int) -> Side:
+        assert self.process.stdin
+        self.process.stdin.write(self.line)
+        self.process.stdin.flush()
+        return dict(json.loads(self._read()))
+
+    def _read(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline() or sys.exit("the bare loop ended early; its error stands above")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def play_by_naive_loop(
+    processes: Processes, engine_url: str, tasks: int, env: str, tokenizer: str | None, concurrency: int
+) -> Side:
+    """Play the first tasks with the naive loop."""
+    setting, out = processes.folder / "tasks.json", processes.folder / "naive.json"
+    environment = domain(env).open(SPLITS[env], 0, {})
+    each = [_plain(env, index) for index in indices(env, tasks)]
+    shown = {"policy": environment.system_prompt, "tools": list(environment.tools)}
+    measured = [task for task in each for _ in range(SIZE)]
+    setting.write_text(json.dumps({**shown, "tasks": measured, "warm_up": each[:1]}))
+    script = Path(__file__).with_name("naive_loop.py")
+    words = [str(script), str(setting), engine_url, tokenizer or str(BUNDLED), str(concurrency), str(out)]
+    child = processes.start("naive", words)
+    processes.wait_for_line(child, "naive loop: finished", TIMEOUT_S)
+    return dict(json.loads(out.read_text()))
+
+
+def _plain(env: str, index: int) -> dict[str, Any]:
+    task = domain(env).task(SPLITS[env], index)
+    return {
+        "opening": task.opening,
+        "replies": list(task.replies),
+        "outputs": list(task.outputs),
+        "truth": [[move.name, dict(move.arguments)] for move in task.moves if move.name != RESPOND],
+    }
+
+
+def compare(rounds: dict[str, list[Side]]) -> dict[str, Any]:
+    """The medians of each side. Exits when the sides have not done the same work."""
+    for name, sides in rounds.items():
+        rewards = {rollout["reward"] for side in sides for rollout in side["rollouts"]}
+        if rewards != {1.0}:
+            sys.exit(f"the {name} loop earned {sorted(rewards)}, not 1.0 everywhere: it is not the same work")
+    played = {name: {turns_of(side) for side in rounds[name]} for name in ("worker", "bare")}
+    for naive in rounds.get("naive", ()):  # plays the first tasks only
+        some = naive["rollouts"], rounds["bare"][0]["rollouts"][: len(naive["rollouts"])]
+        played["naive"], played["bare, of these"] = ({sum(one["turns"] for one in side)} for side in some)
+    same = played["worker"] == played["bare"] and played.get("naive") == played.get("bare, of these")
+    if not same or len(played["bare"]) != 1:
+        sys.exit(f"not the same work: {played} turns in a round")
+    result: dict[str, Any] = {name: figures(sides) for name, sides in rounds.items()}
+    pairs = [one["cpu_s"] / other["cpu_s"] for one, other in zip(rounds["worker"], rounds["bare"], strict=True)]
+    result |= {"of_bare": statistics.median(pairs), "of_bare_each": pairs}
+    result["redis_ms_a_rollout"] = statistics.median(
+        side["redis_cpu_s"] / len(side["rollouts"]) * 1000 for side in rounds["worker"]
+    )
+    if "naive" in rounds:
+        result["of_naive"] = result["worker"]["ms_a_turn"] / result["naive"]["ms_a_turn"]
+    return result
+
+
+def turns_of(side: Side) -> int:
+    return sum(rollout["turns"] for rollout in side["rollouts"])
+
+
+def figures(sides: list[Side]) -> dict[str, float]:
+    first = sides[0]["rollouts"]
+    each = [side["cpu_s"] / turns_of(side) * 1000 for side in sides]
+    return {
+        "ms_a_turn": statistics.median(each),
+        "least": min(each),
+        "most": max(each),
+        "wall_s": statistics.median(side["wall_s"] for side in sides),
+        "rollouts": len(first),
+        "turns": turns_of(sides[0]) / len(first),
+        "tokens": statistics.mean(rollout["tokens"] for rollout in first),
+    }
+
+
+def report(result: dict[str, Any], args: argparse.Namespace) -> None:
+    names = {"worker": "rollq worker", "bare": "bare loop: threads, urllib3", "naive": "naive loop: asyncio, text"}
+    work = result["worker"]
+    print(
+        f"{work['rollouts']} rollouts of {args.env}, {args.concurrency} at once, {work['turns']:.1f} turns and"
+        f" {work['tokens']:.0f} tokens each, {'given' if args.tokenizer else 'bundled'} tokenizer;"
+        f" {args.repeats} rounds; all rewards 1.0\n"
+    )
+    rows = []
+    for name, title in names.items():
+        if side := result.get(name):
+            span = f"{ms(side['least'] / 1000)}-{ms(side['most'] / 1000)}"
+            rollout = ms(side["ms_a_turn"] * side["turns"] / 1000)
+            rows.append([title, ms(side["ms_a_turn"] / 1000), span, rollout, f"{side['wall_s']:.1f}"])
+    print(table(["process", "CPU ms a turn", "of all rounds", "CPU ms a rollout", "wall s"], rows))
+    print(f"\nRedis beside the worker: {result['redis_ms_a_rollout']:.2f} ms a rollout")
+    if "of_naive" in result:
+        print(f"the naive loop costs {1 / result['of_naive']:.1f} times the worker")
+    verdict = "ok" if result["of_bare"] <= TARGET else "FAILS"
+    each = ", ".join(f"{ratio:.2f}" for ratio in result["of_bare_each"])
+    print(f"ratio: the worker costs {result['of_bare']:.2f} of the bare loop ({each}; target {TARGET:g}: {verdict})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

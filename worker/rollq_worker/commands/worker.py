@@ -3,6 +3,9 @@
 import argparse
 import os
 import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.shared import (
@@ -39,6 +42,12 @@ def add(commands: Commands) -> None:
     add_engines(parser, ", else http://127.0.0.1:30000")
     add_tokenizer(parser)
     add_template(parser)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="write where the CPU time goes, for speedscope.app, when the worker stops (py-spy, where it is installed)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -50,9 +59,11 @@ def queue_names(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.process import celery_app
+        from rollq_worker.process.profile import profiling
     found = settings(args)
     ping_redis(found.redis_url)
-    code = celery_app.main(found)
+    with profiling(args.profile, partial(print, flush=True)) if args.profile else nullcontext():
+        code = celery_app.main(found)
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()

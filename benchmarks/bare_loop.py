@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,17 +123,18 @@ class Loop:
         return Action(RESPOND, {"content": text})
 
 
-def main(setting: str) -> None:
+def serve(setting: str, make: Callable[[dict[str, Any]], Callable[[int], dict[str, Any]]]) -> None:
+    """Play what standard input asks for, with the rollouts that `make` makes of the setting."""
     found = json.loads(Path(setting).read_text())
-    loop = Loop(found)
+    rollout = make(found)
     print("ready", flush=True)
     with ThreadPoolExecutor(found["concurrency"]) as threads:
         for line in sys.stdin:
             began, cpu = time.monotonic(), time.process_time()
-            rollouts = list(threads.map(loop.rollout, json.loads(line)))
+            rollouts = list(threads.map(rollout, json.loads(line)))
             cpu, wall = time.process_time() - cpu, time.monotonic() - began
             print(json.dumps({"cpu_s": cpu, "wall_s": wall, "rollouts": rollouts}), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(sys.argv[1], lambda setting: Loop(setting).rollout)

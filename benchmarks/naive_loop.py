@@ -1,4 +1,4 @@
-"""The baseline of bench_rollout: agent rollouts as RL examples commonly write them, in one asyncio process.
+"""A baseline of bench_turn: agent rollouts as RL examples commonly write them, in one asyncio process.
 
 It sends text to the engine: it renders the whole conversation for each turn, and twice more for each message to cut out
 the text of the training ids. Each episode loads its own database, loads it again for its reward, and hashes both.

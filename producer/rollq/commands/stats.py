@@ -12,6 +12,7 @@ from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
 from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.workers.time_spent import time_spent
 
 ROWS = {
     "jobs": ("submitted", "queued", "leased", "done", "dead", "surplus"),
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         reader = LedgerReader(connection, args.run_name)
         check_run(reader, settings(args).redis_url)
         counts = reader.stats()
+        counts["seconds"] = time_spent(reader.scripts)
         counts["waits"] = next(filter(None, (explain(reader, purpose) for purpose in Purpose)), "")
     print(json.dumps(counts) if args.json else "\n".join(table(counts)))
     return 0
@@ -76,6 +78,9 @@ def table(counts: Mapping[str, Any]) -> list[str]:
         lines.append(f"policy    {_policy(counts['policy'], counts['admission'])}")
     lines.append(f"fidelity  {_fidelity(counts)}")
     lines.append(f"reward    {mean} mean")
+    if total := sum(counts["seconds"].values()):
+        shares = "   ".join(f"{seconds / total:.1%} {what}" for what, seconds in counts["seconds"].items())
+        lines.append(f"time      {shares}   of {total:,.0f} s of episodes")
     for subject in ("stops", "failures", "skips"):
         if counts[subject]:
             lines.append(f"{subject:<9} " + "   ".join(f"{n} {name}" for name, n in counts[subject].items()))

@@ -59,6 +59,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        that ended); fail:<class> (failures), class, reason (of the last); turned (turns
                                        in the journal); kept (journal entries that the last claim found); condemned,
                                        requeued (tokens); discarded
+    rollq:{run}:spent            hash  worker -> seconds of its episodes by what they waited for (workers/time_spent.py)
     rollq:{run}:evaluation       hash  an evaluation's name -> its result (rollq.evaluation.store)
     rollq:{run}:confirmed        str   empty: its write is the last one before durability.py waits
     rollq:{run}:journal:<job>            list  header, event, event, ...
@@ -110,6 +111,10 @@ class Keys:
     @property
     def count(self) -> str:
         return f"{self.prefix}count"
+
+    @property
+    def spent(self) -> str:
+        return f"{self.prefix}spent"
 
     @property
     def queued(self) -> str:

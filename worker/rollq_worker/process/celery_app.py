@@ -106,7 +106,7 @@ def main(settings: Settings) -> int:
         freeze_watchdog.start()
         engine.watch()
         engine_list.watch(engine.update)
-        for thread in (runner.leases, reaper):
+        for thread in (runner.leases, runner.time_spent, reaper):
             thread.start()
         engines = ", ".join(map(mask_url, settings.engine_urls))
         addresses = f"redis {mask_url(settings.redis_url)}, engine {engines}"
@@ -232,5 +232,6 @@ def release(runner: JobRunner, reaper: Reaper) -> None:
     reaper.tick()
     reaper.leave()
     runner.leases.stop()
+    runner.time_spent.stop()
     if released:
         log.warning("released %d jobs that did not stop by themselves", released)

@@ -45,6 +45,7 @@ from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
+from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.protocols import Domain, Environment, Task, WorkerEngine
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
@@ -97,6 +98,7 @@ class JobRunner:
             slots=settings.concurrency,
             on_slots_lost=on_slots_lost,
         )
+        self.time_spent = TimeSpent(name, self.leases.held, engine)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         tokenizer.use_fast_encoder()
         self.renderers = RendererCache(tokenizer)
@@ -250,7 +252,7 @@ class JobRunner:
         recorded = self._open_journal(attempt, claim, header)
         return loop.play(
             job,
-            engine=self.engine,
+            engine=self.time_spent.engine,
             renderer=renderer,
             environment=TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user)),
             user=user,

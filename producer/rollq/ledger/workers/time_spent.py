@@ -1,0 +1,32 @@
+"""Where the episodes of a run spend their time, by worker: an engine that is slow, a user that is, or rollq itself.
+
+Each worker writes what it has seen since it started, again and again, so a write that is repeated changes nothing. No
+job's state depends on it.
+"""
+
+from collections.abc import Mapping
+
+from rollq.ledger.scripts import Scripts
+
+WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter")
+"""What an episode's thread is in: a wait for the engine (queue and slot included), the environment's code, the user, a
+call to Redis, rollq's own code (most of it turns messages into tokens and back), and a wait for another thread that
+runs Python code."""
+
+
+def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:
+    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. Raises LedgerError."""
+    key, text = scripts.keys.spent, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)
+    scripts.guard(key, lambda: scripts.redis.hset(key, worker, text))
+
+
+def time_spent(scripts: Scripts) -> dict[str, float]:
+    """Seconds of all workers by WAITS, without what another program wrote. Raises LedgerError."""
+    key, total = scripts.keys.spent, dict.fromkeys(WAITS, 0.0)
+    for text in scripts.guard(key, lambda: scripts.redis.hvals(key)):
+        try:
+            for wait, seconds in zip(WAITS, map(float, text.split()), strict=True):
+                total[wait] += seconds
+        except ValueError:
+            continue
+    return total

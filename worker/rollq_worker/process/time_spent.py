@@ -1,0 +1,131 @@
+"""Counts where this worker's episodes spend their time, without a line on their way.
+
+A thread looks at all attempts twice a second, and each look stands for the time since the last one. An episode
+that is in none of its waits is in Python code, where one thread runs and the others wait for the interpreter. A thread
+whose wait has just ended waits for the interpreter as well: for as long as this thread, which is then late itself.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import logging
+import threading
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from rollq.errors import RollqError
+from rollq.ledger.scripts import Scripts
+from rollq.ledger.workers.time_spent import WAITS, report_time
+from rollq.servers.connection import CONNECTION_ERRORS
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.protocols import Engine, Generated
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Seconds between two looks."""
+REPORT_S = 5.0
+"""Seconds between two reports to the ledger."""
+STOP_S = 1.0
+"""Longest wait in seconds for the last report. Redis may be away."""
+
+
+class WatchedEngine:
+    """An engine, and the jobs that wait for it at this moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.asking: set[str] = set()
+        self.answered = 0
+        """Number of waits that have ended so far. Threads that count at the same time may count as one."""
+
+    def generate(self, ids: array[int], *, key: str, **options: Any) -> Generated:
+        """See `protocols.Engine`."""
+        self.asking.add(key)
+        try:
+            return self._engine.generate(ids, key=key, **options)
+        finally:
+            self.asking.discard(key)
+            self.answered += 1
+
+    def room(self, prompt: int) -> int:
+        """See `protocols.Engine`."""
+        return self._engine.room(prompt)
+
+
+class TimeSpent:
+    """The seconds of this worker's episodes, by run and by `rollq.ledger.workers.time_spent.WAITS`.
+
+    `held` gives the attempts of now. Their engine must be `engine`.
+    """
+
+    def __init__(self, worker: str, held: Callable[[], Sequence[Attempt]], engine: Engine) -> None:
+        self.engine = WatchedEngine(engine)
+        self._worker = worker
+        self._held = held
+        self._answered = 0
+        self._ledgers: dict[str, Scripts] = {}
+        self.seconds: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(WAITS, 0.0))
+        """By run."""
+        self._unreported: set[str] = set()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="rollq-time-spent", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Report a last time."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+
+    def look(self, passed_s: float, late_s: float) -> None:
+        """Count the `passed_s` seconds since the last look, which came `late_s` seconds too late."""
+        waits = [(attempt, _wait(attempt, self.engine.asking)) for attempt in self._held()]
+        count = Counter(wait for _, wait in waits)
+        answered, self._answered = self._answered, self.engine.answered
+        woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
+        running_s = passed_s / max(1, count["tokens"])
+        share = {"engine": (passed_s - woken_s, woken_s), "tokens": (running_s, passed_s - running_s)}
+        for attempt, wait in waits:
+            run, (in_wait_s, interpreter_s) = attempt.job.run, share.get(wait, (passed_s, 0.0))
+            self._ledgers[run] = attempt.ledger.scripts
+            self._unreported.add(run)
+            self.seconds[run][wait] += in_wait_s
+            self.seconds[run]["interpreter"] += interpreter_s
+
+    def report(self) -> None:
+        """Tell the ledger of each run. A report has all since the start, so one that failed costs nothing."""
+        for run in sorted(self._unreported):
+            try:
+                report_time(self._ledgers[run], self._worker, self.seconds[run])
+                self._unreported.discard(run)
+            except (RollqError, *CONNECTION_ERRORS) as e:
+                log.info("run %s: where the time went was not reported: %s", run, e)
+
+    def _loop(self) -> None:
+        looked = reported = slept = time.monotonic()
+        while not self._end.wait(LOOK_S):
+            now = time.monotonic()
+            self.look(now - looked, max(0.0, now - slept - LOOK_S))
+            looked = now
+            if now - reported >= REPORT_S:
+                self.report()
+                reported = now
+            slept = time.monotonic()
+        self.report()
+
+
+def _wait(attempt: Attempt, asking: Collection[str]) -> str:
+    """The one of WAITS that the attempt's thread is in."""
+    what, _ = attempt.waits_for
+    if what.startswith("environment"):
+        return "environment"
+    if what == "the user":
+        return "user"
+    if what == "redis":
+        return "ledger"
+    return "engine" if attempt.job.id in asking else "tokens"

@@ -1,0 +1,143 @@
+"""A simulated clock, and what has limited speed on it: single-threaded servers, and processes that share cores.
+
+Events happen in the order of their times, and those of one time in the order in which they were entered. It knows
+nothing of rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+Act = Callable[[Any], None]
+
+
+class Clock:
+    """Runs events until none is left, or until it is stopped."""
+
+    __slots__ = ("_events", "_number", "_stopped", "now", "passed")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.passed = 0
+        """Number of events that have happened."""
+        self._events: list[tuple[float, int, Act, Any]] = []
+        self._number = 0
+        self._stopped = False
+
+    def at(self, time: float, act: Act, subject: Any = None) -> None:
+        """Have `act(subject)` happen at that time. A time that has passed is now."""
+        self._number += 1
+        heappush(self._events, (time if time > self.now else self.now, self._number, act, subject))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        events = self._events
+        while events and not self._stopped:
+            self.now, _, act, subject = heappop(events)
+            self.passed += 1
+            act(subject)
+
+
+class Server:
+    """One single-threaded server with an unbounded queue, first come first served: Redis, the broker."""
+
+    __slots__ = ("_clock", "_free_at", "busy_s", "calls", "waited_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free_at = 0.0
+        self.busy_s = self.waited_s = 0.0
+        self.calls = 0
+
+    def serve(self, service_s: float, delay_s: float, act: Act, subject: Any = None) -> None:
+        """Have `act(subject)` happen once the call is served, and the answer has travelled for `delay_s`."""
+        now = self._clock.now
+        begins = self._free_at if self._free_at > now else now
+        self._free_at = begins + service_s
+        self.busy_s += service_s
+        self.waited_s += begins - now
+        self.calls += 1
+        self._clock.at(self._free_at + delay_s, act, subject)
+
+    def load(self, service_s: float) -> None:
+        """A call for which nothing waits."""
+        now = self._clock.now
+        self._free_at = (self._free_at if self._free_at > now else now) + service_s
+        self.busy_s += service_s
+        self.calls += 1
+
+
+class Cores:
+    """Cores that processes share. A process that has work waits for a core, first come first served, and keeps it for
+    one slice of its work."""
+
+    __slots__ = ("_clock", "_free", "_waiting", "count")
+
+    def __init__(self, clock: Clock, count: int) -> None:
+        self._clock = clock
+        self._free = self.count = count
+        self._waiting: deque[Process] = deque()
+
+    def process(self, wake_s: float = 0.0) -> Process:
+        return Process(self._clock, self, wake_s)
+
+    def want(self, process: Process) -> None:
+        if self._free:
+            self._free -= 1
+            process.go()
+        else:
+            self._waiting.append(process)
+
+    def give_up(self, process: Process, wants_more: bool) -> None:
+        if not self._waiting:
+            if wants_more:
+                process.go()
+            else:
+                self._free += 1
+            return
+        if wants_more:
+            self._waiting.append(process)
+        self._waiting.popleft().go()
+
+
+class Process:
+    """A process of which one thread runs at a time, as with Python's interpreter lock: its slices of work queue up."""
+
+    __slots__ = ("_active", "_clock", "_cores", "_slices", "_wake_s", "busy_s", "slices")
+
+    def __init__(self, clock: Clock, cores: Cores, wake_s: float) -> None:
+        self._clock = clock
+        self._cores = cores
+        self._wake_s = wake_s
+        self._slices: deque[tuple[float, Act, Any]] = deque()
+        self._active = False
+        self.busy_s = 0.0
+        self.slices = 0
+
+    def run(self, seconds: float, act: Act, subject: Any = None) -> None:
+        """Have `act(subject)` happen after that much work. A process that had nothing to do first wakes up."""
+        if self._active:
+            self._slices.append((seconds, act, subject))
+            return
+        self._active = True
+        self._slices.append((seconds + self._wake_s, act, subject))
+        self._cores.want(self)
+
+    def go(self) -> None:
+        """It has a core for its next slice."""
+        seconds, act, subject = self._slices.popleft()
+        self.busy_s += seconds
+        self.slices += 1
+        self._clock.at(self._clock.now + seconds, self._end, (act, subject))
+
+    def _end(self, slice: tuple[Act, Any]) -> None:
+        more = bool(self._slices)
+        self._active = more
+        self._cores.give_up(self, more)
+        act, subject = slice
+        act(subject)

@@ -47,8 +47,6 @@ class KvMemory:
         seat.own += tokens
         self.grow_all(tokens)
 
-    grow = take
-
     def grow_all(self, tokens: int) -> None:
         """Give that many tokens to running requests, whose own are counted again by `settle`."""
         self._own += tokens
@@ -62,7 +60,8 @@ class KvMemory:
             self._give_back(seat, seat.own - seat.sampled)  # a token of a prompt that was cached to its end
 
     def settle(self, seat: Seat) -> None:
-        """Count the own tokens of a request that leaves the batch."""
+        """Count the tokens of a request that leaves the running batch."""
+        seat.computed = seat.prompt + seat.sampled
         seat.own = seat.sampled if self._caching else seat.prompt + seat.sampled
 
     def finish(self, seat: Seat, stored: Chain | None) -> None:

@@ -11,6 +11,7 @@ threads nor real time, nor what the tokens say.
 """
 
 import math
+from collections import OrderedDict
 from heapq import heappop, heappush
 
 from rollq_worker.simulation.engine_model.kv_memory import KvMemory
@@ -36,7 +37,7 @@ class EngineModel:
         self._decoding = 0
         """Number of equal decode steps in progress."""
         self._seats: dict[str, Seat] = {}
-        self._waiting: dict[str, Seat] = {}
+        self._waiting: OrderedDict[str, Seat] = OrderedDict()
         self._chunked: Seat | None = None
         """The request whose prompt is prefilled in part."""
         self._running: dict[int, Seat] = {}
@@ -63,7 +64,7 @@ class EngineModel:
             raise ValueError(f"request {request.rid} is in flight; choose another id")
         self._numbers += 1
         seat = Seat(request, self._numbers, now, self.shape.kv_tokens)
-        if seat.prompt + request.output_tokens > self.shape.kv_tokens:
+        if seat.prompt + request.output_tokens >= self.shape.kv_tokens:
             raise ValueError(
                 f"request {request.rid} has {seat.prompt} + {request.output_tokens} tokens, and the engine"
                 f" has memory for {self.shape.kv_tokens}; give the shape more kv_tokens"
@@ -93,6 +94,11 @@ class EngineModel:
         if seat is None or seat.number not in self._running:
             return 0 if seat is None else seat.sampled
         return self._sampled(seat) + self._steps_done()
+
+    def in_flight(self, rid: str, now: float) -> bool:
+        """Whether the request was submitted, and has neither ended nor been aborted."""
+        self._move(now)
+        return rid in self._seats
 
     def retract_all(self, now: float) -> None:
         """Put all admitted requests back into the queue, as a pause with `retract` does. The step in progress is lost;
@@ -188,7 +194,8 @@ class EngineModel:
             memory.take(seat, take)
             budget -= take
             room -= take + (0 if self._chunked else seat.may_sample)
-        for seat in list(self._waiting.values()) if budget else ():
+        while budget and self._waiting:
+            seat = next(iter(self._waiting.values()))
             if len(self._running) + len(rows) >= shape.max_running:
                 self._full = True
                 break
@@ -202,8 +209,6 @@ class EngineModel:
             rows.append((seat, take))
             budget -= take
             room -= pinned + take + (seat.may_sample if take == missing else 0)
-            if budget <= 0:
-                break
         return rows
 
     def _admit_one(self, seat: Seat, take: int, at: float) -> None:
@@ -228,8 +233,9 @@ class EngineModel:
             if seat.first_token_at is None:
                 seat.first_token_at = at
             if seat.sampled < seat.request.output_tokens:
-                self._memory.grow(seat, 1)
+                self._memory.take(seat, 1)
                 seat.sampled += 1
+                seat.computed += 1
                 self._sampled_tokens += 1
             if seat.sampled == seat.request.output_tokens:
                 self._finish(seat, at)

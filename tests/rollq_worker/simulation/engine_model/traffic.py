@@ -13,7 +13,7 @@ SMALL = EngineShape(
     running_s=1.0123456789e-3,
     kv_token_s=1e-6,
     attended_pair_s=1e-8,
-    kv_tokens=1500,
+    kv_tokens=1000,
     max_running=8,
     chunk_tokens=128,
 )
@@ -41,8 +41,8 @@ def arrivals(draw: st.DrawFn, most: int = 25) -> list[Arrival]:
     for number in range(draw(st.integers(1, most))):
         group = draw(st.integers(0, 3))
         prefix = [("policy", 200), (f"group {group}", 30 + group), (f"job {number}", draw(st.integers(1, 300)))]
-        limit = draw(st.none() | st.integers(0, 600))
-        rid, output = f"r{number}", draw(st.integers(0, 120))
+        limit = draw(st.none() | st.integers(0, 900))
+        rid, output = f"r{number}", draw(st.integers(0, 400))
         request = Request(rid, tuple(prefix[draw(st.integers(0, 2)) :]), f"o{number}", output, limit)
         at = draw(st.integers(0, 8000)) / 1000
         aborted_at = at + draw(st.integers(1, 10_000)) / 1000 if draw(st.integers(0, 4)) == 0 else inf

@@ -297,6 +297,8 @@ class EngineModel:
             return 0
         if self._memory.available < len(self._running):
             self._retract()
+        if self._waiting and not self._full:
+            return 1  # admission is tried again after the step
         while self._leaving[0][2].number not in self._running or self._leaving[0][0] != self._leaving[0][2].leaves:
             heappop(self._leaving)
         return min(self._leaving[0][0] - self._steps, self._memory.available // len(self._running))

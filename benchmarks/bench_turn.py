@@ -23,15 +23,14 @@ from checks import Check, add_tokenizer, conclude, parser_for
 from cpu import cpu_seconds, require_linux
 from processes import Processes
 from redis_meter import RedisMeter
+from runs import SPLITS, TIMEOUT_S, indices, require_perfect, rollouts, submit, turns_of, wait_until_done
 from tables import ms, table
 
 from rollq.client.client import Client
-from rollq.job import Job
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND
 from rollq_worker.tokens.tokenizer import BUNDLED
 
-SPLITS = {"tau2:retail": "train", "tau2:airline": "train", "tau_bench:retail": "test", "tau_bench:airline": "test"}
 NAIVE = "tau2:retail"
 """The environment that the naive loop knows."""
 SIZE = 2
@@ -43,7 +42,6 @@ DURABILITY_MS = 0.35
 """Target: CPU a turn of the worker, less that of its loop alone."""
 REDIS_MS = 2.0
 """Target: CPU of Redis for a rollout."""
-TIMEOUT_S = 600.0
 
 Side = dict[str, Any]
 """cpu_s, wall_s and the rollouts of one side: reward, turns and tokens of each."""
@@ -85,12 +83,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def indices(env: str, tasks: int) -> list[int]:
-    """That many tasks of the environment's split, from the first one again after the last."""
-    count = domain(env).splits()[SPLITS[env]]
-    return [index % count for index in range(tasks)]
-
-
 class Worker:
     """A worker process. Its jobs come through Redis and Celery, as usual."""
 
@@ -104,33 +96,15 @@ class Worker:
         """One run: submit, wait for all jobs, and only then read the trajectories."""
         redis, cpu = self.meter.cpu_seconds(), cpu_seconds(self.child.pid)
         with Client(self.redis_url, run=f"round-{number}") as client:
-            began, split = time.monotonic(), SPLITS[self.env]
-            client.submit(
-                Job(env=self.env, split=split, task=task, group=f"{place}", size=SIZE)
-                for place, task in enumerate(self.tasks)
-            )
-            client.seal()
-            while (stats := client.stats())["done"] + stats["dead"] < len(self.tasks) * SIZE:
-                if time.monotonic() - began > TIMEOUT_S:
-                    sys.exit(f"the worker has not finished within {TIMEOUT_S:g} s: {stats}")
-                time.sleep(0.05)
+            began = time.monotonic()
+            submit(client, self.env, self.tasks, SIZE)
+            wait_until_done(client, len(self.tasks) * SIZE)
             took = {
                 "cpu_s": cpu_seconds(self.child.pid) - cpu,
                 "wall_s": time.monotonic() - began,
                 "redis_cpu_s": self.meter.cpu_seconds() - redis,
             }
-            if stats["dead"]:
-                sys.exit(f"{stats['dead']} jobs are dead: {client.dead()[0]}")
-            return {**took, "rollouts": trajectories(client)}
-
-
-def trajectories(client: Client) -> list[dict[str, Any]]:
-    rollouts = []
-    for batch in client.batches(groups=1):
-        for one in batch.trajectories:
-            rollouts.append({"reward": one.reward, "turns": one.turns, "tokens": len(one.tokens)})
-        batch.ack()
-    return rollouts
+            return {**took, "rollouts": rollouts(client)}
 
 
 class Loop:
@@ -199,10 +173,9 @@ def _plain(env: str, index: int) -> dict[str, Any]:
 def compare(rounds: dict[str, list[Side]]) -> dict[str, Any]:
     """The medians of each side. Exits when the sides have not done the same work."""
     for name, sides in rounds.items():
-        rewards = {rollout["reward"] for side in sides for rollout in side["rollouts"]}
-        if rewards != {1.0}:
-            sys.exit(f"the {name} loop earned {sorted(rewards)}, not 1.0 everywhere: it is not the same work")
-    played = {name: {turns_of(side) for side in rounds[name]} for name in ("worker", *LOOPS)}
+        for side in sides:
+            require_perfect(f"the side {name!r}", side["rollouts"])
+    played = {name: {turns_of(side["rollouts"]) for side in rounds[name]} for name in ("worker", *LOOPS)}
     for naive in rounds.get("naive", ()):  # plays the first tasks only
         some = naive["rollouts"], rounds["bare"][0]["rollouts"][: len(naive["rollouts"])]
         played["naive"], played["bare, of these"] = ({sum(one["turns"] for one in side)} for side in some)
@@ -223,13 +196,9 @@ def compare(rounds: dict[str, list[Side]]) -> dict[str, Any]:
     return result
 
 
-def turns_of(side: Side) -> int:
-    return sum(rollout["turns"] for rollout in side["rollouts"])
-
-
 def ms_of(side: Side) -> float:
     """CPU milliseconds a turn."""
-    return float(side["cpu_s"] / turns_of(side) * 1000)
+    return float(side["cpu_s"] / turns_of(side["rollouts"]) * 1000)
 
 
 def figures(sides: list[Side]) -> dict[str, float]:
@@ -241,7 +210,7 @@ def figures(sides: list[Side]) -> dict[str, float]:
         "most": max(each),
         "wall_s": statistics.median(side["wall_s"] for side in sides),
         "rollouts": len(first),
-        "turns": turns_of(sides[0]) / len(first),
+        "turns": turns_of(first) / len(first),
         "tokens": statistics.mean(rollout["tokens"] for rollout in first),
     }
 

@@ -1,4 +1,4 @@
-"""CPU time of a process with its threads and children, from /proc: Linux only."""
+"""CPU time and memory of a process, from /proc: Linux only."""
 
 import os
 import sys
@@ -33,3 +33,9 @@ def cpu_seconds(pid: int) -> float:
 
 def _with_children(pid: int, spent: Mapping[int, float], children: Mapping[int, Sequence[int]]) -> float:
     return spent.get(pid, 0.0) + sum(_with_children(child, spent, children) for child in children.get(pid, ()))
+
+
+def resident_mb(pid: int, field: str = "VmRSS") -> float:
+    """Megabytes (10^6 bytes) of the process in memory; with "VmHWM" the most so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{field}:"))

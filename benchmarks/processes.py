@@ -14,6 +14,7 @@ from types import TracebackType
 from rollq.processes.child import Child
 from rollq.processes.embedded_redis import EmbeddedRedis
 
+ROLLQ = ("-m", "rollq")
 START_S = 180.0
 """Seconds for a child to become ready. Libraries and data may have to come from a cold disk."""
 
@@ -32,16 +33,18 @@ class Processes:
         self._redis = EmbeddedRedis()
         return self._redis.url
 
-    def engine(self, env: str, tokenizer: str | None) -> str:
-        """Start a replay engine that answers at once and makes no mistakes. Returns its address."""
-        flags = ["--port", "0", "--env", env, "--latency", "0", "--mistakes", "0"]
+    def engine(self, env: str, tokenizer: str | None, latency_s: float = 0.0) -> str:
+        """Start a replay engine that makes no mistakes. Returns its address."""
+        flags = ["--port", "0", "--env", env, "--latency", f"{latency_s}", "--mistakes", "0"]
         child = self.start("engine", ["-m", "rollq", "engine", *flags, *_tokenizer(tokenizer)])
         return self.wait_for_line(child, "rollq engine: ready at ").split()[-1]
 
-    def worker(self, redis_url: str, engine_url: str, concurrency: int, tokenizer: str | None) -> Child:
+    def worker(
+        self, redis_url: str, engine_url: str, concurrency: int, tokenizer: str | None, *, rollq: Sequence[str] = ROLLQ
+    ) -> Child:
         """Start a worker. Returns once it claims jobs."""
         flags = ["--redis", redis_url, "--broker", redis_url, "--engine", engine_url, "-c", str(concurrency)]
-        child = self.start("worker", ["-m", "rollq", "worker", *flags, *_tokenizer(tokenizer)])
+        child = self.start("worker", [*rollq, "worker", *flags, *_tokenizer(tokenizer)])
         self.wait_for_line(child, ": ready, ")
         return child
 

@@ -1,48 +1,52 @@
-"""Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue."""
+"""Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue.
 
+A name is imported at its first use: code that uses only the values (the agent loop, a notebook) does not load redis,
+and neither does a trainer before it makes a Client.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rollq.batch import Batch, Group
-from rollq.errors import (
-    ContractError,
-    EngineFailure,
-    EnvironmentFailure,
-    FailureClass,
-    Fenced,
-    FunctionError,
-    Gap,
-    JobConflict,
-    JobFailure,
-    JournalConflict,
-    LedgerError,
-    MissingGroups,
-    NotHeld,
-    PullTimeout,
-    RolloutFailure,
-    RollqError,
-    SettingsError,
-    Unconfirmed,
-    UnknownSchema,
-    Unwritable,
-    UserFailure,
-    WorkerFailure,
-)
-from rollq.job import Budget, History, Job, Purpose
-from rollq.trajectory import (
-    Closed,
-    Finish,
-    Header,
-    Observed,
-    Prompt,
-    Sampled,
-    Stop,
-    Trajectory,
-    VersionSpan,
-)
-from rollq.trajectory_extras import Extra
-
 if TYPE_CHECKING:
+    from rollq.batch import Batch, Group
     from rollq.client.client import Client
+    from rollq.errors import (
+        ContractError,
+        EngineFailure,
+        EnvironmentFailure,
+        FailureClass,
+        Fenced,
+        FunctionError,
+        Gap,
+        JobConflict,
+        JobFailure,
+        JournalConflict,
+        LedgerError,
+        MissingGroups,
+        NotHeld,
+        PullTimeout,
+        RolloutFailure,
+        RollqError,
+        SettingsError,
+        Unconfirmed,
+        UnknownSchema,
+        Unwritable,
+        UserFailure,
+        WorkerFailure,
+    )
+    from rollq.job import Budget, History, Job, Purpose
+    from rollq.trajectory import (
+        Closed,
+        Finish,
+        Header,
+        Observed,
+        Prompt,
+        Sampled,
+        Stop,
+        Trajectory,
+        VersionSpan,
+    )
+    from rollq.trajectory_extras import Extra
 
 __version__ = "0.1.0"
 
@@ -89,10 +93,26 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Code that uses only the values (the agent loop, a notebook) does not load redis.
-    if name == "Client":
-        from rollq.client.client import Client
+_MODULES = {
+    name: module
+    for module, names in {
+        "batch": "Batch Group",
+        "client.client": "Client",
+        "job": "Budget History Job Purpose",
+        "trajectory": "Closed Finish Header Observed Prompt Sampled Stop Trajectory VersionSpan",
+        "trajectory_extras": "Extra",
+    }.items()
+    for name in names.split()
+}
+"""The module of each name. All others are errors."""
 
-        return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"rollq.{_MODULES.get(name, 'errors')}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

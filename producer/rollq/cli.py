@@ -36,6 +36,7 @@ See what a batch is waiting for:      rollq late
 Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
+Size a fleet on a simulated clock:    rollq simulate
 Check recorded logprobs after it:     rollq audit
 
 `rollq COMMAND --help` explains a command. Values in parentheses are defaults.
@@ -58,8 +59,39 @@ OWN_COMMANDS = {
     "publish": "weights",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
-WORKER_COMMANDS = {"demo": "demo", "engine": "engine", "worker": "worker", "audit": "worker", "doctor": "worker"}
+WORKER_COMMANDS = {
+    "demo": "demo",
+    "engine": "engine",
+    "worker": "worker",
+    "audit": "worker",
+    "doctor": "worker",
+    "simulate": "worker",
+}
 """Commands that rollq_worker adds, and the extra that brings what each needs."""
+SUMMARIES = {
+    "redis": "run a Redis server in the foreground",
+    "submit": "submit jobs to a run",
+    "pull": "take finished groups off a run",
+    "eval": "measure a policy: mean reward and pass^k",
+    "stats": "count a run's jobs and groups",
+    "late": "show what the oldest groups are waiting for",
+    "show": "show one trajectory, turn by turn",
+    "validate": "check an exported file",
+    "dead": "list the jobs that ended without a grade",
+    "requeue": "play dead jobs again",
+    "drop": "delete dead jobs, or a whole run",
+    "cancel": "end jobs that are queued or being played",
+    "engines": "list, add and remove the engines of workers",
+    "sync": "load new weights into the engines",
+    "publish": "say which step's policy the engines serve",
+    "demo": "run the whole pipeline on this machine, without a GPU",
+    "engine": "run the replay engine: SGLang's HTTP API without a GPU",
+    "worker": "play rollouts (one worker process)",
+    "audit": "score an exported file again on the engine, and compare",
+    "doctor": "check tokenizer, chat template, Redis, engine and environment",
+    "simulate": "size a fleet of engines and workers on a simulated clock",
+}
+"""What `rollq --help` says of rollq's commands, so that it imports none of them."""
 GROUP = "rollq.commands"
 """Entry points of commands: `name = module:add`."""
 
@@ -80,9 +112,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")
 
 
-def parser(line: Sequence[str] = ()) -> Parser:
-    """The parser for this command line. It knows only the command that the line names, or all commands when it names
-    none.
+def parser(line: Sequence[str] | None = None) -> Parser:
+    """The parser for this command line, or for any line. It knows only the command that the line names; when it names
+    none, it has the names of all commands.
 
     Raises SettingsError when the named command cannot be loaded.
     """
@@ -90,23 +122,34 @@ def parser(line: Sequence[str] = ()) -> Parser:
         prog="rollq", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
-    if line[:1] == ["--version"]:
+    if line is not None and line[:1] == ["--version"]:
         return top
     commands: Any = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = next((word for word in line if not word.startswith("-")), "")
+    named = next((word for word in line or () if not word.startswith("-")), "")
     if named in OWN_COMMANDS:
         _add_own(commands, [OWN_COMMANDS[named]])
     elif named in (others := _other_commands()):
         _add_other(commands, named, others[named])
-    else:
+    elif line is None:
         _add_own(commands, dict.fromkeys(OWN_COMMANDS.values()))
         _add_others(commands, others)
+    else:
+        _add_names(commands, others)
     return top
 
 
 def _add_own(commands: Commands, modules: Iterable[str]) -> None:
     for module in modules:
         import_module(f"rollq.commands.{module}").add(commands)
+
+
+def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
+    """Adds rollq's commands by name only, and loads those of other packages, whose summaries are not known here."""
+    for name, summary in SUMMARIES.items():
+        missing = name in others and others[name] is None
+        extra = f" (not installed: {install_line(WORKER_COMMANDS[name])})" if missing else ""
+        commands.add_parser(name, help=(summary + extra).replace("%", "%%"))
+    _add_others(commands, {name: point for name, point in others.items() if name not in SUMMARIES})
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":

@@ -146,7 +146,8 @@ def test_the_package_names_what_it_exports() -> None:
     [
         ("import rollq.trajectory, rollq.batch", "redis msgpack"),
         ("from rollq import Job, Trajectory", "redis msgpack"),
-        ("from rollq import Client", "kombu rollq_worker requests numpy transformers tokenizers rich"),
+        ("from rollq import Client", "redis msgpack kombu rollq_worker requests numpy transformers tokenizers rich"),
+        ("import rollq", "dataclasses rollq.job rollq.errors"),
     ],
 )
 def test_a_trainer_loads_nothing_heavy(statement: str, unneeded: str) -> None:

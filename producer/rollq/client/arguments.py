@@ -1,8 +1,8 @@
-"""What a consumer may be asked for. It is checked once, where it enters."""
+"""What a client and its consumers may be asked for. It is checked once, where it enters."""
 
 from typing import Literal
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, SettingsError
 from rollq.job import NAME
 
 Order = Literal["ready", "submitted"]
@@ -11,6 +11,28 @@ earlier, which bounds how old a group can be."""
 ORDERS = ("ready", "submitted")
 LARGEST_STEP = 1 << 53
 """Scripts count in floats."""
+MOST_DAYS = 36_500
+"""Days for which a run may be told to keep its records."""
+
+
+def check_client(run: str, hold_s: float) -> None:
+    """Raises SettingsError unless a client can have this run, and hold batches for that long."""
+    if not (isinstance(run, str) and NAME.fullmatch(run)):
+        raise SettingsError(f"run {run!r} must match {NAME.pattern}")
+    if not isinstance(hold_s, int | float) or not 0 < hold_s < float("inf"):
+        raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
+
+
+def check_ahead(ahead: int) -> None:
+    """Raises ContractError."""
+    if type(ahead) is not int or ahead < 1:
+        raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")
+
+
+def check_days(days: float) -> None:
+    """Raises SettingsError."""
+    if not isinstance(days, int | float) or not 0 < days <= MOST_DAYS:
+        raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
 
 
 def check_wanted(groups: int, timeout: float | None) -> None:

@@ -3,37 +3,30 @@
 It shares only Redis with the workers. A restarted client continues: its state is in the ledger.
 """
 
+from __future__ import annotations  # most names are not there before there is a client
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollq.batch import Batch
-from rollq.client.arguments import Order, check_wanted
-from rollq.client.celery_publisher import Publisher
-from rollq.client.collector import Collector
-from rollq.client.consumer import Consumer
-from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
-from rollq.client.policy_publication import PolicyPublication, check_version
-from rollq.client.producer import Producer
+from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
-from rollq.functions import Keep, Reward
-from rollq.job import NAME, Job, Purpose
+from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
-from rollq.ledger.dead_letters import DeadLetters
-from rollq.ledger.deliveries import Deliveries
-from rollq.ledger.ledger import Ledger
-from rollq.ledger.reader import LedgerReader
-from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
-from rollq.ledger.versions import Versions
-from rollq.servers.connection import connect, retry
-from rollq.servers.durability import Durability
 from rollq.settings import Settings
-from rollq.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollq.batch import Batch
+    from rollq.client.consumer import Consumer
+    from rollq.client.evaluation import Evaluation
+    from rollq.functions import Keep, Reward
+    from rollq.job import Job
+    from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
+    from rollq.servers.durability import Durability
+    from rollq.trajectory import Trajectory
 
 AHEAD = 256
 """Number of unacknowledged groups at which `submit` waits, so that unread results cannot fill Redis."""
-MOST_DAYS = 36_500
-"""Days for which a run may be told to keep its records."""
 
 
 class Client:
@@ -51,7 +44,7 @@ class Client:
         broker_url: str | None = None,
         budgets: Mapping[FailureClass, int] | None = None,
         hold_s: float = HOLD_S,
-        durability: Durability | str = Durability.ASYNC,
+        durability: Durability | str = "async",
     ) -> None:
         """The addresses default to ROLLQ_REDIS_URL and ROLLQ_BROKER_URL. Connects when first used, to a cluster now.
 
@@ -60,10 +53,17 @@ class Client:
         loses its batches. `durability`: where submissions, the seal and acknowledgements must be before their calls
         return (docs/scale.md). Raises SettingsError for a wrong address or value.
         """
-        if not (isinstance(run, str) and NAME.fullmatch(run)):
-            raise SettingsError(f"run {run!r} must match {NAME.pattern}")
-        if not isinstance(hold_s, int | float) or not 0 < hold_s < float("inf"):
-            raise SettingsError(f"hold_s must be a positive number of seconds, not {hold_s!r}")
+        # Imported here: redis alone takes longer than all that a program needs to name this class.
+        from rollq.client.celery_publisher import Publisher
+        from rollq.client.producer import Producer
+        from rollq.ledger.dead_letters import DeadLetters
+        from rollq.ledger.ledger import Ledger
+        from rollq.ledger.reader import LedgerReader
+        from rollq.ledger.versions import Versions
+        from rollq.servers.connection import connect, retry
+        from rollq.servers.durability import Durability
+
+        check_client(run, hold_s)
         if durability not in list(Durability):
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
@@ -81,6 +81,7 @@ class Client:
         self._publisher = Publisher(settings.broker_url)
         self._evaluations: list[Evaluation] = []
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
+        self._retry = retry
 
     @property
     def broker_error(self) -> str | None:
@@ -100,7 +101,7 @@ class Client:
         Raises JobConflict, ContractError, or LedgerError when the run is sealed. Groups that were submitted before the
         error stay submitted.
         """
-        _check_ahead(ahead)
+        check_ahead(ahead)
         if source is not None and not (isinstance(source, str) and NAME.fullmatch(source)):
             raise ContractError(f"source {source!r} must match {NAME.pattern}")
         return self._producer.submit(jobs, ahead, source)
@@ -111,7 +112,7 @@ class Client:
         The replacement of group `g` is `g.r1`, with another seed; if that is dropped too, `g.r2`, and so on up to
         `times`. Safe to repeat. Raises what `submit` raises.
         """
-        _check_ahead(ahead)
+        check_ahead(ahead)
         if type(times) is not int or times < 0:
             raise ContractError(f"times must be a whole number of at least 0, not {times!r}")
         return self._producer.refill(jobs, times, ahead)
@@ -140,8 +141,7 @@ class Client:
 
         A group that is submitted again later is a new one. Raises SettingsError.
         """
-        if not isinstance(days, int | float) or not 0 < days <= MOST_DAYS:
-            raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
+        check_days(days)
         self._producer.fix("keep", lambda: self.ledger.keep(days))
 
     def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
@@ -163,11 +163,13 @@ class Client:
         Raises ContractError for a wrong step or version, SettingsError when the version that is served is another step.
         """
         version = str(step) if weight_version is None else weight_version
+        from rollq.client.policy_publication import PolicyPublication
+
         self._producer.publish(PolicyPublication(self.versions, step, version))
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
-        return retry(self.versions.published)
+        return self._retry(self.versions.published)
 
     def batches(
         self,
@@ -226,6 +228,9 @@ class Client:
         `extras`: names of arrays beside the journals, which `trajectory.extras` has then, of the episodes that have
         them. Others are not fetched. Raises ContractError for what is no list of names.
         """
+        from rollq.client.consumer import Consumer
+        from rollq.ledger.deliveries import Deliveries
+
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
@@ -257,11 +262,15 @@ class Client:
         ContractError for wrong tasks, `k`, version or name, SettingsError when no version was published and none is
         given. A sealed run takes no new groups, so `Evaluation.result` raises LedgerError then.
         """
+        from rollq.client.collector import Collector
+        from rollq.client.evaluation import Evaluation, evaluation_jobs, source_name
+        from rollq.client.policy_publication import check_version
+
         version = self._published_version() if version is None else version
         check_version(self.run, version)
         name = version if name is None else name
         jobs = evaluation_jobs(self.run, name, list(tasks), k)
-        collector = Collector(LedgerReader(self.ledger.redis, self.run), jobs, name=name, version=version)
+        collector = Collector(self.reader, jobs, name=name, version=version)
         # No limit to the groups: the tasks are counted, and workers may not be there yet.
         evaluation = Evaluation(collector, lambda: self._producer.submit(jobs, 0, source_name(jobs)))
         self._evaluations = [*(other for other in self._evaluations if not other.done()), evaluation]
@@ -297,7 +306,7 @@ class Client:
         Raises LedgerError for the first job that is not dead, or whose group is handed out without it.
         """
         for job_id in job_ids:
-            retry(partial(self.dead_letters.requeue, job_id))
+            self._retry(partial(self.dead_letters.requeue, job_id))
 
     def cancel(self, job_ids: Iterable[str] = (), *, group: str | None = None, run: bool = False) -> None:
         """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished members of a group, or
@@ -307,13 +316,13 @@ class Client:
         dropped. Raises LedgerError for the first of `job_ids` that has already ended, and for an unknown group.
         """
         for job_id in job_ids:
-            retry(partial(self.dead_letters.cancel, job_id))
+            self._retry(partial(self.dead_letters.cancel, job_id))
         if group is not None:
-            retry(lambda: self.dead_letters.cancel_group(group))
+            self._retry(lambda: self.dead_letters.cancel_group(group))
         if run:
-            retry(self.ledger.seal)
-            for name in retry(self.dead_letters.open_groups):
-                retry(partial(self.dead_letters.cancel_group, name))
+            self._retry(self.ledger.seal)
+            for name in self._retry(self.dead_letters.open_groups):
+                self._retry(partial(self.dead_letters.cancel_group, name))
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md)."""
@@ -326,7 +335,7 @@ class Client:
         self._publisher.close()
         self.ledger.redis.close()
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -339,8 +348,3 @@ class Client:
                     self.delivered += 0 if group.redelivered else len(group.trajectories)
                     self.duplicates += len(group.trajectories) if group.redelivered else 0
                 yield batch
-
-
-def _check_ahead(ahead: int) -> None:
-    if type(ahead) is not int or ahead < 1:
-        raise ContractError(f"ahead must be a whole number of groups of at least 1, not {ahead!r}")

@@ -27,7 +27,6 @@ def add(commands: Commands) -> None:
 def _add_dead(commands: Commands) -> None:
     parser = commands.add_parser(
         "dead",
-        help="list the jobs that ended without a grade",
         description="Lists a run's dead jobs, the latest first: class of the failure, attempts, turns in the journal,"
         " age, last worker, reason. `rollq show JOB` shows one in full; `rollq requeue` plays them again.",
     )
@@ -41,7 +40,6 @@ def _add_dead(commands: Commands) -> None:
 def _add_requeue(commands: Commands) -> None:
     parser = commands.add_parser(
         "requeue",
-        help="play dead jobs again",
         description="Queues dead jobs again, with no failures and an empty journal; the old journal is set aside. Takes"
         " the named jobs, those of a class, or all. A group that was dropped comes back. A job is refused when its"
         " group is ready or handed out without it.",
@@ -54,7 +52,6 @@ def _add_requeue(commands: Commands) -> None:
 def _add_drop(commands: Commands) -> None:
     parser = commands.add_parser(
         "drop",
-        help="delete dead jobs, or a whole run",
         description="Deletes the data of dead jobs (body, journals, traceback) for good: of the named jobs, those of a"
         " class, or all. They stay counted as dead. With --whole-run, deletes everything of the run.",
     )
@@ -68,7 +65,6 @@ def _add_drop(commands: Commands) -> None:
 def _add_cancel(commands: Commands) -> None:
     parser = commands.add_parser(
         "cancel",
-        help="end jobs that are queued or being played",
         description="Ends jobs as dead, of class cancelled. A worker that plays one stops within seconds.",
     )
     add_run(parser)

@@ -11,7 +11,6 @@ from rollq.urls import mask_url
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engines",
-        help="list, add and remove the engines of workers",
         description="Edits and prints the engines in Redis that workers started with --engine redis:NAME use. Workers"
         " notice a change within seconds. A removed engine gets no new requests; those in flight are finished.",
     )

@@ -44,7 +44,6 @@ PAUSE_S = 0.25
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "eval",
-        help="measure a policy: mean reward and pass^k",
         description="Submits each task --size times to a new run, waits while the workers play, and reports the mean"
         " reward and pass^k: the chance that k tries at a task all succeed. The result is kept with the run: the same"
         " line prints it again, and goes on after a crash.",

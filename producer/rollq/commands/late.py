@@ -22,7 +22,6 @@ GROUPS = 5
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "late",
-        help="show what the oldest groups are waiting for",
         description="Shows the unfinished members of the oldest open groups, those that are being played the longest"
         " first: worker, turn, and what the episode is waiting for (engine, user, environment, queue) and how long.",
     )

@@ -42,7 +42,6 @@ LARGEST_BATCH = 64
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "pull",
-        help="take finished groups off a run",
         description="Waits for finished groups, oldest first, writes them to --out and acknowledges them. Ends early"
         " when a sealed run has no more.",
     )

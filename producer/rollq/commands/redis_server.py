@@ -13,7 +13,6 @@ from rollq.processes import embedded_redis
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "redis",
-        help="run a Redis server in the foreground",
         description="Runs a Redis server in the foreground: append-only file, no eviction, 127.0.0.1 only.",
     )
     parser.add_argument("--port", type=whole(1), default=6379, help="port to listen on (%(default)s)")

@@ -24,7 +24,6 @@ from rollq.trajectory import Observed, Sampled, Trajectory
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "show",
-        help="show one trajectory, turn by turn",
         description="Shows a job of a run (RUN/GROUP/SAMPLE), or a line of an exported file (FILE.jsonl:N; without N"
         " the first). An acknowledged job is no longer in Redis: look at the exported file.",
     )

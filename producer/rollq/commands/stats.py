@@ -26,7 +26,6 @@ ROWS = {
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
-        help="count a run's jobs and groups",
         description="Prints the counts of a run; without --run, of all runs.",
     )
     add_run(parser, required=False, help="name of the run (all runs)")

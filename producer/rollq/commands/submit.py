@@ -30,7 +30,6 @@ from rollq.ledger.replies import Submission
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
-        help="submit jobs to a run",
         description="Submits a group of --size jobs for each task. Repeating the line submits nothing twice.",
     )
     run_file.add(parser)

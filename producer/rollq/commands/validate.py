@@ -22,7 +22,6 @@ MOST_SHOWN = 20
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "validate",
-        help="check an exported file",
         description="Checks every trajectory of a file that --out wrote, JSON Lines or Parquet, and that each job is"
         " there once. The exit code is 1 when something is wrong.",
     )

@@ -38,7 +38,6 @@ def add(commands: Commands) -> None:
 def _add_sync(commands: Commands) -> None:
     parser = commands.add_parser(
         "sync",
-        help="load new weights into the engines",
         description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
         " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
         " and --step, the version is published once all engines have it.",
@@ -146,7 +145,6 @@ def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: Syn
 def _add_publish(commands: Commands) -> None:
     parser = commands.add_parser(
         "publish",
-        help="say which step's policy the engines serve",
         description="Says that the engines serve the policy of a training step from now on. Waiting producers go on"
         " when the run admits groups for it. `rollq sync --run R --step K` loads the weights and does this.",
     )

@@ -30,6 +30,13 @@ def test_the_commands_of_the_worker_are_entry_points_and_their_extras_exist() ->
     assert set(cli.WORKER_COMMANDS.values()) <= set(metadata.metadata("rollq").get_all("Provides-Extra") or ())
 
 
+def test_the_help_lists_every_command_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.SUMMARIES.keys() == set(COMMANDS)
+    assert cli.main(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name} {summary} " in text for name, summary in cli.SUMMARIES.items())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert cli.main([command, "--help"]) == 0
@@ -37,7 +44,12 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
 
 
 @pytest.mark.parametrize(
-    ("line", "unneeded"), [("--version", "redis rollq_worker"), ("stats --help", "rollq_worker"), ("--help", "")]
+    ("line", "unneeded"),
+    [
+        ("--version", "redis rollq_worker"),
+        ("stats --help", "rollq_worker"),
+        ("--help", "redis rollq_worker rollq.trajectory"),
+    ],
 )
 def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
     heavy = f"celery kombu requests tokenizers transformers rich aiohttp {unneeded}".split()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
-        help="score an exported file again on the engine, and compare",
         description="Has the engine score the sampled tokens again by prefill and compares with the recorded logprobs,"
         " token by token. Exit code 1: they do not fit, or under 95 % of the tokens could be compared.",
     )

@@ -53,7 +53,6 @@ SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check tokenizer, chat template, Redis, engine and environment",
         description="Checks a tokenizer and its chat template over every edge of an episode, and Redis, engine and"
         " environment when they are named. Exit code 1: something that every episode needs does not work.",
     )

@@ -13,7 +13,6 @@ from rollq_worker.commands.environment_names import load_domain
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engine",
-        help="run the replay engine: SGLang's HTTP API without a GPU",
         description="Serves SGLang's HTTP API and plays the ground truth of the environment's tasks, to try rollq, to"
         " size a fleet and to test. It recognizes a task by the text of the conversation.",
     )

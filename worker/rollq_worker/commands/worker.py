@@ -24,7 +24,6 @@ from rollq.extras import needs
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "worker",
-        help="play rollouts (one worker process)",
         description="Plays rollouts until it is stopped. SIGTERM or Ctrl-C stops each episode at its next turn, and"
         " other workers continue it. Start as many workers as you like, on any machines.",
     )

@@ -45,7 +45,6 @@ from rollq_worker.commands.environment_names import task_count
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
-        help="run the whole pipeline on this machine, without a GPU",
         description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. Submits groups of"
         " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost or came twice.",
     )

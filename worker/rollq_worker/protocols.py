@@ -239,6 +239,10 @@ class WorkerEngine(Engine, Protocol):
         """End the wait for that job's response (None: for all). Returns how many waits were ended."""
         ...
 
+    def end(self, key: str) -> None:
+        """That job's episode is over in this process, so another one may have its place."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:

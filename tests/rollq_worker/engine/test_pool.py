@@ -51,9 +51,10 @@ class Fleet:
         self.contexts.pop(port).close()
 
     def home(self, group: str) -> ScriptedEngine:
-        """Where a request of the group goes now."""
+        """Where a new episode of the group goes now."""
         before = {port: len(engine.bodies()) for port, engine in self.running.items()}
-        generate(self.pool, f"{group}/0")
+        generate(self.pool, f"{group}/new")
+        self.pool.end(f"{group}/new")
         [found] = [engine for port, engine in self.running.items() if len(engine.bodies()) > before[port]]
         return found
 

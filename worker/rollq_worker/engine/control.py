@@ -6,11 +6,15 @@ The invariant: every question has a timeout. It knows nothing of jobs.
 import json
 
 from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.scheduling.engine_load import PATH as LOADS
+from rollq_worker.engine.scheduling.engine_load import EngineLoad, read_load
 from rollq_worker.http_client import NoResponse, Response
 
 QUESTION_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 25.0
 """Seconds to wait for /health, which generates a token and gives up after 20 s."""
+LOAD_TIMEOUT_S = 2.0
+"""Seconds to wait for an engine's load. One thread asks all engines in turn."""
 ABORT_TIMEOUT_S = 1.0
 
 
@@ -59,6 +63,10 @@ class EngineControl:
         """The reply of /tokenize; None if the server has no such path. Raises NoResponse while the engine is away."""
         body = json.dumps({"prompt": text}).encode()
         return _json("/tokenize", self._http.post("/tokenize", body, timeout_s=QUESTION_TIMEOUT_S))
+
+    def load(self) -> EngineLoad | None:
+        """How busy the engine is; None when it does not tell. Raises NoResponse while it is away."""
+        return read_load(_json(LOADS, self._http.get(LOADS, timeout_s=LOAD_TIMEOUT_S)))
 
     def get_json(self, path: str) -> object:
         """The JSON at the path; None if the server does not have it. Raises NoResponse while the engine is away."""

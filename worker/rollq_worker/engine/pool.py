@@ -1,14 +1,11 @@
-"""Several engines as one: each group of jobs has its engine, and leaves it only while that is away.
+"""Several engines as one: each group of jobs has its engine, and an episode leaves it only when that goes away.
 
-The groups are spread by rendezvous hashing (Thaler and Ravishankar, 1998) over the engines that are up. So siblings
-find their common prefix in one engine's cache. An engine that goes away moves no groups but its own, and they come back
-when it does. The invariant: a request waits for an engine only when no other one is up. It knows nothing of where the
-list comes from.
+Which engine that is, and how many episodes it has at once, `EnginePlacement` says. The invariant: a request waits for
+an engine that is away only when no other one is up. It knows nothing of where the list comes from.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import hashlib
 import logging
 import random
 import threading
@@ -19,14 +16,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from rollq.job import Json
-from rollq.trajectory import Finish
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
 from rollq_worker.engine.quarantine import Check, SharedLock
+from rollq_worker.engine.scheduling.load_watch import LoadWatch
+from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated, PromptImages, Routing
-from rollq_worker.waiting import CHECK_S, wait
+from rollq_worker.waiting import CHECK_S
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +32,8 @@ log = logging.getLogger(__name__)
 class EnginePool:
     """`protocols.WorkerEngine` over the engines at some addresses. One object per process, used by all threads.
 
-    `concurrency` is that of each engine, `suspect_lock` gives the lock of an address; the other options are those of
-    `SGLangEngine`. Without engines, requests wait.
+    `concurrency` is the most episodes that an engine gets, `suspect_lock` gives the lock of an address; the other
+    options are those of `SGLangEngine`. Without engines, requests wait. A thread plays one episode at a time.
     """
 
     def __init__(
@@ -55,8 +53,10 @@ class EnginePool:
         self._watches: dict[SGLangEngine, HangWatch] = {}
         """Also of engines that were removed, until they have answered."""
         self._watching = False
-        self._aborted = threading.local()
-        """In `engine`, the job whose last reply in this thread was aborted, and by which engine."""
+        self._placement = EnginePlacement(concurrency)
+        self._loads = LoadWatch(lambda: self._engines, self._placement)
+        self._thread = threading.local()
+        """In `episode`, the job of this thread's last request."""
         self.update(urls)
 
     @property
@@ -95,10 +95,12 @@ class EnginePool:
                 engine.close()
 
     def watch(self) -> None:
-        """Look for engines that hang, and ask those that are away, in a thread for each, until `close`."""
+        """Look for engines that hang, and ask those that are away, in a thread for each, until `close`. One more thread
+        asks how busy they are."""
         self._watching = True
         for watch in self._watches.values():
             watch.start()
+        self._loads.start()
 
     def admit(self, ids: Sequence[int]) -> None:
         """Note that the model sampled these ids before (a resumed journal)."""
@@ -119,22 +121,28 @@ class EnginePool:
         images: PromptImages | None = None,
         routing: Routing | None = None,
     ) -> Generated:
-        """Sample a continuation on the engine of the job's group; see `protocols.Engine`.
+        """Sample a continuation on the engine of the episode; see `protocols.Engine`.
 
-        When that engine goes away the request goes on elsewhere. The rest of an aborted turn goes where its start was
-        sampled, if that engine is up.
+        That is the engine of its group, unless that has too many episodes. When it goes away the request goes on
+        elsewhere, and the episode stays there. So the rest of an aborted turn goes where its start was sampled.
         """
         with ExitStack() as quarantined:
             call = Call(key, check, quarantined, routing, self._has_better, images)
             while True:
-                engine = self._choose(call)
+                engine = self._enter(call)
                 try:
                     generated = engine.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
                 except EngineLeft:
                     log.info("%s leaves the engine at %s", key, engine.name)
                     continue
-                self._aborted.engine = (key, engine) if generated.finish is Finish.ABORT else None
+                if sampled := len(generated.ids):
+                    version, cached = generated.versions[-1].version, generated.cached_tokens
+                    self._placement.replied(key, prompt=len(ids), cached=cached, sampled=sampled, version=version)
                 return generated
+
+    def end(self, key: str) -> None:
+        """That job's episode is over in this process, so another one may have its place."""
+        self._placement.leave(key)
 
     def ready(self) -> bool:
         """Ask an engine now whether it takes requests. With several, which one is asked changes from call to call."""
@@ -152,6 +160,7 @@ class EnginePool:
 
     def close(self) -> None:
         """Close all connections."""
+        self._loads.stop()
         for watch in self._watches.values():
             watch.stop()
         for engine in (*self._engines, *self._retired):
@@ -168,18 +177,30 @@ class EnginePool:
     def _up(self) -> list[SGLangEngine]:
         return [engine for engine in self._engines if engine.available]
 
-    def _choose(self, call: Call) -> SGLangEngine:
-        """The engine for this call now. Waits while there is none."""
-        while not (engines := self._engines):
-            wait(CHECK_S, call.check)
-        if len(engines) == 1:
-            return engines[0]
+    def _enter(self, call: Call) -> SGLangEngine:
+        """The engine for the call's turn. Waits while there is none, and while it has enough episodes."""
+        last: str | None = getattr(self._thread, "episode", None)
+        if last != call.key:
+            if last is not None:
+                self._placement.leave(last)
+            self._thread.episode = call.key
+        granted = threading.Event()
+        while True:
+            engines = {engine.url: engine for engine in self._fit(call)}
+            if engines:
+                url, now = self._placement.enter(call.key, call.group, list(engines), granted.set)
+                if now:
+                    return engines[url]
+            granted.wait(CHECK_S)
+            call.check()
+
+    def _fit(self, call: Call) -> Sequence[SGLangEngine]:
+        """The engines that the call may go to: those that are up, before those that failed it, before all others."""
+        engines = self._engines
+        if len(engines) <= 1:
+            return engines
         up = [engine for engine in engines if engine.available]
-        fit = [engine for engine in up if engine.url not in call.avoided]
-        aborted: tuple[str, SGLangEngine] | None = getattr(self._aborted, "engine", None)
-        if aborted is not None and aborted[0] == call.key and aborted[1] in fit:
-            return aborted[1]
-        return max(fit or up or engines, key=lambda engine: _weight(engine.url, call.group))
+        return [engine for engine in up if engine.url not in call.avoided] or up or engines
 
     def _has_better(self, call: Call, url: str) -> bool:
         engines = self._engines
@@ -189,7 +210,3 @@ class EnginePool:
         if here.available and url not in call.avoided:
             return False
         return any(engine.available and engine.url not in call.avoided for engine in engines if engine is not here)
-
-
-def _weight(url: str, group: str) -> bytes:
-    return hashlib.blake2b(f"{url} {group}".encode(), digest_size=8).digest()

@@ -28,6 +28,7 @@ from rollq_worker.engine.http import EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
+from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
 
@@ -209,6 +210,10 @@ class SGLangEngine:
     def longest_wait_s(self) -> float:
         """Seconds that the oldest request in flight has been waiting for its response."""
         return self._in_flight.longest_wait_s()
+
+    def load(self) -> EngineLoad | None:
+        """How busy the engine says it is; None when it does not tell. Raises NoResponse while it is away."""
+        return self._control.load()
 
     def hangs(self) -> bool:
         """Ask the engine to generate a token. An engine that is paused or starting does not hang."""

@@ -205,6 +205,8 @@ class JobRunner:
             # thread.
             log.exception("%s: attempt %d broke", job.id, attempt.number)
             return self._fail(attempt, WorkerFailure(f"{type(e).__name__}: {e}"), traceback.format_exc())
+        finally:
+            self.engine.end(job.id)
         return {
             "job": job.id,
             "stop": trajectory.stop,

@@ -1,0 +1,47 @@
+"""How busy an engine says it is: the reply of SGLang's `GET /v1/loads`.
+
+The invariant: a reply that cannot be read is no load. It knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PATH = "/v1/loads?include=core,queues"
+"""A router has no such path, and neither has an old SGLang."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The load of one engine, of all its data-parallel ranks together."""
+
+    running: int
+    """Requests that it generates for now."""
+    waiting: int
+    """Requests in its own queue."""
+    token_usage: float
+    """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted is not in it."""
+    retracted: int
+    """Running requests that it has just put back into its queue, because its KV cache was full."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it generates nothing although requests wait, as during a weight update."""
+        return self.waiting > 0 and self.running == 0
+
+
+def read_load(reply: object) -> EngineLoad | None:
+    """The load in the JSON of the reply; None when there is none."""
+    ranks = reply.get("loads") if isinstance(reply, Mapping) else None
+    if not isinstance(ranks, list) or not ranks:
+        return None
+    try:
+        return EngineLoad(
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            token_usage=max(float(rank["token_usage"]) for rank in ranks),
+            retracted=sum(int((rank.get("queues") or {}).get("retracted", 0)) for rank in ranks),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

@@ -6,7 +6,6 @@ The episodes run on Qwen's vocabulary with the bundled template, which writes wh
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -169,4 +168,5 @@ def test_work_grows_with_the_turns_and_not_with_their_square(qwen: ChatRenderer,
     episode(2)  # what is remembered of the first turns is
     short, long = episode(30), episode(60)
     assert sum(long) <= 2.5 * sum(short)
-    assert all(before == after for before, after in pairwise(long[1:]))
+    assert len(set(long[2:])) == 2, "a bridge is filled in; now and then it is compared with the rendered one"
+    assert max(long[2:]) == max(short[2:])

@@ -46,6 +46,8 @@ class ControlTokens:
         self.starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self.ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
         self.longest = max(map(len, texts), default=0)
+        self._first_chars = frozenset(text[0] for text in texts)
+        self._last_chars = frozenset(text[-1] for text in texts)
         # Marks never leave the process, so no text can contain the nonce.
         self.nonce = "".join(secrets.choice("123456789") for _ in range(24))
         self.mark = re.compile(self.nonce + r"(\d{6})")
@@ -60,18 +62,8 @@ class ControlTokens:
 
         `remember`: keep the ids, because the same texts will come again.
         """
-        controls: list[int] = []
-        texts: list[str] = []
-        at = 0
-        for match in self.token.finditer(rendered):
-            text, end = rendered[at : match.start()], match.end()
-            if token := self._greedy.get(match[0]):
-                text = text.rstrip(_SPACE) if token.lstrip else text
-                end = _skip(rendered, end) if token.rstrip else end
-            texts.append(restore(text))
-            controls.append(self.ids[match[0]])
-            at = end
-        texts.append(restore(rendered[at:]))
+        texts, controls = self.cut(rendered)
+        texts = list(map(restore, texts))
         plain = list(filter(None, texts))
         encoded = map(self._remembered, plain) if remember else iter(self.tokenizer.encode_plain(*plain))
         ids = array("I")
@@ -81,6 +73,50 @@ class ControlTokens:
             if n < len(controls):
                 ids.append(controls[n])
         return ids
+
+    def cut(self, rendered: str) -> tuple[list[str], list[int]]:
+        """The texts before, between and after the control tokens, and the ids of these tokens."""
+        controls: list[int] = []
+        texts: list[str] = []
+        at = 0
+        for match in self.token.finditer(rendered):
+            text, end = rendered[at : match.start()], match.end()
+            if token := self._greedy.get(match[0]):
+                text = text.rstrip(_SPACE) if token.lstrip else text
+                end = _skip(rendered, end) if token.rstrip else end
+            texts.append(text)
+            controls.append(self.ids[match[0]])
+            at = end
+        texts.append(rendered[at:])
+        return texts, controls
+
+    def swallows_before(self, id: int) -> bool:
+        """Whether this control token takes the white space before it."""
+        return any(token.id == id and token.lstrip for token in self._greedy.values())
+
+    def swallows_after(self, id: int) -> bool:
+        """Whether this control token takes the white space behind it."""
+        return any(token.id == id and token.rstrip for token in self._greedy.values())
+
+    def is_harmless(self, text: str) -> bool:
+        """Whether `Guard.hide` would leave the text as it is."""
+        if self.token.search(text) or text in self.names or not (text.isascii() or _SURROGATE.search(text) is None):
+            return False
+        return not (self._begins_in_token(text) or self._ends_in_token(text))
+
+    def _begins_in_token(self, text: str) -> bool:
+        """Whether the text begins with the end of a token. That end has the last character of a token in it."""
+        head = text[: self.longest]
+        if self._last_chars.isdisjoint(head):
+            return False
+        return any(head[:n] in self.ends for n in range(1, len(head) + 1))
+
+    def _ends_in_token(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a token."""
+        tail = text[-self.longest :]
+        if self._first_chars.isdisjoint(tail):
+            return False
+        return any(tail[n:] in self.starts for n in range(len(tail)))
 
 
 class Guard:

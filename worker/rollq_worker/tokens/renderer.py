@@ -21,11 +21,16 @@ from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.made_up_conversation import MadeUpConversation, Preamble
 from rollq_worker.tokens.model_family import Family
+from rollq_worker.tokens.shapes.memory import ShapeMemory
+from rollq_worker.tokens.shapes.varying import answer_with, of_answer, of_prompt
 from rollq_worker.tokens.template_messages import SHORT_REPLY, call_id, for_template, with_missing_calls
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.turn_comparison import says_the_same
 from rollq_worker.toolcalls import readers
 from rollq_worker.toolcalls.pieces import without_calls
+
+MAX_PROMPTS = 64
+"""Number of first prompts whose shape is kept: system prompts and tools of the environments in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ class ChatRenderer:
         self._images = ImageTokens(tokenizer)
         self._tools_prompt = None if shows_tools(tokenizer) else self.family.tools_prompt
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
+        self._answers = ShapeMemory(tokenizer, self._controls)
+        self._prompts = ShapeMemory(tokenizer, self._controls, MAX_PROMPTS)
+        self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
         reader = readers()[self.family.parser]
         self._read = reader if self.tools else without_calls(reader)
         headers = (self._made_up.header, self._made_up.header_after_call)
@@ -82,12 +90,19 @@ class ChatRenderer:
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it."""
+
+        def render(contents: Sequence[str], guard: Guard) -> str:
+            said = [*messages[:-1], {**messages[-1], "content": contents[0]}] if contents else messages
+            shown = [guard.hide(message) for message in self.shown(said)]
+            hidden = guard.hide(list(tools))
+            return self._made_up.render(self._with_tools(shown, hidden), hidden)
+
+        parts = of_prompt(messages, tools)
+        if parts is not None:
+            return self._prompts.encode(parts.key, parts.contents, (), render, kind=parts.kind, remember=True)
         guard = Guard(self._controls)
-        shown = [guard.hide(message) for message in self.shown(messages)]
-        hidden = guard.hide(list(tools))
         # All episodes of an environment share the long system prompt.
-        ids = guard.encode(self._made_up.render(self._with_tools(shown, hidden), hidden), remember=True)
-        return self._images.expand(ids, messages)
+        return self._images.expand(guard.encode(render((), guard), remember=True), messages)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json]) -> str:
         """The text that the template writes for `open`. Raises JobFailure."""
@@ -190,15 +205,37 @@ class ChatRenderer:
             token = self.tokenizer.decode([stop])
             role = self._header_stops[stop]
             raise self._refusal(roles, f"the turn ended with {token}, which only a {role} may answer")
-        guard = Guard(self._controls)
+        # With the end token, which may swallow white space behind it. The token is left out again if the turn has it; a
+        # header that the turn does not end with belongs to the bridge.
+        ids = self._answer(message, replies)
+        turn_has_it = stop is None or ids[0] not in self._header_stops or stop == ids[0]
+        return ids[1:] if turn_has_it else ids
+
+    def _answer(self, message: Message, replies: Sequence[Message]) -> array[int]:
+        """The ids from the token that ends the turn to the end of the next assistant header."""
+        parts = of_answer(message, replies, self._made_up.call_ids)
+        if parts is None:
+            guard = Guard(self._controls)
+            return self._images.expand(guard.encode(self._answer_text(message, replies, guard)), replies)
+
+        def render(values: Sequence[str], guard: Guard) -> str:
+            return self._answer_text(*answer_with(message, replies, parts, values), guard)
+
+        return self._answers.encode(
+            parts.key,
+            parts.contents,
+            parts.ids,
+            render,
+            kind=parts.kind,
+            more_ids=lambda: self._made_up.call_ids.examples(parts.names),
+        )
+
+    def _answer_text(self, message: Message, replies: Sequence[Message], guard: Guard) -> str:
         text, head, end = self._made_up.answer(message, replies, guard)
         if not head:
+            roles = [str(reply.get("role")) for reply in replies]
             raise self._refusal(roles, "the template does not end the assistant's turn before the reply")
-        # Encoded with the end token, which may swallow white space behind it. The token is left out again if the turn
-        # has it; a header that the turn does not end with belongs to the bridge.
-        ids = self._images.expand(guard.encode(text[len(head) - len(end) :]), replies)
-        turn_has_it = stop is None or end not in self.family.header_stops or stop == ids[0]
-        return ids[1:] if turn_has_it else ids
+        return text[len(head) - len(end) :]
 
     def close(self, message: Message, replies: Sequence[Message]) -> int:
         """The token to put after a turn that was cut, so that these replies may follow. It is the one that the template
@@ -232,7 +269,7 @@ class ChatRenderer:
 
     def is_end(self, id: int) -> bool:
         """Whether the template or the model ends turns with this token."""
-        return id in self.stop_ids or any(self.tokenizer.added_tokens[end] == id for end in self._made_up.ends)
+        return id in self._end_ids
 
     def _text(self, ids: array[int]) -> str:
         """The text of a sampled turn without its stop token."""

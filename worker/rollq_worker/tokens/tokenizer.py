@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import NAMED_TOKENS, Json
 from rollq.trajectory import Message
-from rollq_worker.tokens.chat_template import ChatTemplate
+from rollq_worker.tokens.chat_template import ChatTemplate, LookedFor
 from rollq_worker.tokens.encoders import MAX_LENGTH, Encode, fast_encoder
 from rollq_worker.tokens.training_templates import template_text
 
@@ -143,6 +143,11 @@ class Tokenizer:
     def arguments(self) -> frozenset[str]:
         """The names of the arguments that the chat template reads."""
         return self._template.arguments
+
+    @property
+    def looked_for(self) -> LookedFor:
+        """The texts for which the chat template may look in messages."""
+        return self._template.looked_for
 
     @property
     def given(self) -> Mapping[str, Json]:

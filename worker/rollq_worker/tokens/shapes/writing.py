@@ -1,0 +1,64 @@
+"""How a chat template writes the contents of one shape.
+
+Contents that it may treat in a way of their own are not written here: those with a text that the template looks for,
+those of white space alone, and those with white space at an edge where the template's way with it is not known.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard
+
+
+class Edges(StrEnum):
+    """What becomes of white space at the edges of a content."""
+
+    KEPT = "kept"
+    STRIPPED = "stripped"
+    UNKNOWN = "unknown"
+
+
+def as_json(text: str) -> str:
+    """As in a JSON string, without its quotes: those are the template's own text."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+FORMS: tuple[Callable[[str], str], ...] = (str, as_json)
+"""The ways in which templates write a content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A form, and the texts for which it is not known to hold."""
+
+    controls: ControlTokens
+    form: Callable[[str], str]
+    edges: Edges
+    unlike: re.Pattern[str]
+    """Finds a text that the template may look for."""
+    equal: frozenset[str]
+    """Whole contents with which the template compares."""
+
+    def write(self, content: str) -> str | None:
+        """The content as the template writes it; None: only the template knows."""
+        guard = None
+        if not self.controls.is_harmless(content):
+            guard = Guard(self.controls)
+            content = guard.hide(content)
+        if content in self.equal or self.unlike.search(content):
+            return None
+        if content[:1].isspace() or content[-1:].isspace():
+            if self.edges is Edges.UNKNOWN or content.isspace():
+                return None
+            if self.edges is Edges.STRIPPED:
+                content = content.strip()
+        written = self.form(content)
+        return written if guard is None else guard.restore(written)
+
+
+def any_text(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds any of these texts."""
+    return re.compile("|".join(map(re.escape, sorted(texts))) or r"(?!)")

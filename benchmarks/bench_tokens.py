@@ -50,7 +50,7 @@ class Conversation:
             {"role": "user", "content": "Where is my order?"},
         ]
         self.ids = array("I", renderer.open(self.messages, tools))
-        self.prompts = PromptWriter(1)
+        self.prompts = PromptWriter()
         self.turns = 0
 
     def sampled(self) -> array[int]:
@@ -73,7 +73,7 @@ class Conversation:
         self.ids.extend(sampled)
         self.ids.extend(bridge)
         write = time.process_time()
-        self.prompts.write(self.ids, "run/group/0")
+        self.prompts.write(self.ids)
         written = time.process_time()
         self.messages += [{**message, "tool_calls": [call_as_object(message)]}, reply]
         self.turns += 1

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -94,27 +95,29 @@ class HttpClient:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                content = self._read(response, until)
+                content = read_body(response.raw, self._max_bytes, until)
                 return Response(response.status_code, content, response.headers.get("Retry-After", ""))
         except (OSError, HTTPError) as e:  # all errors of requests are OSErrors
-            failure = _failure(e)
+            failure = failure_of(e)
         raise failure  # outside of the except block: the library's exception holds the request with its headers
 
     def close(self) -> None:
         self._session.close()
 
-    def _read(self, response: requests.Response, until: float | None) -> bytes:
-        """The body. Raises ResponseTimeout when `until` passes, even if each byte comes in time."""
-        read: Callable[..., bytes] = response.raw.read
-        if until is not None:
-            read = getattr(response.raw, "read1", read)  # returns what is there
-        pieces, length = [], 0
-        while length <= self._max_bytes and (piece := read(CHUNK, decode_content=True)):
-            pieces.append(piece)
-            length += len(piece)
-            if until is not None and time.monotonic() > until:
-                raise ResponseTimeout("the response did not end in time")
-        return b"".join(pieces)
+
+def read_body(raw: Any, max_bytes: int, until: float | None = None) -> bytes:
+    """The body of urllib3's response, cut off at a limit. Raises ResponseTimeout when `until` passes, even if each byte
+    comes in time."""
+    read: Callable[..., bytes] = raw.read
+    if until is not None:
+        read = getattr(raw, "read1", read)  # returns what is there
+    pieces, length = [], 0
+    while length <= max_bytes and (piece := read(CHUNK, decode_content=True)):
+        pieces.append(piece)
+        length += len(piece)
+        if until is not None and time.monotonic() > until:
+            raise ResponseTimeout("the response did not end in time")
+    return b"".join(pieces)
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -122,7 +125,7 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _failure(error: Exception) -> NoResponse:
+def failure_of(error: Exception) -> NoResponse:
     """The error as a NoResponse, without the request, the address and anything else that may hold a key."""
     if isinstance(error, ValueError):  # a bad address or header, which its text repeats
         return NoResponse(type(error).__name__)
@@ -130,6 +133,6 @@ def _failure(error: Exception) -> NoResponse:
     text = f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"
     if isinstance(error, requests.ConnectTimeout) or isinstance(reason, NewConnectionError):
         return ConnectFailed(text)
-    if isinstance(error, requests.ReadTimeout | ReadTimeoutError):
+    if isinstance(error, requests.ReadTimeout | ReadTimeoutError | TimeoutError):
         return ResponseTimeout(text)
     return NoResponse(text)

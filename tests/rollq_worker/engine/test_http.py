@@ -69,20 +69,41 @@ def test_garbage_instead_of_http_is_a_failure_of_the_engine(
 def open_sockets(client: SGLangEngine) -> int:
     pools = client._http._adapter.poolmanager.pools
     queues = [pools[key].pool for key in pools.keys()]  # noqa: SIM118
-    return sum(connection.sock is not None for queue in queues for connection in queue.queue if connection)
+    kept = sum(connection.sock is not None for queue in queues for connection in queue.queue if connection)
+    return kept + len(client._http._plain._idle if client._http._plain else ())
+
+
+BODY = (b'{"input_ids": [1],', b' "rid": "rid"}')
 
 
 def test_no_thread_waits_after_its_response() -> None:
     """Its socket may be another thread's by then."""
     with scripted_engine("reset", (500, b""), good_reply) as engine:
         http = EngineHttp(engine.url, 1)
-        with http.in_flight.track("rid", KEY) as request:
-            for _ in range(3):
-                with suppress(NoResponse):
-                    http.post("/generate", b'{"input_ids": [1], "rid": "rid"}', timeout_s=60.0)
-                assert request.sock is None and http.in_flight.cut(None, hung=True) == 0
+        request = http.in_flight.add("rid", KEY)
+        for _ in range(3):
+            with suppress(NoResponse):
+                http.post("/generate", b"".join(BODY), timeout_s=60.0)
+            assert request.sock is None and http.in_flight.cut(None, hung=True) == 0
         http.close()
-    assert http.in_flight.rids() == []
+
+
+@pytest.mark.parametrize("routing_key", ["run/group", ""], ids=["plain", "requests"])
+def test_a_generation_is_in_flight_until_its_answer(routing_key: str) -> None:
+    seen: list[bool] = []
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(http.in_flight.rids() == ["rid"])
+        return good_reply(body)
+
+    with scripted_engine("reset", (500, b""), answer, answer) as engine:
+        http = EngineHttp(engine.url, 1)
+        for _ in range(4):
+            with suppress(NoResponse):
+                http.generate("/generate", BODY, rid="rid", key=KEY, timeout_s=60.0, routing_key=routing_key)
+            assert http.in_flight.rids() == [] and http.in_flight.cut(None, hung=True) == 0
+        http.close()
+    assert seen == [True, True]
 
 
 def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +121,9 @@ def test_a_quiet_client_keeps_no_connections(connect: Connect, monkeypatch: pyte
             thread.start()
         for thread in threads:
             thread.join()
-        assert open_sockets(client) == 6
+        assert open_sockets(client) == 7  # one was asked for the limits
         client.close_idle_connections()
-        assert open_sockets(client) == 6  # they were used just now
+        assert open_sockets(client) == 7  # they were used just now
         monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
         client.close_idle_connections()
         assert open_sockets(client) == 0

@@ -1,6 +1,5 @@
 """What the client finds out about an engine: its context, its vocabulary, its tokenizer."""
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,16 +74,12 @@ class TestContext:
             assert len(engine.bodies()) == 1
 
 
-def unknown(vocabulary: Vocabulary, *ids: int) -> int | None:
-    return vocabulary.unknown_id(array("I", ids))
-
-
 class TestVocabulary:
     @pytest.mark.parametrize("id", [100 + PADDING, 4_000_000_000, 2**40])
     def test_an_id_that_no_model_has_admits_nothing(self, id: int) -> None:
         vocabulary = Vocabulary(100)
         vocabulary.admit([id, 120])
-        assert unknown(vocabulary, 120) is None and unknown(vocabulary, 121) == 121
+        assert vocabulary.knows(120) and not vocabulary.knows(121)
 
 
 class FakeTokenize:

@@ -67,4 +67,4 @@ class Shared:
         self.away = AllAway(self.clock, engines)
         self.quarantine = Quarantine(self.clock)
         self.vocabulary = Vocabulary(vocab_size)
-        self.prompts = PromptWriter(concurrency)
+        self.prompts = PromptWriter()

@@ -5,6 +5,7 @@ It sends a request once, and never waits for an engine or chooses one: `SGLangEn
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import itertools
 import uuid
 from array import array
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,9 @@ from rollq.job import Json
 from rollq_worker.engine.call import Call, Shared
 from rollq_worker.engine.control import EngineControl
 from rollq_worker.engine.http import EngineHttp, WaitCut
-from rollq_worker.engine.images import collapsed, with_images
 from rollq_worker.engine.limits import ANY_ID
 from rollq_worker.engine.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
-from rollq_worker.engine.request import PromptWriter, write_request
+from rollq_worker.engine.request import Prompt, collapsed, write_ids, write_request
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from rollq_worker.protocols import Generated
 
@@ -59,19 +59,22 @@ class GenerateEndpoint:
         self._shared = shared
         self._stop_ids = tuple(stop_ids)
         self._read_timeout_s = read_timeout_s
+        self._name = uuid.uuid4().hex
+        """What no other process calls its requests."""
+        self._requests = itertools.count()
 
-    def ask(self, ids: array[int], sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
-        """Sample at most `room` tokens.
+    def ask(self, ids: array[int], prompt: Prompt, sampling: Mapping[str, Json], room: int, call: Call) -> Generated:
+        """Sample at most `room` tokens after `ids`, which `prompt` has as digits.
 
         Raises WaitCut, ContextExceeded, and what `read_refusal` and `read_reply` say of the answer.
         """
-        rid = f"{call.key}/{uuid.uuid4().hex}"  # the engine's log names the job
+        rid = f"{call.key}/{self._name}{next(self._requests):x}"  # the engine's log names the job
         images, routing = call.images, call.routing
-        prompt = self._shared.prompts.write(ids if images is None else collapsed(ids, images.token), call.key)
-        stops = self._stop_ids
-        body = write_request(prompt, sampling, stop_ids=stops, max_new_tokens=room, rid=rid, routing=routing)
         if images is not None:
-            body = with_images(body, images)
+            prompt = write_ids(collapsed(ids, images.token))
+        body = write_request(
+            prompt, sampling, stop_ids=self._stop_ids, max_new_tokens=room, rid=rid, routing=routing, images=images
+        )
         try:
             response = self._send(rid, body, call)
         except WaitCut as e:
@@ -80,24 +83,23 @@ class GenerateEndpoint:
             raise
         if response.status != 200:
             raise read_refusal(response, call.key)
-        limits = {"prompt": len(ids), "max_new_tokens": room, "vocabulary": self._shared.vocabulary.end}
-        return read_reply(response.body, rid=rid, key=call.key, **limits, routing=routing)
+        end = self._shared.vocabulary.end
+        return read_reply(
+            response.body, rid=rid, key=call.key, prompt=len(ids), max_new_tokens=room, vocabulary=end, routing=routing
+        )
 
-    def _send(self, rid: str, body: bytes, call: Call) -> Response:
+    def _send(self, rid: str, body: Sequence[bytes], call: Call) -> Response:
         """Raises EngineUnavailable, RequestFailed, WaitCut."""
-        with self._http.in_flight.track(rid, call.key) as request:
-            try:
-                headers = {"X-SMG-Routing-Key": call.group}
-                return self._http.post(PATH, body, timeout_s=self._read_timeout_s, headers=headers)
-            except ConnectFailed as e:
-                raise EngineUnavailable(str(e), unreachable=True) from e
-            except NoResponse as e:
-                if request.cut is not None:
-                    raise request.cut from e
-                if isinstance(e, ResponseTimeout):
-                    self._control.abort(rid)  # the engine may still be generating
-                    raise RequestFailed(str(e)) from e
-                raise ConnectionLost(str(e)) from e
+        timeout_s = self._read_timeout_s
+        try:
+            return self._http.generate(PATH, body, rid=rid, key=call.key, timeout_s=timeout_s, routing_key=call.group)
+        except ConnectFailed as e:
+            raise EngineUnavailable(str(e), unreachable=True) from e
+        except ResponseTimeout as e:
+            self._control.abort(rid)  # the engine may still be generating
+            raise RequestFailed(str(e)) from e
+        except NoResponse as e:
+            raise ConnectionLost(str(e)) from e
 
 
 def probe(http: EngineHttp, ids: Sequence[int]) -> str:
@@ -105,12 +107,12 @@ def probe(http: EngineHttp, ids: Sequence[int]) -> str:
 
     Raises OtherServer when the answer is none of SGLang's. A server that is busy, hangs or wants a key may be one.
     """
-    prompt = PromptWriter(1).write(array("I", ids), PROBE)
+    prompt = write_ids(array("I", ids))
     for tries in range(1, PROBES + 1):
         rid = f"{PROBE}/{uuid.uuid4().hex}"
         body = write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid)
         try:
-            response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S)
+            response = http.post(PATH, b"".join(body), timeout_s=PROBE_TIMEOUT_S)
         except NoResponse as e:
             if isinstance(e, ResponseTimeout):
                 EngineControl(http).abort(rid)

@@ -1,22 +1,27 @@
 """HTTP to one engine, in which the wait for a response can be ended from another thread.
 
-The invariant: a socket is only shut down while the thread that it is shut down for waits on it, and no connection is
-used after it lay idle for long. It knows nothing of what is sent.
+Generations go through `plain_http` where the address and the headers are plain. Everything else, such as TLS and
+logins, goes through requests. The invariant: a socket is only shut down while the thread that it is shut down for uses
+it, and no connection is used after it lay idle for long. It knows nothing of what is sent.
 """
 
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import LocationParseError
+from urllib3.util import parse_url
 
-from rollq_worker.http_client import HttpClient, Response
+from rollq_worker.engine.plain_http import PlainHttp
+from rollq_worker.http_client import HttpClient, NoResponse, Response
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_BYTES = 256 << 20
@@ -36,6 +41,13 @@ KEEPALIVE = [
 ]
 
 
+SOCKET_OPTIONS: list[tuple[int, int, int | bytes]] = [*HTTPConnection.default_socket_options, *KEEPALIVE]
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which a router keeps a group's jobs on one server."""
+HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+"""Values that are sent as they are."""
+
+
 class WaitCut(Exception):
     """This process ended the wait for a response. `hung` says that it did so because the engine hangs."""
 
@@ -53,6 +65,7 @@ class EngineHttp:
         self.in_flight = RequestsInFlight()
         self._adapter = _Adapter(self.in_flight, pool_connections=1, pool_maxsize=threads, max_retries=0)
         self._client = HttpClient(self._adapter, max_bytes=max_bytes, connect_timeout_s=CONNECT_TIMEOUT_S)
+        self._plain = _plain_http(url, self._headers, max_bytes)
 
     def get(self, path: str, *, timeout_s: float) -> Response:
         """Raises NoResponse."""
@@ -63,12 +76,62 @@ class EngineHttp:
         headers = {**self._headers, **(headers or {})}
         return self._client.request("POST", self._url + path, body, timeout_s=timeout_s, headers=headers)
 
+    def generate(
+        self, path: str, body: Sequence[bytes], *, rid: str, key: str, timeout_s: float, routing_key: str
+    ) -> Response:
+        """POST a body in pieces: the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
+        NoResponse."""
+        request = self.in_flight.add(rid, key)
+        plain = self._plain if HEADER_VALUE.fullmatch(routing_key) else None
+        kept, reusable = None, False
+        try:
+            if plain is None:
+                return self.post(path, b"".join(body), timeout_s=timeout_s, headers={ROUTING_KEY: routing_key})
+            kept = plain.take(MAX_IDLE_S)
+            request.sock = kept.sock
+            response, reusable = plain.post(kept, path, (ROUTING_KEY, routing_key), body, timeout_s)
+            return response
+        except NoResponse as e:
+            if request.cut is not None:
+                raise request.cut from e
+            raise
+        finally:
+            self.in_flight.remove()  # before another thread can take the connection
+            if plain is not None and kept is not None:
+                plain.give_back(kept, reusable)
+
     def close_idle(self) -> None:
         """Close idle connections. The server has closed its ends, and a quiet worker would keep ours open."""
         self._adapter.close_idle()
+        if self._plain is not None:
+            self._plain.close_idle(MAX_IDLE_S)
 
     def close(self) -> None:
         self._client.close()
+        if self._plain is not None:
+            self._plain.close()
+
+
+def _plain_http(url: str, headers: Mapping[str, str], max_bytes: int) -> PlainHttp | None:
+    """None if the address or a header is not plain."""
+    try:
+        parts = parse_url(url)
+    except LocationParseError:
+        return None
+    login_or_query = parts.auth or parts.query or parts.fragment
+    if parts.scheme != "http" or not parts.host or login_or_query or not url.isascii():
+        return None
+    if not all(map(HEADER_VALUE.fullmatch, headers.values())):
+        return None
+    return PlainHttp(
+        parts.host.strip("[]"),
+        parts.port or 80,
+        (parts.path or "").rstrip("/"),
+        headers,
+        max_bytes=max_bytes,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        socket_options=SOCKET_OPTIONS,
+    )
 
 
 @dataclass(eq=False)
@@ -80,7 +143,7 @@ class RequestInFlight:
     """The job it is for."""
     since: float = field(default_factory=time.monotonic)
     sock: socket.socket | None = None
-    """The socket, while the thread waits on it for the response."""
+    """The socket, while the thread uses it for this request."""
     cut: WaitCut | None = None
     """Set when the wait was ended."""
 
@@ -92,17 +155,17 @@ class RequestsInFlight:
         self._lock = threading.Lock()
         self._by_thread: dict[int, RequestInFlight] = {}
 
-    @contextmanager
-    def track(self, rid: str, key: str) -> Iterator[RequestInFlight]:
-        """This thread sends the request `rid` and waits for its response."""
+    def add(self, rid: str, key: str) -> RequestInFlight:
+        """This thread sends the request `rid` and waits for its response, until `remove`."""
         request = RequestInFlight(rid, key)
         with self._lock:
             self._by_thread[threading.get_ident()] = request
-        try:
-            yield request
-        finally:
-            with self._lock:
-                del self._by_thread[threading.get_ident()]
+        return request
+
+    def remove(self) -> None:
+        """This thread's request has its response, or will have none."""
+        with self._lock:
+            del self._by_thread[threading.get_ident()]
 
     def wait_on(self, sock: socket.socket | None) -> None:
         """This thread is about to wait on that socket, or with None has stopped waiting."""
@@ -137,7 +200,7 @@ class _Adapter(HTTPAdapter):
         super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["socket_options"] = [*HTTPConnection.default_socket_options, *KEEPALIVE]
+        kwargs["socket_options"] = SOCKET_OPTIONS
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {
             "http": _tracked(HTTPConnectionPool, HTTPConnection, self._in_flight),

@@ -4,12 +4,9 @@ The invariant: what the engine does not report is no limit, because a server ref
 names the limit. It knows nothing of jobs.
 """
 
-from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
-
 import logging
 import threading
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -121,15 +118,16 @@ class Vocabulary:
 
     def admit(self, ids: Sequence[int]) -> None:
         """Note that the model sampled these ids, so it has them and all below them."""
-        highest = max((id for id in ids if id < self.end), default=0)
+        highest = max(ids, default=0)
+        if highest >= self.end:
+            highest = max((id for id in ids if id < self.end), default=0)
         if highest >= self._known:
             with self._lock:
                 self._known = max(self._known, highest + 1)
 
-    def unknown_id(self, ids: array[int]) -> int | None:
-        """One of these ids that must not be sent; None if all may be."""
-        highest = max(ids, default=0)
-        return highest if highest >= self._known else None
+    def knows(self, id: int) -> bool:
+        """Whether this id and all below it may be sent."""
+        return id < self._known
 
 
 def same_ids(reply: object, ours: Sequence[int]) -> bool | None:

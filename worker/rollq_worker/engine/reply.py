@@ -10,6 +10,7 @@ import json
 import math
 import re
 from array import array
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -24,6 +25,8 @@ MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
 MAX_LOGPROB = 1e-6
 """Rounding may put a logprob this far above 0."""
+_LOGPROB, _ID = itemgetter(0), itemgetter(1)
+"""Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
 CONTEXT_TOKENS = re.compile(r"(?:context length|maximum allowed length)\D{0,10}(\d+) tokens", re.IGNORECASE)
 NOT_THE_REQUEST = frozenset({401, 403, 404, 405, 407, 429, 503})
@@ -136,7 +139,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _ids(value: object) -> array[int]:
-    if not isinstance(value, list) or not all(type(id) is int for id in value):
+    if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         raise TypeError("the output ids are not a list of integers")
     return array("I", value)
 
@@ -158,13 +161,13 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
     if not isinstance(entries, list):
         raise RequestFailed("the reply has no output_token_logprobs")
     try:
-        logprobs = array("f", [entry[0] for entry in entries])
-        scored_ids = [entry[1] for entry in entries]
+        logprobs = array("f", list(map(_LOGPROB, entries)))
+        scored_ids = list(map(_ID, entries))
     except (TypeError, LookupError, OverflowError) as e:
         raise RequestFailed(f"unreadable output_token_logprobs: {type(e).__name__}: {e}") from e
     if scored_ids != ids.tolist():
         raise RequestFailed(f"{len(scored_ids)} logprobs do not belong to the {len(ids)} output ids")
-    if not all(map(math.isfinite, logprobs)):
+    if not math.isfinite(sum(logprobs)):  # the sum of numbers of 32 bits is finite
         raise RequestFailed("a logprob is not finite")
     if max(logprobs) > MAX_LOGPROB:
         raise RequestFailed(f"a logprob is above 0: {max(logprobs)}")

@@ -1,82 +1,118 @@
-"""The body of a request to an SGLang server's `/generate`, as bytes."""
+"""The body of a request to an SGLang server's `/generate`, as pieces of bytes.
+
+A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a turn adds one, and
+nothing is joined, copied or compared. The pieces of first prompts are shared by all jobs whose prompts begin alike.
+
+SGLang wants one placeholder an image and makes as many of it as its own image processor says. A prompt with all of them
+is never answered (0.5.23). Its count of prompt tokens is that of the whole prompt, so a processor that counts otherwise
+than ours is noticed.
+"""
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import json
-import threading
+import weakref
 from array import array
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
+import orjson
+
 from rollq.job import Json
-from rollq_worker.protocols import Routing
+from rollq_worker.protocols import PromptImages, Routing
 
-CHUNK = 4096
-"""Number of ids that are written at a time. More would hold the interpreter for milliseconds."""
-
-
-class _Digits(dict[int, bytes]):
-    """The decimal digits of each id, made once, which is four times as fast as json."""
-
-    def __missing__(self, id: int) -> bytes:
-        self[id] = digits = str(id).encode()
-        return digits
-
-
-_DIGITS = _Digits()
+BLOCK = 256
+"""Number of ids that are written at a time. Thousands would hold the interpreter for long."""
+SHARED_BLOCKS = 1024
+"""Number of blocks of first prompts that are kept: 2.7 MB, the beginnings of some fifty system prompts."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
-    ids: array[int]
-    text: bytes
+class Prompt:
+    """A prompt as digits with commas between them. It is not changed, so all threads may use it."""
+
+    pieces: tuple[bytes, ...]
+    length: int
+    """Number of ids."""
+    last: int
+    highest: int
+    """The last id and the highest one."""
 
 
 class PromptWriter:
-    """Writes prompts as digits. A job's next prompt begins with its last one, so only the rest is written.
+    """Writes prompts, for all threads. An array that has grown since it was last written costs what is new.
 
-    Keeps the last prompt of the `kept` jobs that were sent last, for all threads.
+    An array of ids that was written must only grow, as a trace does. What was written is kept as long as the array is.
     """
 
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._lock = threading.Lock()
-        self._last: OrderedDict[str, _Prompt] = OrderedDict()
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[Callable[[], array[int] | None], Prompt]] = {}
+        """By identity, because arrays have no hash. The functions are weak references."""
 
-    def write(self, ids: array[int], key: str) -> bytes:
-        """The ids of the job `key`, with commas between them."""
-        with self._lock:
-            last = self._last.pop(key, None)
-        if last is not None and last.ids and ids[: len(last.ids)] == last.ids:
-            more = _digits(ids[len(last.ids) :])
-            text = last.text + b"," + more if more else last.text
+    def write(self, ids: array[int]) -> Prompt:
+        """The ids, of which there is at least one."""
+        owner = id(ids)
+        reference, before = self._written.get(owner, _NOT_WRITTEN)
+        if reference() is not ids:
+            reference, prompt = weakref.ref(ids, partial(self._forget, owner)), write_ids(ids)
+        elif before.length == len(ids) and before.last == ids[-1]:
+            return before
         else:
-            text = _digits(ids)
-        with self._lock:
-            self._last[key] = _Prompt(ids[:], text)  # a copy: the episode's own grows
-            while len(self._last) > self._kept:
-                self._last.popitem(last=False)
-        return text
+            prompt = _extended(before, ids)
+        self._written[owner] = reference, prompt
+        return prompt
+
+    def _forget(self, owner: int, reference: object) -> None:
+        self._written.pop(owner, None)
+
+
+def write_ids(ids: array[int]) -> Prompt:
+    """The ids, of which there is at least one, written from the first to the last."""
+    blocks = [_block(ids[at : at + BLOCK].tobytes()) for at in range(1, len(ids), BLOCK)]
+    highest = max((highest for _, highest in blocks), default=0)
+    return Prompt((b"%d" % ids[0], *(digits for digits, _ in blocks)), len(ids), ids[-1], max(highest, ids[0]))
+
+
+_NOT_WRITTEN: tuple[Callable[[], array[int] | None], Prompt] = (lambda: None, write_ids(array("I", [0])))
+
+
+def _extended(before: Prompt, ids: array[int]) -> Prompt:
+    """The prompt that begins with the ids that were written before."""
+    at = before.length
+    if at > len(ids) or ids[at - 1] != before.last:  # it did not only grow
+        return write_ids(ids)
+    new = [_digits(ids[start : start + BLOCK]) for start in range(at, len(ids), BLOCK)]
+    return Prompt((*before.pieces, *new), len(ids), ids[-1], max(before.highest, max(ids[at:])))
+
+
+@lru_cache(SHARED_BLOCKS)
+def _block(ids: bytes) -> tuple[bytes, int]:
+    """The digits of a block, and its highest id."""
+    block = array("I", ids)
+    return _digits(block), max(block)
 
 
 def _digits(ids: array[int]) -> bytes:
-    return b",".join(b",".join(map(_DIGITS.__getitem__, ids[at : at + CHUNK])) for at in range(0, len(ids), CHUNK))
+    """With a comma before each id."""
+    return b"," + orjson.dumps(ids.tolist())[1:-1]
 
 
 def write_request(
-    prompt: bytes,
+    prompt: Prompt,
     sampling: Mapping[str, Json],
     *,
     stop_ids: Sequence[int],
     max_new_tokens: int,
     rid: str,
     routing: Routing | None = None,
-) -> bytes:
-    """The body of a request for at most `max_new_tokens` tokens after a prompt as `PromptWriter` writes it.
+    images: PromptImages | None = None,
+) -> Sequence[bytes]:
+    """The pieces of the body of a request for at most `max_new_tokens` tokens after the prompt.
 
-    `stop_ids` end it besides the job's own. `routing` asks for routed experts.
+    `stop_ids` end it besides the job's own. `routing` asks for routed experts. With `images`, the prompt has one
+    placeholder for each.
     """
     stops = list(dict.fromkeys((*stop_ids, *(sampling.get("stop_token_ids") or ()))))
     params: dict[str, Any] = {
@@ -91,5 +127,30 @@ def write_request(
     fields: dict[str, Any] = {"rid": rid, "sampling_params": params, "return_logprob": True}
     if routing is not None:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": routing.start}
-    rest = json.dumps(fields)
-    return b'{"input_ids":[%b],%b' % (prompt, rest[1:].encode())
+    if images is not None:
+        fields["image_data"] = [image.data_url for image in images.images]
+    return b'{"input_ids":[', *prompt.pieces, b"],", _json(fields)[1:]
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    """JSON. orjson is eight times as fast, but rejects integers beyond 64 bits and lone surrogates."""
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError:
+        return json.dumps(fields).encode()
+
+
+def collapsed(ids: array[int], token: int) -> array[int]:
+    """The ids with one `token` in place of each run of it."""
+    found = array("I")
+    at = 0
+    while at < len(ids):
+        try:
+            start = ids.index(token, at)
+        except ValueError:
+            break
+        found += ids[at : start + 1]
+        at = start + 1
+        while at < len(ids) and ids[at] == token:
+            at += 1
+    return found + ids[at:]

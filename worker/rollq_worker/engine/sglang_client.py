@@ -28,6 +28,7 @@ from rollq_worker.engine.http import EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
+from rollq_worker.engine.request import Prompt
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
@@ -130,7 +131,7 @@ class SGLangEngine:
     def sample(self, call: Call, ids: array[int], *, sampling: Mapping[str, Json], max_new_tokens: int) -> Generated:
         """`generate` for a call that may have been on another engine before. Raises EngineLeft when it should go to
         another one."""
-        self._validate(ids, max_new_tokens, call.key)
+        prompt = self._written(ids, max_new_tokens, call.key)
         call.unavailable, call.connection_lost = 0, False
         check = partial(self._check, call)
         with self._slot(check):
@@ -143,7 +144,7 @@ class SGLangEngine:
                     if self.tokenizer_differs():
                         raise EngineUnavailable(OTHER_TOKENIZER)
                     with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
-                        generated = self._generate.ask(ids, sampling, room, call)
+                        generated = self._generate.ask(ids, prompt, sampling, room, call)
                 except EngineUnavailable as e:
                     self._unavailable(e, call)
                 except ContextExceeded as e:
@@ -236,15 +237,17 @@ class SGLangEngine:
         """Close all connections."""
         self._http.close()
 
-    def _validate(self, ids: array[int], max_new_tokens: int, key: str) -> None:
-        """Raises JobFailure for a prompt that would kill a real server, with everything in flight: empty, or with an id
-        outside the vocabulary."""
+    def _written(self, ids: array[int], max_new_tokens: int, key: str) -> Prompt:
+        """The prompt as digits. Raises JobFailure for one that would kill a real server, with everything in flight:
+        empty, or with an id outside the vocabulary."""
         if not ids:
             raise JobFailure(f"{key}: the prompt is empty")
-        if (unknown := self._shared.vocabulary.unknown_id(ids)) is not None:
-            raise JobFailure(f"{key}: token id {unknown} is outside the model's vocabulary")
         if max_new_tokens < 1:
             raise JobFailure(f"{key}: max_new_tokens is {max_new_tokens}")
+        prompt = self._shared.prompts.write(ids)
+        if not self._shared.vocabulary.knows(prompt.highest):
+            raise JobFailure(f"{key}: token id {prompt.highest} is outside the model's vocabulary")
+        return prompt
 
     @contextmanager
     def _slot(self, check: Check) -> Iterator[None]:

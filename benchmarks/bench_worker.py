@@ -7,10 +7,8 @@ measured on a real worker process that gets messages of jobs that are already do
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
 """
 
-import argparse
 import functools
 import gc
-import json
 import sys
 import threading
 import time
@@ -18,23 +16,23 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from checks import add_tokenizer, conclude, parser_for
 from cpu import cpu_seconds, require_linux
+from in_process import InProcess
 from processes import Processes
 from tables import ms, table
 
 from rollq.client.celery_publisher import Publisher
-from rollq.job import Job
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
 from rollq.ledger.scripts import Scripts
-from rollq.servers.connection import connect
-from rollq.settings import Settings
 from rollq_worker.engine import generate
+from rollq_worker.engine.http import EngineHttp
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.environments import domain
 from rollq_worker.environments.customer_service import Conversation, ConversationDomain
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache
@@ -48,10 +46,13 @@ WARM_UP, TASKS = 10, 40
 MESSAGES = 400
 
 PARTS = (
-    ("engine: HTTP", SGLangEngine, "generate"),
+    ("engine: rest", EnginePool, "generate"),
+    ("engine: rest", SGLangEngine, "sample"),
+    ("engine: HTTP", EngineHttp, "post"),
+    ("engine: HTTP", EngineHttp, "generate"),
     ("engine: write the request", PromptWriter, "write"),
     ("engine: write the request", generate, "write_request"),
-    ("engine: check the ids", SGLangEngine, "_validate"),
+    ("engine: check the ids", SGLangEngine, "_written"),
     ("engine: read the reply", generate, "read_reply"),
     ("renderer: chat template", tokenizer.Tokenizer, "render"),
     ("renderer: tokenise", tokenizer.Tokenizer, "encode_plain"),
@@ -131,9 +132,8 @@ class NestedTimer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer.json, its config and a chat template (bundled)")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser = parser_for(__doc__)
+    add_tokenizer(parser)
     args = parser.parse_args(argv)
     require_linux()
     with Processes() as processes:
@@ -141,29 +141,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = measure(redis_url, engine_url, args.tokenizer)
         result["ms_a_message"] = measure_messages(processes, redis_url, engine_url, args.tokenizer)
     report(result)
-    if args.json:
-        print(json.dumps(result))
-    return 0
+    return conclude(result, [], args.json)
 
 
 def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any]:
     """Play the tasks in this thread."""
-    connection, loaded = connect(redis_url), tokenizer.load_tokenizer(where)
-    settings = Settings(redis_url=redis_url, broker_url=redis_url, engine_urls=(engine_url,), tokenizer=where)
-    engine = SGLangEngine(engine_url, stop_ids=ChatRenderer(loaded).stop_ids, vocab_size=loaded.vocab_size)
-    runner = JobRunner(settings, connection, engine, loaded, "bench", threading.Event())
-    for id in submit(Ledger(connection, "warm-up"), range(TASKS, TASKS + WARM_UP)):
-        runner.run(id)
+    player = InProcess(redis_url, engine_url, where)
+    for id in player.submit("warm-up", ENV, SPLIT, range(TASKS, TASKS + WARM_UP)):
+        player.play(id)
     clock = NestedTimer()
     gone = [attribute for name, owner, attribute in PARTS if not clock.watch(name, owner, attribute)]
-    turns, jobs = 0, submit(Ledger(connection, "measured"), range(TASKS))
+    jobs = player.submit("measured", ENV, SPLIT, range(TASKS))
     clock.reset()
     began = time.process_time()
-    for id in jobs:
-        played = runner.run(id)
-        if played.get("reward") != 1.0:
-            sys.exit(f"{id} ended as {played}: it is not the work to be measured")
-        turns += played["turns"]
+    turns = sum(map(player.play, jobs))
     total = time.process_time() - began
     parts = {name: (seconds, clock.calls[name]) for name, seconds in clock.seconds.items()}
     return {
@@ -175,15 +166,6 @@ def measure(redis_url: str, engine_url: str, where: str | None) -> dict[str, Any
         "gone": gone,
         "calls_a_turn": {name: calls / turns for name, (_, calls) in parts.items()},
     }
-
-
-def submit(ledger: Ledger, tasks: Sequence[int]) -> list[str]:
-    """Submit jobs without publishing them. Returns their ids."""
-    count, ids = domain(ENV).splits()[SPLIT], []
-    for task in tasks:
-        job = Job(run=ledger.run, group=f"task-{task}", env=ENV, split=SPLIT, task=task % count)
-        ids += ledger.submit([job], publish_in_s=3600.0).new
-    return ids
 
 
 def measure_messages(processes: Processes, redis_url: str, engine_url: str, where: str | None) -> float:

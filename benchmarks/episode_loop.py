@@ -15,7 +15,7 @@ from bare_loop import serve
 from rollq.job import Job
 from rollq.trajectory import Event
 from rollq.trajectory_extras import Extra
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.process.attempts.renderer_cache import RendererCache
@@ -42,7 +42,12 @@ def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
     tokenizer = load_tokenizer(setting["tokenizer"])
     tokenizer.use_fast_encoder()
     stops = ChatRenderer(tokenizer).stop_ids
-    engine = SGLangEngine(setting["engine_url"], stop_ids=stops, vocab_size=tokenizer.vocab_size)
+    engine = EnginePool(
+        [setting["engine_url"]],
+        concurrency=setting["concurrency"],
+        stop_ids=stops,
+        vocab_size=tokenizer.vocab_size,
+    )
     renderers = RendererCache(tokenizer)
 
     def rollout(index: int) -> dict[str, Any]:

@@ -38,7 +38,10 @@ class Episode:
 class Load:
     """One run."""
 
-    def __init__(self, url: str, run: str, episode: Episode) -> None:
+    def __init__(
+        self, url: str, run: str, episode: Episode, tokenizer_hash: str = "t" * 64, template_hash: str = "c" * 64
+    ) -> None:
+        self._hashes = {"tokenizer_hash": tokenizer_hash, "template_hash": template_hash}
         self.url, self.ledger = url, Ledger(connect(url), run)
         self.episode, self.blobs, self.short = episode, episode.blobs(), episode.shorter()
         self._groups = 0
@@ -54,9 +57,7 @@ class Load:
         return list(self.ledger.submit(jobs, publish_in_s=LATER_S).new)
 
     def claim(self, job_id: str) -> Claim:
-        claim = self.ledger.claim(
-            job_id, worker="rollq@bench-1", token=uuid.uuid4().hex, tokenizer_hash="t" * 64, template_hash="c" * 64
-        )
+        claim = self.ledger.claim(job_id, worker="rollq@bench-1", token=uuid.uuid4().hex, **self._hashes)
         assert isinstance(claim, Claim), f"{job_id}: {claim}"
         return claim
 

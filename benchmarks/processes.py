@@ -26,12 +26,12 @@ class Processes:
         self._scratch = tempfile.TemporaryDirectory(prefix="rollq-bench-")
         self.folder = Path(self._scratch.name)
         self._children: list[Child] = []
-        self._redis: EmbeddedRedis | None = None
+        self._redis: list[EmbeddedRedis] = []
 
     def redis(self) -> str:
         """Start an empty Redis. Returns its address."""
-        self._redis = EmbeddedRedis()
-        return self._redis.url
+        self._redis.append(EmbeddedRedis())
+        return self._redis[-1].url
 
     def engine(self, env: str, tokenizer: str | None, latency_s: float = 0.0) -> str:
         """Start a replay engine that makes no mistakes. Returns its address."""
@@ -75,8 +75,8 @@ class Processes:
     def stop(self) -> None:
         for child in reversed(self._children):
             child.stop()
-        if self._redis:
-            self._redis.stop()
+        for server in self._redis:
+            server.stop()
         self._scratch.cleanup()
 
     def __enter__(self) -> "Processes":

@@ -1,0 +1,97 @@
+"""How soon is rollq there: a worker's first claim, `rollq --help`, `from rollq import Client`?
+
+Fresh interpreters, each the median of several. For the worker a job waits in Redis and an engine is up; measured is
+from the process's start to the claim. The bare interpreter (`python -c pass`) stands beside them. Exit code 1 when a
+target is missed.
+
+    python benchmarks/bench_start.py [--tokenizer DIR] [--repeats 5] [--json]
+"""
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from checks import Check, add_tokenizer, conclude, parser_for
+from cpu import cpu_seconds, require_linux
+from processes import START_S, Processes
+from runs import indices, submit
+from tables import table
+
+from rollq.client.client import Client
+
+ENV = "tau2:retail"
+COMMANDS = {
+    "python -c pass": ["-c", "pass"],
+    "from rollq import Client": ["-c", "from rollq import Client"],
+    "rollq --help": ["-m", "rollq", "--help"],
+}
+CLAIM = "a worker's first claim"
+TARGETS_S = {"from rollq import Client": 0.1, "rollq --help": 0.15, CLAIM: 3.0}
+
+Took = dict[str, float]
+"""cpu_s and wall_s."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_for(__doc__)
+    add_tokenizer(parser)
+    parser.add_argument("--repeats", type=int, default=5, help="starts of each (%(default)s)")
+    args = parser.parse_args(argv)
+    require_linux()
+    result: dict[str, Any] = {}
+    with Processes() as processes:
+        once = {name: _command(processes, words) for name, words in COMMANDS.items()}
+        engine_url, redis_url = processes.engine(ENV, args.tokenizer), processes.redis()
+        once[CLAIM] = lambda number: first_claim(processes, redis_url, engine_url, args.tokenizer, number)
+        each: dict[str, list[Took]] = {name: [] for name in once}
+        for number in range(args.repeats):
+            for name, start in once.items():
+                each[name].append(start(number))
+    for name, took in each.items():
+        result[name] = {key: statistics.median(one[key] for one in took) for key in ("cpu_s", "wall_s")}
+    rows = [[name, f"{took['wall_s']:.3f}", f"{took['cpu_s']:.3f}"] for name, took in result.items()]
+    print(table(["start", "wall s", "CPU s"], rows))
+    checks = [Check(name, result[name]["wall_s"], most, "s", ratio=False) for name, most in TARGETS_S.items()]
+    return conclude(result, checks, args.json)
+
+
+def _command(processes: Processes, words: Sequence[str]) -> Callable[[int], Took]:
+    def start(_: int) -> Took:
+        used, began = _children_cpu(), time.perf_counter()
+        environment = processes.environment()
+        subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
+        return {"cpu_s": _children_cpu() - used, "wall_s": time.perf_counter() - began}
+
+    return start
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def first_claim(processes: Processes, redis_url: str, engine_url: str, tokenizer: str | None, number: int) -> Took:
+    """Start a worker where a job waits."""
+    with Client(redis_url, run=f"start-{number}") as client:
+        submit(client, ENV, indices(ENV, 1), 1)
+        flags = ["--redis", redis_url, "--broker", redis_url, "--engine", engine_url]
+        more = ["--tokenizer", tokenizer] if tokenizer else []
+        began = time.perf_counter()
+        child = processes.start("worker", ["-m", "rollq", "worker", *flags, *more])
+        while client.stats()["queued"]:
+            if time.perf_counter() - began > START_S or child.exit_code is not None:
+                sys.exit(child.how_it_ended())
+            time.sleep(0.01)
+        took = {"wall_s": time.perf_counter() - began, "cpu_s": cpu_seconds(child.pid)}
+        while not client.stats()["done"]:
+            time.sleep(0.1)
+        child.stop()
+    return took
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 SHARED = ("common", "admission", "settle", "holds", "journal")
 """Lua files whose functions scripts use, in this order: each uses what is before it."""
-FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
+PART = re.compile(r"^local (?:function )?(\w+).*\n(?:(?!local ).*\n)*", re.MULTILINE)
+"""A function or value of a shared file, with its name; what follows up to the next one belongs to it."""
+COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+WORD = re.compile(r"\w+")
 
 CONFIRM_FOR_S = 30.0
 """Seconds for which a script whose effect is not confirmed is sent again with the same arguments. After that the caller
@@ -37,6 +40,9 @@ class Scripts:
         self.redis: Any = client  # redis-py's types say that every reply may be awaited
         self.run = run
         self.keys = Keys(run)
+        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to every script of the
+        # run until all of its keys have moved: no script sees a part of them.
+        self._first_args = (2, self.keys.prefix, self.keys.meta, run)
         self.durability = durability
         self._can_confirm = durability is Durability.ASYNC
 
@@ -46,25 +52,29 @@ class Scripts:
         Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and SettingsError, before
         anything was written, for a server that cannot confirm.
         """
-        about = next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
         text, sha = source(name)
-        # On a cluster, a slot moves key by key. The prefix is no key, so Redis answers TRYAGAIN to every script of the
-        # run until all of its keys have moved: no script sees a part of them.
-        script = (2, self.keys.prefix, self.keys.meta, self.run, *args)
+        command = (sha, *self._first_args, *args)
 
         def run(send: Callable[..., Any]) -> Any:
             try:
-                return send("EVALSHA", sha, *script)
+                return send("EVALSHA", *command)
             except redis.exceptions.NoScriptError:
-                return send("EVAL", text, *script)
+                return send("EVAL", text, *command[1:])
 
-        what = name + about
         if not durable or self.durability is Durability.ASYNC:
-            return self.guard(what, lambda: run(self.redis.execute_command))
+            try:
+                return run(self.redis.execute_command)
+            except redis.ResponseError as e:
+                raise self.translated(self._about(name, args), e) from e
+        what = self._about(name, args)
         if not self._can_confirm:
             RetryLoop()(lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S)
             self._can_confirm = True
         return RetryLoop()(lambda: self.guard(what, lambda: run(partial(self._confirmed, what))), CONFIRM_FOR_S)
+
+    def _about(self, name: str, args: Sequence[Any]) -> str:
+        """The script, and the first job among its arguments."""
+        return name + next((f" of job {arg}" for arg in args if str(arg).startswith(f"{self.run}/")), "")
 
     def _confirmed(self, what: str, *command: Any) -> Any:
         """The reply to the command, once it is where `durability` wants it. Raises Unconfirmed or SettingsError."""
@@ -99,23 +109,21 @@ class Scripts:
         return group, sample
 
 
-def source(name: str) -> tuple[str, str]:
-    """The text of a run's script and its SHA-1."""
-    return _source(name, tuple(_constants().items()))
-
-
 @cache
-def _source(name: str, constants: tuple[tuple[str, Any], ...]) -> tuple[str, str]:
-    """The text with the constants in front, and the shared files that it uses.
+def source(name: str) -> tuple[str, str]:
+    """The text of a run's script and its SHA-1.
 
-    Redis creates every function of the text again at each call, so unused ones would cost time.
+    It holds the constants, functions and values of the shared files that it needs, because Redis makes all that a text
+    names again at each call.
     """
-    text = _text(name)
+    text = COMMENT.sub("", _text(name))
     for shared in reversed(SHARED):
-        functions = FUNCTION.findall(_text(shared))
-        if shared == "common" or re.search(rf"\b({'|'.join(functions)})\(", text):
-            text = _text(shared) + text
-    text = f"local constants = {{ {', '.join(f'{name} = {value}' for name, value in constants)} }}\n{text}"
+        for part in reversed(list(PART.finditer(COMMENT.sub("", _text(shared))))):
+            if part[1] in WORD.findall(text):
+                text = part[0] + text
+    used = set(re.findall(r"constants\.(\w+)", text))
+    values = ", ".join(f"{name} = {value}" for name, value in _constants().items() if name in used)
+    text = f"local constants = {{ {values} }}\n{text}"
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,7 +20,9 @@ from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 from redis.retry import Retry
 
 from rollq.errors import LedgerError, SettingsError, Unwritable
+from rollq.servers import held_connections
 from rollq.servers.cluster import ClusterClient
+from rollq.servers.held_connections import HeldConnections
 from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")
@@ -42,6 +44,8 @@ KEY_REMEDY = (
     "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
     " says which keys may be deleted alone."
 )
+SCRIPT = "EVALSHA"
+"""The command of which all calls may be sent twice."""
 CONNECT_TIMEOUT_S = 3.0
 NOT_PRIMARY = re.compile(r"(?:^|[-\s])(?:READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED) ")
 """What a server answers that is no primary any more, or is one without its replicas."""
@@ -65,7 +69,7 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "health_check_interval": 15,
-        "max_connections": max_connections,
+        "max_connections": max_connections + held_connections.MOST,
     }
     patient = {"retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
     several = url.partition("://")[0] in EXPECTED
@@ -122,17 +126,39 @@ def _patience(retries: int) -> Retry:
 class OneServer(redis.Redis):
     """A client of one server: the one at an address, or the one that Sentinels call the primary."""
 
+    holds_connections = True
+
+    def __init__(self, **options: Any) -> None:
+        start: Any = super().__init__
+        start(**options)
+        self.held = HeldConnections(self.connection_pool)
+
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Leaves a server that is no primary any more, so that the next call looks for the primary.
 
         redis-py does so by itself, but not for errors that come out of a script.
         """
-        command: Any = super().execute_command
         try:
-            return command(*args, **options)
+            return self._script(args) if args[0] == SCRIPT else self._command(*args, **options)
         except redis.ResponseError as e:
             leave_demoted(self, e)
             raise
+
+    def _command(self, *args: Any, **options: Any) -> Any:
+        command: Any = super().execute_command
+        return command(*args, **options)
+
+    def _script(self, command: Sequence[Any]) -> Any:
+        """The reply to a script. All scripts may be sent twice, so a held connection may turn out not to work."""
+        connection = self.held.take() if self.holds_connections else None
+        if connection is not None:
+            with suppress(*CONNECTION_ERRORS, OSError):
+                return self.held.call(connection, command)
+        reply = self._command(*command)
+        if self.holds_connections:
+            with suppress(redis.RedisError, OSError):
+                self.held.fill()
+        return reply
 
 
 class SentinelClient(OneServer):
@@ -142,6 +168,7 @@ class SentinelClient(OneServer):
     are lost.
     """
 
+    holds_connections = False
     _look_at = 0.0
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -158,6 +185,8 @@ def leave_demoted(client: Any, error: redis.ResponseError) -> None:
     """Drop the idle connections of a client of one server, if the error says that it is no primary now."""
     if isinstance(error, ReadOnlyError) or NOT_PRIMARY.search(str(error)):
         client.connection_pool.disconnect(inuse_connections=False)
+        if isinstance(client, OneServer):
+            client.held.leave()
 
 
 def check_redis(connection: "redis.Redis") -> list[str]:

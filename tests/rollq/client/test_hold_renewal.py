@@ -20,6 +20,7 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from tests.rollq.groups import ack, deliveries, finish_groups
 from tests.rollq.groups import take as take_groups
+from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import reader, reap
 
 SCALE = 100.0
@@ -29,8 +30,7 @@ GRACE_S = constants.GRACE_S * SCALE
 
 @pytest.fixture(autouse=True)
 def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "OUTAGE_S", constants.OUTAGE_S * SCALE)
-    monkeypatch.setattr(constants, "GRACE_S", GRACE_S)
+    change_constants(monkeypatch, OUTAGE_S=constants.OUTAGE_S * SCALE, GRACE_S=GRACE_S)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
 from rollq.trajectory import Header, Stop
 from rollq.wire.codec import encode_event, encode_header
+from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap
 
 
@@ -243,7 +244,7 @@ class TestReap:
         assert "lease of w expired" in letter.reason
 
     def test_publishing_is_an_outbox(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(constants, "PUBLISHING_S", 100.0)
+        change_constants(monkeypatch, PUBLISHING_S=100.0)
         ledger.submit(group(), publish_in_s=0)
         before = ledger.scripts.now()
         assert due(ledger) == ["r/g/0", "r/g/1"]
@@ -263,7 +264,7 @@ class TestReap:
     def test_a_confirmation_does_not_hide_what_happened_since(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(constants, "PUBLISHING_S", 100.0)
+        change_constants(monkeypatch, PUBLISHING_S=100.0)
         ledger.submit(group())
         claim(ledger, "r/g/0")
         ledger.confirm(["r/g/0", "r/unknown/0"])

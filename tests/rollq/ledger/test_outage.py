@@ -10,6 +10,7 @@ import pytest
 
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
+from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import claim, group, journal, reader
 
 SCALE = 100.0
@@ -18,8 +19,7 @@ OUTAGE_S, GRACE_S = constants.OUTAGE_S * SCALE, constants.GRACE_S * SCALE
 
 @pytest.fixture(autouse=True)
 def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "OUTAGE_S", OUTAGE_S)
-    monkeypatch.setattr(constants, "GRACE_S", GRACE_S)
+    change_constants(monkeypatch, OUTAGE_S=OUTAGE_S, GRACE_S=GRACE_S)
 
 
 @pytest.fixture

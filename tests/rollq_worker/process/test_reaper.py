@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from rollq.job import Job
-from rollq.ledger import constants
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import ACTIVE, RUNS, WORKERS
 from rollq.ledger.ledger import Ledger
@@ -19,6 +18,7 @@ from rollq_worker.process import outbox as outbox_module
 from rollq_worker.process import reaper as reaper_module
 from rollq_worker.process.reaper import Reaper
 from tests.clock import Clock
+from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
 from tests.waiting import until
@@ -217,7 +217,7 @@ class Stuck(FakePublisher):
 def test_a_broker_that_does_not_answer_is_no_outage(client: "redis.Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     """The reaper goes on with every run, so leases expire as ever."""
     monkeypatch.setattr(reaper_module, "PUBLISH_S", 0.1)
-    monkeypatch.setattr(constants, "GRACE_S", 0.0)  # the first reap of a run counts as an outage
+    change_constants(monkeypatch, GRACE_S=0.0)  # the first reap of a run counts as an outage
     ledger, broker = submit(client, "r", 2), Stuck()
     claim = ledger.claim("r/rollq0/0", worker="w", token="t")
     assert isinstance(claim, Claim)

@@ -3,16 +3,15 @@
 -- ARGV   id lease index, then the entries (journal.lua)
 -- reply  ok | fenced | conflict length
 local id, lease, index, entries = ARGV[2], ARGV[3], tonumber(ARGV[4]), read_entries(5)
-local leased, held = typed('leased', 'zset'), id .. '#' .. lease
-if not redis.call('ZSCORE', leased, held) then return fenced() end
-local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')
-typed('prompts:' .. parse(id), 'hash')
-local state, deadline = unpack(redis.call('HMGET', job, 'state', 'deadline'))
-if state ~= 'leased' then return fenced() end -- it was ended because it could not be read
-local length, unfit = conflict(journal, index, entries)
+local job, journal, held = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, id .. '#' .. lease
+if not checked('leased', 'zset', 'ZSCORE', held) then return fenced() end
+local got = checked('job:' .. id, 'hash', 'HMGET', 'state', 'deadline', 'reach', 'kept', 'turned')
+if got[1] ~= 'leased' then return fenced() end -- it was ended because it could not be read
+local length, unfit = conflict(id, journal, index, entries)
 if unfit then return { 'conflict', length } end
-local time = now()
+local time, deadline = now(), tonumber(got[2])
 allow_without_memory()
-push(id, job, journal, index, length, entries)
-redis.call('ZADD', leased, 'XX', 'GT', math.min(time + constants.lease_s, tonumber(deadline) or time), held)
+local changes = push(id, journal, index, length, entries, got[3], got[4], got[5])
+if #changes > 0 then redis.call('HSET', job, unpack(changes)) end
+redis.call('ZADD', prefix .. 'leased', 'XX', 'GT', math.min(time + constants.lease_s, deadline or time), held)
 return { 'ok' }

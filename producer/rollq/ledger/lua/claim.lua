@@ -7,45 +7,51 @@
 -- reply  claimed attempt seq set_aside body journal_length | early not_before | tokenizer theirs template theirs |
 --        schema theirs | leased | done | dead | surplus | unknown
 --        (a job that cannot be read, or whose group cannot, is dead from now on)
-check_indexes()
 local id, token, worker, schema = ARGV[2], ARGV[3], ARGV[4], ARGV[7]
-local meta, job, journal, time = typed('run', 'hash'), prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
-if redis.call('EXISTS', job) == 0 and not redis.call('ZSCORE', prefix .. 'queued', id) then
+local job, journal, time = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, now()
+local hashes = checked('run', 'hash', 'HMGET', 'tokenizer_hash', 'template_hash', 'step', 'batch')
+local due = checked('queued', 'zset', 'ZSCORE', id)
+typed('leased', 'zset')
+local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
+  'set_aside', 'aside')
+if not due and not got.err and not got[1] and redis.call('EXISTS', job) == 0 then
   local group, sample = parse(id)
   local acked = acked_record(group or '')
   return { acked and (acked.surplus[sample] and 'surplus' or 'done') or 'unknown' }
 end
 
 local function read_job()
-  local got = redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt', 'token', 'body', 'deadline_s',
-    'not_before', 'restart', 'set_aside', 'aside')
-  if ENDED[got[1]] then return got end
+  if got.err then typed('job:' .. id, 'hash') end
+  if ENDED[got[1]] then return nil end
   got[2], got[5] = whole(got[2], 0, MOST), stored_number(got[5])
   if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
     damaged(job, 'has no readable state, attempt or deadline_s')
   end
-  return got, open_group(id)
+  return open_group(id)
 end
 
-local well, got, group = pcall(read_job)
+local well, group = pcall(read_job)
 if not well then
-  end_unreadable(id, reason(got), time)
+  check_indexes()
+  end_unreadable(id, reason(group), time)
   return { 'dead' }
 end
 local state, attempt, not_before = got[1], got[2], backoff_end(got[6], time)
 if state ~= 'queued' and (state ~= 'leased' or got[3] ~= token) then return { state } end
 local of_group, written = unpack(redis.call('HMGET', group.key, 'body', 'schema'))
-local body, kind = got[4] or of_group or '', redis.call('TYPE', journal)['ok']
+local body, length = got[4] or of_group or '', redis.pcall('LLEN', journal)
+local is_list = type(length) == 'number'
+if not is_list then length = 0 end
 if state == 'leased' then
-  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body,
-    kind == 'list' and redis.call('LLEN', journal) or 0 }
+  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length }
 end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
-local hashes = redis.call('HMGET', meta, 'tokenizer_hash', 'template_hash', 'step', 'batch')
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
 local plain = written or ''
-for _, known in ipairs({ 'routed_experts', 'template_kwargs', 'spare' }) do plain = string.gsub(plain, '%+' .. known .. '$', '') end
+for _, known in ipairs(plain ~= schema and { 'routed_experts', 'template_kwargs', 'spare' } or {}) do
+  plain = string.gsub(plain, '%+' .. known .. '$', '')
+end
 if other or plain ~= schema then
   redis.call('ZADD', prefix .. 'queued', 'XX', math.max(not_before, time + constants.refused_s), id)
   return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }
@@ -56,15 +62,13 @@ if not_before > time then
   return { 'early', seconds(not_before) }
 end
 
-local set_aside, aside, length = 0, got[9] or '', 0
-if not hashes[1] then redis.call('HSET', meta, 'tokenizer_hash', ARGV[5], 'template_hash', ARGV[6]) end
-if kind ~= 'none' and (kind ~= 'list' or got[7] == '1') then
+local set_aside, aside = 0, got[9] or ''
+if not hashes[1] then redis.call('HSET', prefix .. 'run', 'tokenizer_hash', ARGV[5], 'template_hash', ARGV[6]) end
+if not is_list or (length > 0 and got[7] == '1') then
   redis.call('HSET', job, 'set_aside', 1) -- before the journal moves: Redis refuses this one when memory is short
   redis.call('RENAME', journal, journal .. '#' .. attempt)
-  set_aside, aside = 1, aside .. attempt .. ' '
+  set_aside, aside, length = 1, aside .. attempt .. ' ', 0
   redis.call('HDEL', job, 'turned')
-elseif kind == 'list' then
-  length = redis.call('LLEN', journal)
 end
 attempt = attempt + 1
 local deadline = time + got[5]

@@ -98,11 +98,18 @@ local function fenced()
   return { 'fenced' }
 end
 
--- Adds a done job's numbers to the totals: 'name number name number ...'.
+-- Adds a done job and its numbers to the totals: 'name number name number ...', no name twice.
 local function tally(text, sign)
+  local names, numbers, fields = { 'done' }, { 1 }, {}
   for name, number in string.gmatch(text, '(%S+) (%S+)') do
-    redis.pcall('HINCRBYFLOAT', prefix .. 'count', name, string.format('%.17g', sign * stored_number(number)))
+    names[#names + 1], numbers[#numbers + 1] = name, stored_number(number)
   end
+  local totals = redis.pcall('HMGET', prefix .. 'count', unpack(names))
+  if totals.err then return end
+  for i, name in ipairs(names) do
+    fields[2 * i - 1], fields[2 * i] = name, string.format('%.17g', stored_number(totals[i]) + sign * numbers[i])
+  end
+  redis.call('HSET', prefix .. 'count', unpack(fields))
 end
 
 -- Group and sample of a job id of this run; nil for any other name.
@@ -128,9 +135,9 @@ end
 
 -- The group as a table with its key, checked so that settle() cannot fail half-way.
 local function read_group(name)
-  local key = typed('group:' .. name, 'hash')
-  local got = redis.call('HMGET', key, 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state', 'token', 'handed',
-    'discarded', 'queue', 'spare', 'surplus')
+  local key = prefix .. 'group:' .. name
+  local got = checked('group:' .. name, 'hash', 'HMGET', 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state',
+    'token', 'handed', 'discarded', 'queue', 'spare', 'surplus', 'started')
   local size, spare = whole(got[2], 1, constants.largest_group), whole(got[12] or '0', 0, constants.largest_group)
   local members = size and spare and size + spare or 0
   local group = {
@@ -143,7 +150,7 @@ local function read_group(name)
     'state' }) do
     if not group[of] then damaged(key, 'has no readable ' .. of) end
   end
-  group.name, group.key, group.token, group.queue = name, key, got[8], got[11] or ''
+  group.name, group.key, group.token, group.queue, group.started = name, key, got[8], got[11] or '', got[14] or ''
   return group
 end
 

@@ -3,26 +3,23 @@
 --                   journal:<job> prompts:<group> group:<group>
 -- ARGV   id lease index tally (what the job adds to the totals), then the entries (journal.lua)
 -- reply  ok | fenced | conflict length
-check_indexes()
 local id, lease, index, added, entries = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], read_entries(6)
-local leased, held = prefix .. 'leased', id .. '#' .. lease
-local job, journal = typed('job:' .. id, 'hash'), typed('journal:' .. id, 'list')
-typed('prompts:' .. parse(id), 'hash')
-local state, ended, ended_by = unpack(redis.call('HMGET', job, 'state', 'ended', 'ended_by'))
-if state ~= 'leased' or not redis.call('ZSCORE', leased, held) then
-  if ended == lease and ended_by == 'complete' then return { 'ok' } end
+local job, journal, held = prefix .. 'job:' .. id, prefix .. 'journal:' .. id, id .. '#' .. lease
+local leased = checked('leased', 'zset', 'ZSCORE', held)
+local got = checked('job:' .. id, 'hash', 'HMGET', 'state', 'ended', 'ended_by', 'reach', 'kept', 'turned')
+if got[1] ~= 'leased' or not leased then
+  if got[2] == lease and got[3] == 'complete' then return { 'ok' } end
   return fenced()
 end
-local length, unfit = conflict(journal, index, entries)
+local length, unfit = conflict(id, journal, index, entries)
 if unfit or length >= index + entries.count then return { 'conflict', length } end
 local group = open_group(id)
+check_before_settling(group)
 
 allow_without_memory()
-push(id, job, journal, index, length, entries)
-redis.call('ZREM', leased, held)
-redis.call('HSET', job, 'state', 'done', 'ended', lease, 'ended_by', 'complete')
-redis.call('HSET', group.key, 'tally:' .. select(2, parse(id)), added)
-settle(group, 'done')
-count('done')
+local changes = push(id, journal, index, length, entries, got[4], got[5], got[6])
+redis.call('ZREM', prefix .. 'leased', held)
+redis.call('HSET', job, 'state', 'done', 'ended', lease, 'ended_by', 'complete', unpack(changes))
+settle(group, 'done', 'tally:' .. select(2, parse(id)), added)
 tally(added, 1)
 return { 'ok' }

@@ -7,7 +7,7 @@
 local id, dead = ARGV[2], typed('dead', 'zset')
 local name, sample = parse(id)
 local job, acked = typed('job:' .. id, 'hash'), acked_record(name)
-local state, discarded = unpack(redis.call('HMGET', job, 'state', 'discarded'))
+local state, discarded, aside = unpack(redis.call('HMGET', job, 'state', 'discarded', 'aside'))
 if discarded then return { 'ok' } end
 if state and state ~= 'dead' then return { 'state', state } end
 local listed = redis.call('ZREM', dead, id) == 1
@@ -20,8 +20,7 @@ end
 if not state then return { 'unknown' } end
 
 if acked then
-  free_journals(id)
-  redis.call('DEL', job)
+  free_journals(id, aside, job)
   local letters = false
   for _, of in ipairs(acked.dead) do
     letters = letters or redis.call('EXISTS', prefix .. 'job:' .. member(name, of)) == 1

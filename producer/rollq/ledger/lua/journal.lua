@@ -1,15 +1,20 @@
 -- Writing to journals; used by append.lua and complete.lua. Their last arguments are the entries: a text with one digit
 -- an entry (1: it ends a turn), the digest and the content of the prompt that the group shares (empty: none), the blobs.
 
+local TURN = 49 -- the digit 1
+local AT_ONCE = 1000 -- Lua's unpack has a limit
+
 -- The arguments from position `first` on.
 local function read_entries(first)
   return { turns = ARGV[first], digest = ARGV[first + 1], content = ARGV[first + 2], first = first + 3,
     count = #ARGV - first - 2 }
 end
 
--- The journal's length; also whether the entries, the first at `index`, do not fit behind what is there.
-local function conflict(journal, index, entries)
-  local length = redis.call('LLEN', journal)
+-- The journal's length; also whether the entries, the first at `index`, do not fit behind what is there. Checks all keys
+-- that push() writes.
+local function conflict(id, journal, index, entries)
+  if entries.digest ~= '' then typed('prompts:' .. parse(id), 'hash') end
+  local length = checked('journal:' .. id, 'list', 'LLEN')
   if index > length then return length, true end
   for i = index, math.min(length, index + entries.count) - 1 do
     if redis.call('LINDEX', journal, i) ~= ARGV[entries.first + i - index] then return length, true end
@@ -17,26 +22,31 @@ local function conflict(journal, index, entries)
   return length, false
 end
 
--- Appends what is not there yet. The first new entry after a replay shows that the attempt goes on with the journal.
-local function push(id, job, journal, index, length, entries)
-  local reach, kept, turned = unpack(redis.call('HMGET', job, 'reach', 'kept', 'turned'))
-  local from, turns, farthest = math.max(length - index, 0), 0, 0
-  if from >= entries.count then return end
+-- Appends what is not there yet, and returns what changes in the job's record because of it: names and values. `reach`,
+-- `kept` and `turned` are what it holds. The first new entry after a replay shows that the attempt goes on with the
+-- journal.
+local function push(id, journal, index, length, entries, reach, kept, turned)
+  local from, turns, farthest, changes = math.max(length - index, 0), 0, 0, {}
+  if from >= entries.count then return changes end
   if entries.digest ~= '' then
     redis.call('HSETNX', prefix .. 'prompts:' .. parse(id), entries.digest, entries.content)
   end
-  for i = from, entries.count - 1 do
-    redis.call('RPUSH', journal, ARGV[entries.first + i])
-    if string.sub(entries.turns, i + 1, i + 1) == '1' then turns, farthest = turns + 1, index + i + 1 end
+  for first = entries.first + from, #ARGV, AT_ONCE do
+    redis.call('RPUSH', journal, unpack(ARGV, first, math.min(first + AT_ONCE - 1, #ARGV)))
   end
-  if turns > 0 then redis.pcall('HINCRBY', job, 'turned', turns) end
+  for i = from + 1, entries.count do
+    if string.byte(entries.turns, i) == TURN then turns, farthest = turns + 1, index + i end
+  end
+  turned = whole(turned, 0, MOST) or 0
+  if turns > 0 then changes = { 'turned', turned + turns } end
   if farthest > stored_number(reach) then
     -- One turn farther than all attempts before: a job that makes progress is not what kills workers.
-    redis.call('HSET', job, 'reach', farthest, 'fail:worker', 0)
+    changes = { 'turned', turned + turns, 'reach', farthest, 'fail:worker', 0 }
   end
   kept = whole(kept, 2, MOST)
   if kept and length <= kept and kept < index + entries.count then
     count('resumed')
-    count('turns_saved', whole(turned, 0, MOST) or 0)
+    count('turns_saved', turned)
   end
+  return changes
 end

@@ -32,7 +32,6 @@ for _, group in ipairs(groups) do
   end
 end
 end_hold(groups[1].purpose, token)
-count('done', -1)
 tally(added or '', -1)
 wake_consumers(groups[1].purpose)
 return { 'ok' }

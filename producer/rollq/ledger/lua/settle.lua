@@ -35,17 +35,17 @@ local function lease_of(id)
   return find_leases(id)[1] or attempts(id) .. '#'
 end
 
--- Deletes the journals of a job, and what lies beside them.
-local function free_journals(id)
-  for attempt in string.gmatch(field('job:' .. id, 'aside') or '', '%d+') do
+-- Deletes the journals of a job, what lies beside them, and the key that follows. `aside` is what its record says.
+local function free_journals(id, aside, ...)
+  for attempt in string.gmatch(aside or '', '%d+') do
     redis.call('DEL', prefix .. 'journal:' .. id .. '#' .. attempt)
   end
-  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id, prefix .. 'routed_experts:' .. id)
+  redis.call('DEL', prefix .. 'journal:' .. id, prefix .. 'extras:' .. id, prefix .. 'routed_experts:' .. id, ...)
 end
 
 -- Deletes the body and the journals of a job that is over.
 local function free(id)
-  free_journals(id)
+  free_journals(id, field('job:' .. id, 'aside'))
   redis.pcall('HDEL', prefix .. 'job:' .. id, 'body', 'aside', 'reason')
 end
 
@@ -96,7 +96,7 @@ local function shrink(group, token)
   for sample = 0, group.members - 1 do
     local id = member(group.name, sample)
     local job = prefix .. 'job:' .. id
-    local state, digest, discarded = field('job:' .. id, 'state'), field('job:' .. id, 'digest'), field('job:' .. id, 'discarded')
+    local state, digest, discarded, aside = unpack(redis.pcall('HMGET', job, 'state', 'digest', 'discarded', 'aside'))
     digests[#digests + 1] = string.sub((digest or '') .. string.rep('\0', 8), 1, 8)
     if state == 'dead' then dead[#dead + 1] = sample end
     if state == 'surplus' then surplus[#surplus + 1] = sample end
@@ -104,8 +104,7 @@ local function shrink(group, token)
       letters = true
       if not field('job:' .. id, 'body') then redis.pcall('HSET', job, 'body', field('group:' .. group.name, 'body') or '') end
     else
-      free_journals(id)
-      redis.call('DEL', job)
+      free_journals(id, aside, job)
     end
   end
   redis.call('DEL', group.key)
@@ -132,11 +131,16 @@ local function end_surplus(group)
   redis.call('HSET', group.key, 'surplus', group.surplus)
 end
 
+-- Before the first write of a script that ends one member, and writes to the indexes only if that ends the group.
+local function check_before_settling(group)
+  if group.done + 1 >= group.size or group.done + group.dead + group.surplus + 1 >= group.members then check_indexes() end
+end
+
 -- One more member of the group is 'done' or 'dead'. The group is over when `size` members are done, or all have ended;
--- then it is ready or dropped.
-local function settle(group, outcome)
+-- then it is ready or dropped. What follows are further fields of its record, and their values.
+local function settle(group, outcome, ...)
   group[outcome] = math.min(group.members, group[outcome] + 1)
-  redis.call('HSET', group.key, outcome, group[outcome])
+  redis.call('HSET', group.key, outcome, group[outcome], ...)
   local left = group.members - group.done - group.dead - group.surplus
   if left > 0 and group.done < group.size then return end
   if left > 0 then

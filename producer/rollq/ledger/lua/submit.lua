@@ -23,7 +23,7 @@ local function move_cursor()
 end
 
 for i = first, #ARGV, 4 do
-  local digest = redis.call('HGET', typed('job:' .. ARGV[i], 'hash'), 'digest')
+  local digest = checked('job:' .. ARGV[i], 'hash', 'HGET', 'digest')
   local _, sample = parse(ARGV[i])
   if acked then
     digest = sample < acked.members and string.sub(acked.digests, sample * 8 + 1, sample * 8 + 8)

@@ -37,9 +37,9 @@ local function dropped() return stored_number(field('count', 'groups_dropped')) 
 local function hand_out(groups)
   local reply = { 'groups', dropped(), step, published }
   for _, group in ipairs(groups) do
-    local row = { group.name, tostring(group.seq), group.size, group.handed, field('group:' .. group.name, 'started') or '' }
+    local row = { group.name, tostring(group.seq), group.size, group.handed, group.started }
     for sample = 0, group.members - 1 do
-      local state = field('job:' .. member(group.name, sample), 'state')
+      local state = group.dead + group.surplus > 0 and field('job:' .. member(group.name, sample), 'state')
       -- A member that cannot be read counts as done: the consumer finds out when it reads its journal, and rejects it.
       row[#row + 1] = (state == 'dead' or state == 'surplus') and state or 'done'
     end

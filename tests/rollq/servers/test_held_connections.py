@@ -1,0 +1,111 @@
+"""A script over a held connection gives what redis-py gives, also after the connection broke or was cut off."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollq.servers import held_connections
+from rollq.servers.connection import connect
+
+ECHO = "return { ARGV, #ARGV, false, { ok = 'fine' } }"
+FAIL = "return redis.error_reply(ARGV[1])"
+COUNT = "return redis.call('INCR', KEYS[1])"
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with connect(redis_url, retries=2) as client:
+        yield client
+
+
+def clients(url: str) -> set[int]:
+    """Ids of the connections of all clients but this function's."""
+    with redis.Redis.from_url(url) as other:
+        mine = other.client_id()
+        return {int(row["id"]) for row in other.client_list()} - {mine}
+
+
+def call(client: Any, sha: str, *args: Any) -> Any:
+    try:
+        return client.execute_command("EVALSHA", sha, 0, *args)
+    except redis.ResponseError as e:
+        return type(e), str(e)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary(max_size=4000) | st.text(max_size=50) | st.integers() | st.floats(), max_size=8))
+def test_replies_are_those_of_redis_py(client: Any, redis_url: str, args: list[Any]) -> None:
+    with redis.Redis.from_url(redis_url) as plain:
+        echo = plain.script_load(ECHO)
+        for _ in range(2):
+            assert call(client, echo, *args) == call(plain, echo, *args)
+
+
+@pytest.mark.parametrize(
+    "text", ["ERR not today", "WRONGTYPE of key", "OOM command not allowed", "READONLY replica", ""]
+)
+def test_errors_are_those_of_redis_py(client: Any, redis_url: str, text: str) -> None:
+    with redis.Redis.from_url(redis_url) as plain:
+        sha = plain.script_load(FAIL)
+        echo = plain.script_load(ECHO)
+        for _ in range(3):
+            call(client, echo)
+            assert call(client, sha, text) == call(plain, sha, text)
+
+
+def test_calls_one_after_another_use_one_connection(client: Any, redis_url: str) -> None:
+    echo = client.script_load(ECHO)
+    call(client, echo)
+    before = clients(redis_url)
+    for _ in range(20):
+        call(client, echo)
+    assert clients(redis_url) == before
+
+
+def test_a_connection_that_broke_is_replaced(client: Any, redis_url: str) -> None:
+    count = client.script_load(COUNT)
+    assert client.execute_command("EVALSHA", count, 1, "n") == 1
+    with redis.Redis.from_url(redis_url) as other:
+        other.client_kill_filter(_type="normal", skipme=True)
+    assert client.execute_command("EVALSHA", count, 1, "n") == 2
+    assert client.execute_command("EVALSHA", count, 1, "n") == 3
+
+
+def test_a_call_that_was_cut_off_leaves_no_reply_behind(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = client.script_load(COUNT)
+    client.execute_command("EVALSHA", count, 1, "n")
+    held = client.held.take()
+
+    def cut(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(type(held), "read_response", cut)
+        client.held.call(held, ["EVALSHA", count, 1, "n"])
+    assert [client.execute_command("EVALSHA", count, 1, "m") for _ in range(3)] == [1, 2, 3]
+
+
+def test_one_that_was_idle_goes_back_to_the_pool(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = client.script_load(ECHO)
+    call(client, echo)
+    monkeypatch.setattr(held_connections, "FRESH_S", -1.0)
+    assert client.held.take() is None
+    assert call(client, echo, "a")[0] == [b"a"]
+
+
+def test_a_fork_does_not_share_them(client: Any) -> None:
+    count = client.script_load(COUNT)
+    client.execute_command("EVALSHA", count, 1, "n")
+    child = os.fork()
+    if child == 0:
+        taken = client.held.take()
+        os._exit(0 if taken is None and client.execute_command("EVALSHA", count, 1, "of child") == 1 else 1)
+    replies = [client.execute_command("EVALSHA", count, 1, "n") for _ in range(20)]
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert replies == list(range(2, 22))

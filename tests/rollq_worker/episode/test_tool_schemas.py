@@ -3,6 +3,8 @@
 import pytest
 
 from rollq import errors
+from rollq_worker.episode import messages
+from rollq_worker.episode.messages import schemas_of
 from rollq_worker.fakes import FakeEnvironment
 from tests.rollq_worker.episode.episodes import run
 
@@ -27,3 +29,42 @@ from tests.rollq_worker.episode.episodes import run
 def test_tools_that_are_no_schemas_are_the_environments_failure(tools):
     with pytest.raises(errors.EnvironmentFailure, match=r"environment\.tools"):
         run("bye", environment=FakeEnvironment(tools=tools))
+
+
+def schema(**parameters):
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def test_environments_with_equal_schemas_share_them():
+    one, other = (FakeEnvironment(tools=[schema(a={"type": "string"})]) for _ in range(2))
+    assert schemas_of(one) is schemas_of(other)
+    assert schemas_of(one) == [schema(a={"type": "string"})]
+
+
+def test_schemas_that_compare_as_equal_are_told_apart():
+    """True == 1 in Python, not in JSON."""
+    values = (True, 1, 1.0)
+    found = [schemas_of(FakeEnvironment(tools=[schema(a=value)])) for value in values]
+    assert [repr(tools[0]["function"]["parameters"]["a"]) for tools in found] == ["True", "1", "1.0"]
+
+
+def test_schemas_that_change_in_place_are_read_again():
+    tools = [schema(a=1)]
+    first = schemas_of(FakeEnvironment(tools=tools))
+    tools[0]["function"]["name"] = "g"
+    assert schemas_of(FakeEnvironment(tools=tools))[0]["function"]["name"] == "g"
+    assert first[0]["function"]["name"] == "f"
+
+
+def test_schemas_of_an_unusual_kind_become_plain():
+    class Odd(dict):
+        """A mapping of an environment's own."""
+
+    found = schemas_of(FakeEnvironment(tools=(Odd(schema(a=(1, 2))),)))
+    assert found == [schema(a=[1, 2])] and type(found[0]) is dict
+
+
+def test_few_schemas_are_kept():
+    for n in range(3 * messages.MAX_SCHEMAS):
+        schemas_of(FakeEnvironment(tools=[schema(a=n)]))
+    assert len(messages._schemas) <= messages.MAX_SCHEMAS

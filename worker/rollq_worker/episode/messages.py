@@ -5,6 +5,7 @@ says which of the model's own ids a template takes.
 """
 
 import json
+import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from rollq.job import Json
 from rollq.trajectory import Message
 from rollq_worker.episode.text_actions import RESULT
 from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
+
+MAX_SCHEMAS = 64
+"""Number of environments whose schemas are kept. Some make up tools for every task."""
+_schemas: dict[bytes, list[Json]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,23 @@ def replying_role(action: Action, text_actions: bool) -> str:
 def schemas_of(environment: Environment) -> list[Json]:
     """Plain copies of the schemas, checked for everything that templates, tool parsers and the wire need.
 
-    Raises TypeError or ValueError for what is not a schema, and whatever reading the schemas raises.
+    Environments with equal schemas share one list, which must not be changed. Raises TypeError or ValueError for what
+    is not a schema, and whatever reading the schemas raises.
     """
-    schemas: Json = json.loads(json.dumps(list(environment.tools), allow_nan=False))
+    tools = list(environment.tools)
+    try:
+        key = marshal.dumps(tools, 2)  # tells True from 1, and is four times as quick as JSON
+    except ValueError:
+        return _checked(tools)
+    if key not in _schemas:
+        if len(_schemas) >= MAX_SCHEMAS:
+            _schemas.clear()
+        _schemas[key] = _checked(tools)
+    return _schemas[key]
+
+
+def _checked(tools: Sequence[Json]) -> list[Json]:
+    schemas: Json = json.loads(json.dumps(tools, allow_nan=False))
     names = [_tool_name(schema) for schema in schemas]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"there are several tools named {', '.join(repeated)}")

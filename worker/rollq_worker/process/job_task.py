@@ -47,6 +47,7 @@ from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.protocols import Domain, Environment, Task, WorkerEngine
+from rollq_worker.tokens.respelling import Respelling
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
 
@@ -102,6 +103,7 @@ class JobRunner:
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         tokenizer.use_fast_encoder()
         self.renderers = RendererCache(tokenizer)
+        self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self._told: set[tuple[str, str]] = set()
         """Runs that this worker does not play, with the reason, once it has said so."""
@@ -183,7 +185,7 @@ class JobRunner:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self._play(attempt, claim)
-            stats = count_tokens(trajectory, lambda ids: self.tokenizer.encode(self.tokenizer.decode(ids)))
+            stats = count_tokens(trajectory, self.respelling)
             attempt.complete(trajectory, stats)
         except Fenced as e:
             log.warning("%s", e)

@@ -3,7 +3,7 @@
 Each is self-checked once, before its first use. The check holds up only the jobs that wait for it.
 """
 
-import json
+import marshal
 import threading
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ MAX_RENDERERS = 64
 """Number of renderers that are kept, those used last. Environments may make up tools for every task."""
 
 
-_Key = tuple[str, tuple[Edge, ...], bool]
+_Key = tuple[bytes, tuple[Edge, ...], bool]
 
 
 class _Slot:
@@ -49,7 +49,7 @@ class RendererCache:
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
         if agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
-        slot = self._slot((json.dumps([tools, job.template_kwargs]), edges, rerender))
+        slot = self._slot((marshal.dumps((list(tools), dict(job.template_kwargs)), 2), edges, rerender))
         with slot.lock:
             if slot.renderer is None:
                 tokenizer = self._tokenizer.with_arguments(job.template_kwargs)

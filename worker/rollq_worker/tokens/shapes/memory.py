@@ -1,8 +1,8 @@
 """The shapes that a renderer has learnt, and whether they still hold.
 
 The first time, a text is rendered. The second time, its shape is learnt. From then on the shape is filled, and the 1st,
-2nd, 4th, 8th ... result is compared with the rendered text. A shape that differs once is never used again. It does not
-know messages.
+4th, 16th, 64th ... result is compared with the rendered text. A shape that differs once is never used again. It does
+not know messages.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -75,7 +75,7 @@ class ShapeMemory:
         if filled is None or entry is None:
             return self._render(contents, ids, render, remember)
         entry.filled += 1
-        if entry.filled & (entry.filled - 1):
+        if not _is_compared(entry.filled):
             return filled
         rendered = self._render(contents, ids, render, remember)
         if rendered != filled:
@@ -104,3 +104,8 @@ class ShapeMemory:
     def _render(self, contents: Sequence[str], ids: Sequence[str], render: Render, remember: bool) -> array[int]:
         guard = Guard(self._controls)
         return guard.encode(render([*contents, *ids], guard), remember)
+
+
+def _is_compared(n: int) -> bool:
+    """Whether n is a power of four."""
+    return n & (n - 1) == 0 and n.bit_length() % 2 == 1

@@ -26,6 +26,8 @@ LONGEST = 20_000
 _LONG = "\n".join(f"{n} of many lines of a LONG text, {n * 7.5}" for n in range(600))[:LONGEST].ljust(LONGEST, ".")
 _CLEAN = (_LINES, _JSON, "7", _LONG, "[]", "Yes.")
 """Contents without white space at the edges."""
+_FEW = (_LINES, "7", "{\n}")
+"""Contents for a shape that is taken to be as others of its kind."""
 _SPACED = ("  x y \n", "\n\nx\n\n", "\t x\u00a0", "\n{}")
 _WORD = re.compile(r"\w+")
 MAX_WRITINGS = 256
@@ -64,7 +66,7 @@ class Probes:
         self._words = sorted(text for text in short if _WORD.fullmatch(text))
         self._signs = sorted(text for text in short if not _WORD.fullmatch(text))
         self._writings: dict[Hashable, Writing] = {}
-        """By kind and signature of a shape: tools often differ in nothing that the template writes."""
+        """By kind: tools often differ in nothing but their names."""
 
     def learn(self, kind: Hashable, count: int, ids: Sequence[Sequence[str]], render: Render) -> Known | None:
         """The shape with `count` contents and as many ids of calls as each row of `ids` has; None: there is none.
@@ -77,26 +79,31 @@ class Probes:
         shape = shape_of(self._controls, render([*marks, *ids[0]], guard), [*marks, *ids[0]], guard.restore)
         if shape is None:
             return None
-        key = (kind, shape.signature)
-        writing = self._writings.get(key) or self._find(shape, count, ids, render)
+        writing = self._writings.get(kind)
+        if writing is None or not self._writes(Known(shape, writing), _FEW, count, ids, render):
+            writing = self._find(shape, count, ids, render)
         if writing is None:
             return None
         if len(self._writings) >= MAX_WRITINGS:
             self._writings.clear()
-        self._writings[key] = writing
+        self._writings[kind] = writing
         return Known(shape, writing)
+
+    def _writes(
+        self, known: Known, probes: Sequence[str], count: int, ids: Sequence[Sequence[str]], render: Render
+    ) -> bool:
+        """Whether all these contents come out like that. They take turns in the holes."""
+        for n in range(max(len(probes), len(ids))):
+            contents = [probes[(n + hole) % len(probes)] for hole in range(count)]
+            row = ids[n % len(ids)]
+            guard = Guard(self._controls)
+            if known.encode(contents, row) != guard.encode(render([*contents, *row], guard)):
+                return False
+        return True
 
     def _find(self, shape: Shape, count: int, ids: Sequence[Sequence[str]], render: Render) -> Writing | None:
         def writes(writing: Writing, probes: Sequence[str]) -> bool:
-            """Whether all these contents come out like that. They take turns in the holes."""
-            known = Known(shape, writing)
-            for n in range(len(probes) if count else len(ids)):
-                contents = [probes[(n + hole) % len(probes)] for hole in range(count)]
-                row = ids[n % len(ids)]
-                guard = Guard(self._controls)
-                if known.encode(contents, row) != guard.encode(render([*contents, *row], guard)):
-                    return False
-            return True
+            return self._writes(Known(shape, writing), probes, count, ids, render)
 
         for form in FORMS:
             plain = Writing(self._controls, form, Edges.KEPT, any_text(()), frozenset())

@@ -6,7 +6,6 @@ so the ids are those of the whole text, whatever is merged at the edges of the c
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
-import hashlib
 import re
 from array import array
 from collections.abc import Callable, Sequence
@@ -34,11 +33,6 @@ class Shape:
         self._encode = controls.tokenizer.encode_plain
         self._fixed = fixed
         self._runs = runs
-
-    @property
-    def signature(self) -> bytes:
-        """A digest, equal for shapes that fill alike."""
-        return hashlib.sha256(repr((self._fixed, self._runs)).encode()).digest()
 
     def fill(self, contents: Sequence[str]) -> array[int]:
         """array('I'): the ids with these contents, as the template writes them, in the holes."""

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-sglang | chaos | rollback | lint | bench | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-sglang chaos rollback lint bench clean
+.PHONY: demo learn learn-controls test test-trainers test-sglang chaos rollback lint bench bench-check clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -43,8 +43,11 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.test  ## ratios in one run; see benchmarks/README.md
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+bench: $(VENV)/.test  ## ratios in one run, written to benchmarks/results; ARGS="--tokenizer DIR"; see benchmarks/README.md
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-check: $(VENV)/.test  ## whether a ratio is worse than the committed one; ARGS=--update writes those
+	$(BIN)/python benchmarks/check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache dist build

@@ -8,20 +8,19 @@ so compare on your own.
     python benchmarks/bench_durability.py [--calls 200] [--dir DIR] [--json]
 """
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import redis
+from checks import Check, conclude, parser_for
 from tables import ms, table
 
 from rollq.job import Job
@@ -42,12 +41,11 @@ SAMPLED, REPLIED = 120, 600
 """Tokens of a turn."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=200, help="calls of each measurement (200)")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_for(__doc__)
+    parser.add_argument("--calls", type=int, default=200, help="calls of each measurement (%(default)s)")
     parser.add_argument("--dir", type=Path, help="a folder on the disk in question (a temporary one)")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with (
         tempfile.TemporaryDirectory(dir=args.dir, prefix="rollq-durability-") as scratch,
         servers(Path(scratch)) as urls,
@@ -55,20 +53,11 @@ def main() -> int:
         rows = [row(*mode, args.calls) for mode in modes(*urls)]
     first = rows[0]["submit_s"]
     ratio = next(found["submit_s"] for found in rows if found["durability"] == "replica") / first
-    if args.json:
-        print(json.dumps({"rows": rows, "ratio": ratio}))
-    else:
-        head = [
-            "durability",
-            "server writes",
-            "submit, ms",
-            "ratio",
-            f"submits a second, {THREADS} threads",
-            "append, ms",
-        ]
-        print(table(head, [_cells(found, first) for found in rows]))
-        print(f"\na submission that a replica confirms takes {ratio:.1f} times an unconfirmed one")
-    return int(ratio > MOST_FOR_REPLICA)
+    rate = f"submits a second, {THREADS} threads"
+    head = ["durability", "server writes", "submit, ms", "ratio", rate, "append, ms"]
+    print(table(head, [_cells(found, first) for found in rows]))
+    replica = Check("a submission that a replica confirms, over an unconfirmed one", ratio, MOST_FOR_REPLICA)
+    return conclude({"rows": rows}, [replica], args.json)
 
 
 def modes(second: str, always: str) -> list[tuple[str, str, Durability]]:

@@ -7,14 +7,13 @@ connections that they open. Compared are the commands with and without finished 
     python benchmarks/bench_idle.py [--runs 1000] [--seconds 15] [--workers 4] [--json]
 """
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from checks import Check, conclude, parser_for
 from processes import Processes
 from redis_meter import RedisMeter
 from tables import table
@@ -30,30 +29,27 @@ from rollq_worker.process.reaper import LOOK_EVERY_S, Reaper
 SETTLE_S = 2 * LOOK_EVERY_S
 """Seconds until finished runs have left the list of active ones and new workers are at rest."""
 REAPERS = 16
-MOST_FOR_RUNS = 2.0
+MOST = 2.0
 """Finished runs may cost an idle worker this many times the commands that it sends without any."""
 BROKER = ("brpop", "publish", "smembers", "llen", "lpush", "multi", "exec", "sadd")
 """Commands of Celery and kombu; the others are the ledger's."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000, help="finished runs (1000)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement (15)")
-    parser.add_argument("--workers", type=int, default=4, help="workers, beside a single one (4)")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_for(__doc__)
+    parser.add_argument("--runs", type=int, default=1000, help="finished runs (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement (%(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="workers, beside a single one (%(default)s)")
+    args = parser.parse_args(argv)
     with Processes() as processes:
         rows = measure(processes, args.workers, args.runs, args.seconds)
     alone = {row["finished runs"]: row["all"] for row in rows if row["who"] == "1 worker"}
-    ratio = alone[args.runs] / alone[0]
-    if args.json:
-        print(json.dumps({"rows": rows, "ratio": ratio}))
-    else:
-        print("commands and connections a second\n")
-        print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
-        print(f"\n{args.runs} finished runs cost one idle worker {ratio:.2f} times the commands of none")
-    return int(ratio > MOST_FOR_RUNS)
+    print("commands and connections a second\n")
+    print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+    growth = Check(
+        f"an idle worker's commands, {args.runs:,} finished runs over none", alone[args.runs] / alone[0], MOST
+    )
+    return conclude({"rows": rows}, [growth], args.json)
 
 
 def measure(processes: Processes, workers: int, runs: int, seconds: float) -> list[dict[str, Any]]:

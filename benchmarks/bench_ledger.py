@@ -7,8 +7,6 @@ than 1.8 script calls, or a finished group is not handed out at once.
     python benchmarks/bench_ledger.py [--jobs N ...] [--million] [--json]
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -20,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import redis
+from checks import Check, conclude, parser_for
 from ledger_load import SIZE, Episode, Load
 from processes import START_S, Processes
 from redis_meter import RedisMeter
@@ -57,10 +56,9 @@ MAX_OF_WAKE = 20.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=list(LARGE), metavar="N", help="jobs in the large runs")
     parser.add_argument("--million", action="store_true", help="also a run of 1,000,000 jobs (0.7 GB, five minutes)")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args(argv)
     result: dict[str, Any] = {}
     with Processes() as processes:
@@ -71,12 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = [SMALL, *args.jobs, *([MILLION] if args.million else [])]
     result["script_us"] = {str(jobs): measure_scripts(episode, jobs) for jobs in sizes}
     report(result)
-    if args.json:
-        print(json.dumps(result))
-    wrong = judge(result)
-    for why in wrong:
-        print(why, file=sys.stderr)
-    return 1 if wrong else 0
+    return conclude(result, checks(result), args.json)
 
 
 # -- workers
@@ -304,20 +297,19 @@ def report(result: dict[str, Any]) -> None:
     print(table(["", ""], [[name.replace("_", " "), f"{value:.2f}"] for name, value in delivery.items()]))
 
 
-def judge(result: dict[str, Any]) -> list[str]:
-    """What is beyond its bound."""
-    sizes, wrong = list(result["script_us"].values()), []
-    for name, value in sizes[0].items():
-        if (growth := sizes[-1][name] / value) > MAX_GROWTH:
-            wrong.append(f"{name} takes {growth:.1f} times as long in the largest run")
-    used, workers, delivery = result["bytes"], result["workers"], result["delivery"]
-    checks = [
-        ("bytes of a running job / of its events", used["running"] / result["episode"]["bytes"], MAX_OF_BLOBS),
-        ("bytes of an acknowledged job / of a queued one", used["acknowledged"] / used["queued"], MAX_OF_QUEUED),
-        ("script calls a turn", workers["scripts_a_turn"], MAX_SCRIPTS_A_TURN),
-        ("delivery / BLPOP", delivery["p50_ms"] / delivery["blpop_p50_ms"], MAX_OF_WAKE),
+def checks(result: dict[str, Any]) -> list[Check]:
+    sizes, used = list(result["script_us"].values()), result["bytes"]
+    growth = max((sizes[-1][name] / value, name) for name, value in sizes[0].items())
+    delivery = result["delivery"]
+    return [
+        Check(f"time in scripts, largest run over smallest ({growth[1]})", growth[0], MAX_GROWTH),
+        Check("bytes of a running job, over its events'", used["running"] / result["episode"]["bytes"], MAX_OF_BLOBS),
+        Check(
+            "bytes of an acknowledged job, over a queued one's", used["acknowledged"] / used["queued"], MAX_OF_QUEUED
+        ),
+        Check("script calls a turn", result["workers"]["scripts_a_turn"], MAX_SCRIPTS_A_TURN),
+        Check("delivery of a group, over a bare BLPOP", delivery["p50_ms"] / delivery["blpop_p50_ms"], MAX_OF_WAKE),
     ]
-    return wrong + [f"{what}: {value:.2f}, more than {most:g}" for what, value, most in checks if value > most]
 
 
 if __name__ == "__main__":

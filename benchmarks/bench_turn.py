@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from checks import Check, add_tokenizer, conclude, parser_for
-from cpu import cpu_seconds, require_linux
+from cpu import cpu_seconds, require_linux, resident_mb
 from processes import Processes
 from redis_meter import RedisMeter
 from runs import SPLITS, TIMEOUT_S, indices, require_perfect, rollouts, submit, turns_of, wait_until_done
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.naive:
             setting = (args.env, args.tokenizer, args.concurrency)
             rounds["naive"] = [play_by_naive_loop(processes, engine_url, args.naive, *setting)]
-    result = compare({name: each[1:] or each for name, each in rounds.items()})
+    result = {"at_rest_mb": worker.at_rest_mb} | compare({name: each[1:] or each for name, each in rounds.items()})
     report(result, args)
     return conclude(result, checks(result, args.env), args.json)
 
@@ -91,6 +91,7 @@ class Worker:
         self.meter = RedisMeter(self.redis_url)
         self.env, self.tasks = args.env, indices(args.env, args.tasks)
         self.child = processes.worker(self.redis_url, engine_url, args.concurrency, args.tokenizer)
+        self.at_rest_mb = resident_mb(self.child.pid)
 
     def play(self, number: int) -> Side:
         """One run: submit, wait for all jobs, and only then read the trajectories."""

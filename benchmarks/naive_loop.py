@@ -9,17 +9,12 @@ file, and the measurements leave as one.
 """
 
 import asyncio
-import gc
-import gzip
 import json
 import os
 import re
 import sys
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +24,6 @@ from inspect_ai.tool import ToolError
 from inspect_ai.util import Store
 from inspect_evals.tau2.common import tools as common
 from inspect_evals.tau2.retail.RetailAgentTools import RetailAgentTools
-from inspect_evals.tau2.utils import TAU2_DATA_DIR, get_dict_hash
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
@@ -38,34 +32,6 @@ CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 FREE = {"calculate": common.calculate(), "transfer_to_human_agents": common.transfer_to_human_agents()}
 """Tools that do not touch the data. The package's scorer does not replay them."""
 TRIES = 5
-ALONE = 5
-"""Number of loads and hashes that are timed with one database in the process."""
-
-
-class PartTimer:
-    """CPU seconds and calls by part. Everything runs in one thread, so its CPU time is the part's."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.calls: defaultdict[str, int] = defaultdict(int)
-        self._began = 0.0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        began = time.thread_time()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.thread_time() - began
-            self.calls[name] += 1
-
-    def collector(self, phase: str, info: dict[str, Any]) -> None:
-        """Callback of the garbage collector. Its time counts in the running part as well."""
-        if phase == "start":
-            self._began = time.thread_time()
-        else:
-            self.seconds["collector"] += time.thread_time() - self._began
-            self.calls["collector"] += 1
 
 
 class Function(BaseModel):
@@ -96,16 +62,14 @@ class Parser:
 class Episode:
     """The stock environment of one episode, with a scripted user."""
 
-    def __init__(self, task: dict[str, Any], clock: PartTimer) -> None:
+    def __init__(self, task: dict[str, Any]) -> None:
         self.task = task
-        self.clock = clock
         self.toolkit = self.load()
         self.answers: list[str] = []
 
     def load(self) -> Any:
-        with self.clock.part("load"):
-            toolkit = RetailAgentTools(store=Store(), instance=uuid.uuid4().hex)
-            toolkit.initialize()
+        toolkit = RetailAgentTools(store=Store(), instance=uuid.uuid4().hex)
+        toolkit.initialize()
         return toolkit
 
     def respond(self, text: str) -> str:
@@ -126,12 +90,10 @@ class Episode:
         due = self.load()
         for name, arguments in self.task["truth"]:
             if name not in FREE:
-                with self.clock.part("tool"):
-                    await self.call(due, name, arguments)
+                await self.call(due, name, arguments)
         hashes = []
         for toolkit in (due, self.toolkit):
-            with self.clock.part("hash"):
-                hashes.append(toolkit.db.get_hash())
+            hashes.append(toolkit.db.get_hash())
         said = "\n".join(self.answers).lower().replace(",", "")
         return float(hashes[0] == hashes[1] and all(output.lower() in said for output in self.task["outputs"]))
 
@@ -144,7 +106,6 @@ class Loop:
         self.url = f"{engine_url}/generate"
         self.tokenizer = tokenizer
         self.policy, self.tools = setting["policy"], setting["tools"]
-        self.clock = PartTimer()
 
     async def play(self, tasks: list[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
         slots = asyncio.Semaphore(concurrency)
@@ -156,21 +117,18 @@ class Loop:
         return await asyncio.gather(*map(one, tasks))
 
     async def rollout(self, task: dict[str, Any]) -> dict[str, Any]:
-        episode = Episode(task, self.clock)
+        episode = Episode(task)
         messages = [{"role": "system", "content": self.policy}, {"role": "user", "content": task["opening"]}]
         ids = self.encode(self.render(messages, True, self.tools))
         prompt, mask = len(ids), [0] * len(ids)
         turns, said = 0, ""
         while turns < MAX_TURNS and "###STOP###" not in said:
             turns += 1
-            with self.clock.part("parser"):
-                parser = Parser(self.tools)
+            parser = Parser(self.tools)
             text = await self.sample(self.render(messages, True, self.tools))
-            with self.clock.part("parser"):
-                call = parser.read(text)
+            call = parser.read(text)
             self.add(messages, ids, mask, {"role": "assistant", "content": text})
-            with self.clock.part("tool"):
-                said = await episode.call(episode.toolkit, *call) if call else episode.respond(text)
+            said = await episode.call(episode.toolkit, *call) if call else episode.respond(text)
             reply = {"role": "tool", "name": call[0], "content": said} if call else {"role": "user", "content": said}
             self.add(messages, ids, mask, reply)
         return {"reward": await episode.reward(), "turns": turns, "prompt": prompt, "tokens": len(ids)}
@@ -197,14 +155,12 @@ class Loop:
         mask += [int(sampled)] * len(new)
 
     def render(self, messages: list[Any], prompt: bool, tools: list[Any] | None = None) -> str:
-        with self.clock.part("template"):
-            return str(
-                self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=False)
-            )
+        return str(
+            self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=False)
+        )
 
     def encode(self, text: str) -> list[int]:
-        with self.clock.part("tokenise"):
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, imports: float) -> dict[str, Any]:
@@ -213,11 +169,8 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
         limits=httpx.Limits(max_connections=concurrency), timeout=None, trust_env=False
     ) as client:
         loop = Loop(client, engine_url, tokenizer, setting)
-        apart = measure_alone(setting["warm_up"][0])
         await loop.play(setting["warm_up"], concurrency)
         warm = cpu_seconds(os.getpid())
-        loop.clock = PartTimer()
-        gc.callbacks.append(loop.clock.collector)
         began = time.monotonic()
         rollouts = await loop.play(setting["tasks"], concurrency)
         wall = time.monotonic() - began
@@ -227,30 +180,7 @@ async def run(tasks: Path, engine_url: str, tokenizer: Any, concurrency: int, im
         "cpu_s": cpu_seconds(os.getpid()) - warm,
         "wall_s": wall,
         "rollouts": rollouts,
-        "parts": {name: [loop.clock.seconds[name], loop.clock.calls[name]] for name in loop.clock.seconds},
-        "apart": apart,
     }
-
-
-def measure_alone(task: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds of a load, a hash and their parts, alone in the process, with and without the collector."""
-    found = {}
-    for name, turn in (("alone", gc.enable), ("collector off", gc.disable)):
-        turn()
-        clock = PartTimer()
-        for _ in range(ALONE):
-            with clock.part("JSON"):
-                json.loads(gzip.decompress((TAU2_DATA_DIR / "domains" / "retail" / "db.json.gz").read_bytes()))
-            episode = Episode(task, clock)
-            with clock.part("hash"):
-                episode.toolkit.db.get_hash()
-            dumped = episode.toolkit.db.model_dump()
-            with clock.part("hash of dicts"):
-                get_dict_hash(dumped)
-            del episode, dumped
-        found[name] = {part: seconds / clock.calls[part] for part, seconds in clock.seconds.items()}
-    gc.enable()
-    return found
 
 
 def main(tasks: str, engine_url: str, tokenizer: str, concurrency: str, out: str) -> None:

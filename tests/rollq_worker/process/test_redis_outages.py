@@ -29,6 +29,7 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.reaper import Reaper
 from tests.e2e.own_redis import OwnRedis
+from tests.rollq.other_constants import renew_scripts
 from tests.rollq.samples import reader
 from tests.rollq_worker.process.ledgers import FakePublisher, live_worker
 from tests.stalls import Stalls
@@ -54,6 +55,7 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in TIMES.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name) / SCALE)
+    renew_scripts(monkeypatch)
 
 
 class Store(OwnRedis):

@@ -106,7 +106,7 @@ class Probes:
             return self._writes(Known(shape, writing), probes, count, ids, render)
 
         for form in FORMS:
-            plain = Writing(self._controls, form, Edges.KEPT, any_text(()), frozenset())
+            plain = Writing(self._controls, form, Edges.KEPT, None, frozenset())
             if not writes(plain, _CLEAN):
                 continue
             edges = (replace(plain, edges=edges) for edges in (Edges.KEPT, Edges.STRIPPED))

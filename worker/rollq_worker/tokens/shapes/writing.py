@@ -37,8 +37,8 @@ class Writing:
     controls: ControlTokens
     form: Callable[[str], str]
     edges: Edges
-    unlike: re.Pattern[str]
-    """Finds a text that the template may look for."""
+    unlike: re.Pattern[str] | None
+    """Finds a text that the template may look for; None: it looks for none."""
     equal: frozenset[str]
     """Whole contents with which the template compares."""
 
@@ -48,7 +48,7 @@ class Writing:
         if not self.controls.is_harmless(content):
             guard = Guard(self.controls)
             content = guard.hide(content)
-        if content in self.equal or self.unlike.search(content):
+        if content in self.equal or (self.unlike and self.unlike.search(content)):
             return None
         if content[:1].isspace() or content[-1:].isspace():
             if self.edges is Edges.UNKNOWN or content.isspace():
@@ -59,6 +59,7 @@ class Writing:
         return written if guard is None else guard.restore(written)
 
 
-def any_text(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds any of these texts."""
-    return re.compile("|".join(map(re.escape, sorted(texts))) or r"(?!)")
+def any_text(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of these texts; None for no texts."""
+    pattern = "|".join(map(re.escape, sorted(texts)))
+    return re.compile(pattern) if pattern else None

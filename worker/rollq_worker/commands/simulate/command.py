@@ -156,9 +156,7 @@ def _play(args: argparse.Namespace) -> int:
         print(json.dumps(found | {"ledger": rehearsal and rehearsal.as_json(), "costs": dict(costs.machine)}))
         return 0
     show_outcome(fleet, outcome, now, later)
-    print(
-        f"\nnext: rollq simulate {args.fleet} --vary workers.concurrency=64,128,256 compares fleets; see docs/tune.md"
-    )
+    print(f"\nnext: compare fleets: rollq simulate {args.fleet} --vary workers.concurrency=64,128,256")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rollq.batch import Batch
 from rollq.client.celery_publisher import Publisher
 from rollq.client.client import Client
 from rollq.errors import RollqError, SettingsError
@@ -72,6 +74,20 @@ class Played:
         return sum(one.tokens - one.prompt for one in self.episodes)
 
 
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What workers did between the first rollouts and the last, when all their slots were full."""
+
+    episodes: Sequence[Episode]
+    rollouts_a_s: float
+    worker_s: float
+    """CPU of all workers, of Redis and of the engine for a rollout."""
+    redis_s: float
+    engine_s: float
+    scripts: float
+    """Calls of the ledger's scripts for a rollout."""
+
+
 class Site(DemoProcesses):
     """Redis, the replay engine and workers, and what they use."""
 
@@ -85,7 +101,7 @@ class Site(DemoProcesses):
         self.start_redis()
         self.start_engine(["--env", env, "--latency", str(latency_s), *flags])
         self.await_engine()
-        [self._engine] = self._children
+        [self.engine] = self._children
         self.workers: list[Child] = []
         self._meter = Meter(self.redis_url)
         self._runs = 0
@@ -102,31 +118,62 @@ class Site(DemoProcesses):
                 raise RollqError(f"the workers do not start: {self.last_output()}")
             time.sleep(0.05)
 
-    def play(self, groups: int, max_turns: int = 30, size: int = SIZE) -> Played:
+    def play(self, groups: int, max_turns: int = 30) -> Played:
         """Play that many groups and wait for the last one. Raises RollqError when a rollout fails."""
-        self._runs += 1
-        budget, total = Budget(max_turns=max_turns), groups * size
-        tasks = [index % self._tasks for index in range(groups)]
-        with Client(self.redis_url, run=f"measured-{self._runs}") as client:
+        with self._run() as client:
             before, began = self._used(), time.monotonic()
             own = time.process_time()
-            client.submit(
-                (Job(env=self.env, split=SPLIT, task=task, group=f"g{n}", size=size, budget=budget)
-                 for n, task in enumerate(tasks)),
-                ahead=max(256, groups),
-            )  # fmt: skip
+            self._submit(client, groups, max_turns)
             own = time.process_time() - own
             client.seal()
-            while client.stats()["done"] < total:
-                self._still_going(client, began)
-                time.sleep(0.05)
+            self._wait(client, groups * SIZE)
             wall, after = time.monotonic() - began, self._used()
-            episodes: list[Episode] = []
-            for batch in client.batches(groups=1):
-                episodes += [episode(one.mask) for one in batch.trajectories]
-                batch.ack()
+            episodes = [one for batch in client.batches(groups=1) for one in _acknowledged(batch)]
         workers, engine, redis, kept = (end - start for start, end in zip(before, after, strict=True))
         return Played(episodes, wall, workers, engine, redis, own, kept)
+
+    def play_steadily(self, groups: int, slots: int) -> Steady:
+        """Play that many groups, and measure while all slots are full. A consumer takes the groups meanwhile."""
+        episodes: list[Episode] = []
+
+        def consume() -> None:
+            with Client(self.redis_url, run=f"measured-{self._runs}") as consumer:
+                for batch in consumer.batches(groups=1):
+                    episodes.extend(_acknowledged(batch))
+
+        with self._run() as client:
+            self._submit(client, groups, 30)
+            client.seal()
+            consuming = threading.Thread(target=consume, daemon=True)
+            consuming.start()
+            marks = []
+            for rollouts in (slots, groups * SIZE - slots):
+                done = self._wait(client, rollouts)
+                marks.append((time.monotonic(), done, *self._used()[:3], self._meter.scripts()))
+            self._wait(client, groups * SIZE)
+            consuming.join(TIMEOUT_S)
+        seconds, done, workers, engine, redis, scripts = (end - start for start, end in zip(*marks, strict=True))
+        return Steady(episodes, done / seconds, workers / done, redis / done, engine / done, scripts / done)
+
+    def _run(self) -> Client:
+        self._runs += 1
+        return Client(self.redis_url, run=f"measured-{self._runs}")
+
+    def _submit(self, client: Client, groups: int, max_turns: int) -> None:
+        budget = Budget(max_turns=max_turns)
+        jobs = (
+            Job(env=self.env, split=SPLIT, task=n % self._tasks, group=f"g{n}", size=SIZE, budget=budget)
+            for n in range(groups)
+        )
+        client.submit(jobs, ahead=max(256, groups))
+
+    def _wait(self, client: Client, rollouts: int) -> int:
+        """Returns the number of rollouts that are done, once it is at least that. Raises RollqError."""
+        began = time.monotonic()
+        while (done := int(client.stats()["done"])) < rollouts:
+            self._still_going(client, began)
+            time.sleep(0.05)
+        return done
 
     def _still_going(self, client: Client, began: float) -> None:
         self.check()
@@ -136,7 +183,11 @@ class Site(DemoProcesses):
     def _used(self) -> tuple[float, float, float, float]:
         """CPU seconds of the workers, the engine and Redis so far, and the bytes in Redis."""
         workers = sum(cpu_s(child) for child in self.workers)
-        return workers, cpu_s(self._engine), self._meter.cpu_s(), float(self._meter.bytes())
+        return workers, cpu_s(self.engine), self._meter.cpu_s(), float(self._meter.bytes())
+
+    def own_cpu_s(self) -> float:
+        """CPU seconds of all these processes and of this one so far."""
+        return time.process_time() + sum(cpu_s(child) for child in self._children) + self._meter.cpu_s()
 
     def messages(self, count: int) -> float:
         """CPU seconds of a worker for a message whose job has ended."""
@@ -157,6 +208,12 @@ class Site(DemoProcesses):
         if meter := getattr(self, "_meter", None):
             meter.close()
         super().stop()
+
+
+def _acknowledged(batch: Batch) -> list[Episode]:
+    found = [episode(one.mask) for one in batch.trajectories]
+    batch.ack()
+    return found
 
 
 def cpu_s(child: Child) -> float:

@@ -141,8 +141,8 @@ class ModelledEngines(_Fleet):
         self._waiting: dict[str, Rollout] = {}
         self._late_s = 0.0
         """Seconds by which the engines' clocks are behind, because they stood still."""
-        self._stood_at = 0.0
-        """The engines' time at which they last stood still."""
+        self._times = [0.0] * engines.count
+        """Each engine's own time when it was last looked at."""
 
     def ask(self, rollout: Rollout, sampled: int) -> None:
         rid = f"{rollout.group.seq}/{rollout.sample}"
@@ -150,12 +150,15 @@ class ModelledEngines(_Fleet):
         engine = rollout.group.engine
         self._begun(engine)
         key = (rid, rollout.turn)
-        self._models[engine].submit(Request(rid, rollout.chain, key, sampled), self._engine_now())
+        self._models[engine].submit(Request(rid, rollout.chain, key, sampled), self._engine_now(engine))
         rollout.chain = (*rollout.chain, (key, sampled))
         self._look_later(engine)
 
-    def _engine_now(self) -> float:
-        return max(self._clock.now - self._late_s, self._stood_at)
+    def _engine_now(self, engine: int) -> float:
+        """The engine's time. It never goes back, also where sums of times are rounded."""
+        now = max(self._clock.now - self._late_s, self._times[engine])
+        self._times[engine] = now
+        return now
 
     def _look_later(self, engine: int) -> None:
         due = self._models[engine].next_event() + self._late_s
@@ -167,14 +170,19 @@ class ModelledEngines(_Fleet):
         if self._clock.now < self._next[engine]:  # an earlier look was entered after this one
             return
         self._next[engine] = inf
-        for finished in self._models[engine].advance(self._engine_now()):
-            rollout = self._waiting.pop(finished.rid)
-            self._ended(engine)
-            self._answered(rollout)
+        model = self._models[engine]
+        event = model.next_event()
+        if event + self._late_s <= self._clock.now:  # else it has stood still meanwhile
+            self._times[engine] = max(self._engine_now(engine), event)
+            for finished in model.advance(self._times[engine]):
+                rollout = self._waiting.pop(finished.rid)
+                self._ended(engine)
+                self._answered(rollout)
         self._look_later(engine)
 
     def stand_still(self, seconds: float) -> None:
-        self._stood_at = self._engine_now()
+        for engine in range(len(self._models)):
+            self._engine_now(engine)
         self._late_s += seconds
 
 

@@ -5,13 +5,14 @@ Times are in seconds. It knows nothing of costs: those are measured (costs/).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rollq.errors import SettingsError
 from rollq_worker.simulation.amounts import Amount
 from rollq_worker.simulation.engine_model import EngineShape
+from rollq_worker.simulation.engine_shapes import shape_of
 from rollq_worker.simulation.fleet.traces import Episode, read_trace
 from rollq_worker.simulation.tables import Table, read_toml
 
@@ -142,25 +143,12 @@ def _engines(table: Table) -> Engines:
     found = Engines(
         count=table.whole("count", 1),
         turn_s=TURN_S if shape else table.amount("turn_s"),
-        shape=_shape(shape) if shape else None,
+        shape=shape_of(shape) if shape else None,
         policy_tokens=table.whole("policy_tokens", 0, default=0),
         cpu_s=table.number("cpu_s", default=0.0),
     )
     table.end()
     return found
-
-
-def _shape(table: Table) -> EngineShape:
-    read: dict[str, Any] = {}
-    for one in fields(EngineShape):
-        if one.name.endswith("_s"):
-            read[one.name] = table.number(one.name)
-        elif one.name in ("kv_tokens", "max_running", "chunk_tokens"):
-            read[one.name] = table.whole(one.name, 1)
-        elif one.type in ("bool", bool):
-            read[one.name] = table.flag(one.name, default=bool(one.default))
-    table.end()
-    return EngineShape(**read)
 
 
 def _workers(table: Table) -> Workers:

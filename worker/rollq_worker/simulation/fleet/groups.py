@@ -33,7 +33,7 @@ class Groups:
         self.step = 0
         """The step that was published last."""
         self._size, self._ahead, self._batch, self._staleness = size, ahead, batch, max_staleness
-        self._entered = self._acknowledged = self._held = 0
+        self.entered = self._acknowledged = 0
         self._open: set[int] = set()
         self._oldest: list[int] = []
         """A heap of the sequence numbers of open groups, and of some that are not open any more."""
@@ -43,13 +43,13 @@ class Groups:
     def room(self) -> bool:
         """Whether a new group may enter."""
         if self._staleness is None:
-            return self._entered - self._acknowledged < self._ahead
+            return self.entered - self._acknowledged < self._ahead
         # Every group that was entered is open, ready, held or trained.
-        return self._entered < (self._staleness + self.step + 1) * self._batch
+        return self.entered < (self._staleness + self.step + 1) * self._batch
 
     def enter(self) -> Group:
-        self._entered += 1
-        group = Group(self._entered, self._size)
+        self.entered += 1
+        group = Group(self.entered, self._size)
         self._open.add(group.seq)
         heappush(self._oldest, group.seq)
         return group
@@ -77,7 +77,6 @@ class Groups:
             for one in taken:
                 heappush(self._ready, one)
             return []
-        self._held += count
         return [group for _, group in taken]
 
     def _oldest_open(self) -> float:
@@ -86,7 +85,6 @@ class Groups:
         return self._oldest[0] if self._oldest else float("inf")
 
     def acknowledge(self, groups: Sequence[Group]) -> None:
-        self._held -= len(groups)
         self._acknowledged += len(groups)
 
     def publish(self) -> None:

@@ -21,6 +21,8 @@ class Counts:
     sampled_tokens: int = 0
     calls: int = 0
     """Calls to Redis."""
+    scripts: int = 0
+    """Those of them that are scripts of the ledger."""
     batches: int = 0
     rollout_s: float = 0.0
     """Seconds of the rollouts that ended, each from its claim on."""
@@ -91,7 +93,7 @@ class Outcome:
     worker_cpu_a_turn_s: float
     redis_busy: float
     redis_calls_a_s: float
-    redis_calls_a_turn: float
+    scripts_a_rollout: float
     redis_cpu_a_rollout_s: float
     redis_mb_a_s: float
     """Megabytes that are written."""
@@ -132,7 +134,7 @@ class Outcome:
             worker_cpu_a_turn_s=counts.workers_s / max(1, counts.turns),
             redis_busy=counts.redis_s / seconds,
             redis_calls_a_s=counts.calls / seconds,
-            redis_calls_a_turn=counts.calls / max(1, counts.turns),
+            scripts_a_rollout=counts.scripts / counts.done,
             redis_cpu_a_rollout_s=counts.redis_s / counts.done,
             redis_mb_a_s=counts.written_bytes / seconds / 1e6,
             redis_mb=most / 1e6,

@@ -222,6 +222,7 @@ class FleetRun:
 
     def _renew(self, process: int) -> None:
         if playing := self._played[process]:
+            self.counts.scripts += 1
             self._load(playing * self.costs.redis.renew_job_s)
         self.clock.at(self.clock.now + RENEW_EVERY_S, self._renew, process)
 
@@ -294,6 +295,7 @@ class FleetRun:
             self._redis_cpu.run(seconds, _nothing)
 
     def _note(self, *call: Any) -> None:
+        self.counts.scripts += call[0] != "read"
         if self._log is not None:
             self._log.append(call)
 

@@ -1,0 +1,112 @@
+"""The simulated clock, its servers and its cores: order, conservation of work, and queueing theory."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq_worker.simulation.fleet.clock import Clock, Cores, Server
+
+
+@given(st.lists(st.floats(0, 100), max_size=40))
+def test_events_happen_in_order_and_never_in_the_past(times: list[float]):
+    clock, seen = Clock(), []
+
+    def act(time: float) -> None:
+        assert clock.now == time
+        seen.append(time)
+        if len(seen) < 60:
+            clock.at(time - 1, lambda _: seen.append(clock.now))  # what should have happened happens now
+
+    for time in times:
+        clock.at(time, act, time)
+    clock.run()
+    assert seen == sorted(seen)
+    assert clock.passed == len(seen)
+
+
+def test_events_of_one_time_keep_their_order():
+    clock, seen = Clock(), []
+    for number in range(10):
+        clock.at(1.0, seen.append, number)
+    clock.run()
+    assert seen == list(range(10))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_a_server_waits_as_an_m_d_1_queue_does(load: float):
+    clock, random, service = Clock(), Random(1), 0.001
+    server, calls = Server(clock), 200_000
+
+    def arrive(_: None) -> None:
+        server.serve(service, 0.0, lambda _: None)
+        if server.calls < calls:
+            clock.at(clock.now + random.expovariate(load / service), arrive)
+
+    clock.at(0.0, arrive)
+    clock.run()
+    theory = service * load / (2 * (1 - load))
+    assert server.waited_s / calls == pytest.approx(theory, rel=0.1)
+    assert server.busy_s / clock.now == pytest.approx(load, rel=0.02)
+
+
+WORK = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), st.floats(0.001, 5)), min_size=1, max_size=40)
+
+
+@given(WORK, st.integers(1, 6))
+def test_cores_do_all_work_once_and_no_more_at_a_time_than_there_are(work: list[tuple[int, float, float]], count: int):
+    clock = Clock()
+    cores = Cores(clock, count)
+    processes = [cores.process() for _ in range(5)]
+    ended: list[tuple[int, int, float]] = []
+
+    def begin(item: tuple[int, int, float]) -> None:
+        _, process, seconds = item
+        processes[process].run(seconds, ended.append, item)
+
+    for number, (process, at, seconds) in enumerate(work):
+        clock.at(at, begin, (number, process, seconds))
+    clock.run()
+    assert sorted(number for number, _, _ in ended) == list(range(len(work)))
+    total = sum(seconds for _, _, seconds in work)
+    assert sum(process.busy_s for process in processes) == pytest.approx(total)
+    first, last = min(at for _, at, _ in work), max(at for _, at, _ in work)
+    longest = max(sum(s for p, _, s in work if p == process) for process in range(5))
+    # Neither faster than cores and the busiest process allow, nor slower than one core would be.
+    assert clock.now >= first + max(total / count, longest) - (last - first) - 1e-9
+    assert clock.now <= last + total + 1e-9
+    for process in range(5):  # one thread of a process runs at a time, in the order in which they came
+        order = [number for number, of, _ in ended if of == process]
+        assert order == sorted(order, key=lambda number: (work[number][1], number))
+
+
+def test_one_process_uses_one_core():
+    clock = Clock()
+    process = Cores(clock, 8).process()
+    for _ in range(10):
+        process.run(1.0, lambda _: None)
+    clock.run()
+    assert clock.now == pytest.approx(10.0)
+
+
+def test_processes_share_cores_fairly():
+    clock, ends = Clock(), {}
+    cores = Cores(clock, 2)
+    for name in range(4):
+        process = cores.process()
+        for _ in range(100):
+            process.run(0.01, lambda name: ends.update({name: clock.now}), name)
+    clock.run()
+    assert clock.now == pytest.approx(2.0)
+    assert all(math.isclose(end, 2.0, abs_tol=0.05) for end in ends.values())
+
+
+def test_waking_up_costs_once():
+    clock = Clock()
+    process = Cores(clock, 1).process(wake_s=0.5)
+    for at in (0.0, 0.1, 10.0):
+        clock.at(at, lambda _: process.run(1.0, lambda _: None))
+    clock.run()
+    assert process.busy_s == pytest.approx(3 + 2 * 0.5)

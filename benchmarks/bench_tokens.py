@@ -103,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     tokenizer = load_tokenizer(args.tokenizer)
     tokenizer.use_fast_encoder()  # as a worker does
-    renderer = ChatRenderer(tokenizer)
     tools = list(domain(ENV).open("train", 0, {}).tools)[:TOOLS]
+    renderer = ChatRenderer(tokenizer, tools=tools)
 
     def begin() -> Conversation:
         return Conversation(renderer, POLICY, tools)

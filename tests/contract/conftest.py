@@ -184,7 +184,8 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def sglang(scripts: Path, venv: Path, model: Path, log: Path, *flags: str) -> Iterator[Server]:
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), *flags]
+    # An idle scheduler would spin on a whole core, beside the servers that are tested.
+    command = [str(scripts / "serve.sh"), str(venv), str(model), str(port), "--sleep-on-idle", *flags]
     with running(command, url, START_S, log) as process:
         yield Server(url, load_tokenizer(str(model)), process)
 

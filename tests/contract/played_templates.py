@@ -139,11 +139,16 @@ class PerfectPolicy:
 
 @dataclass
 class ForcedEngine:
-    """Samples the policy's moves one after the other, each token from `engine`; None: without a server."""
+    """Samples the policy's moves one after the other from `engine`; None: without a server.
+
+    The server samples the tokens in which templates differ: each control token, and a turn's first and last one. With
+    `every` it samples all. Those between are Qwen's in each template; the server reads them in the next prompt.
+    """
 
     policy: PerfectPolicy
     moves: Iterator[Action]
     engine: Engine | None = None
+    every: bool = False
     requests: list[array[int]] = field(default_factory=list)
     """The prompt of each turn."""
 
@@ -165,15 +170,21 @@ class ForcedEngine:
         assert len(turn) <= max_new_tokens
         logprobs, version, finish = array("f", [-0.5] * len(turn)), "v0", Finish.STOP
         if self.engine:
-            said, logprobs = ids[:], array("f")
-            for token in turn:
+            said = ids[:]
+            for at, token in enumerate(turn):
+                if not (self.every or self._differs(turn, at)):
+                    said.append(token)
+                    continue
                 forced = {**sampling, "logit_bias": {str(token): FORCED}}
                 piece = self.engine.generate(said, sampling=forced, max_new_tokens=1, key=key, check=check, **more)
                 assert piece.ids == array("I", [token])
                 said.append(token)
-                logprobs.extend(piece.logprobs)
+                logprobs[at] = piece.logprobs[0]
                 version, finish = piece.versions[-1].version, piece.finish
         return Generated(ids=turn, logprobs=logprobs, versions=[VersionSpan(version, 0, len(turn))], finish=finish)
+
+    def _differs(self, turn: array[int], at: int) -> bool:
+        return at in (0, len(turn) - 1) or turn[at] in self.policy.renderer.tokenizer.added_tokens.values()
 
 
 def play_template(
@@ -182,12 +193,13 @@ def play_template(
     *,
     env: str | Domain = "shop",
     task: int = 0,
+    every: bool = False,
     **job: Any,
 ) -> Trajectory:
     """A whole episode as a worker plays it, of a policy that makes the task's ground-truth moves.
 
-    `connect` gives the engine for a renderer's stop tokens; None: no server. `job`: more of the job, such as `agent`
-    and `history`. Raises JobFailure for a template that is refused.
+    `connect` gives the engine for a renderer's stop tokens; None: no server. `every`: the engine samples every token.
+    `job`: more of the job, such as `agent` and `history`. Raises JobFailure for a template that is refused.
     """
     world = domain(env) if isinstance(env, str) else env
     played = Job(run="r", group="g", env=world.name, task=task, **job)
@@ -196,7 +208,7 @@ def play_template(
     renderer = RendererCache(tokenizer).get(played, list(environment.tools))
     form = TextForm(played.agent) if agent.text_actions else None
     policy = PerfectPolicy(renderer, form, [] if form else list(environment.tools))
-    engine = ForcedEngine(policy, iter(spoken.moves), connect(renderer) if connect else None)
+    engine = ForcedEngine(policy, iter(spoken.moves), connect(renderer) if connect else None, every)
     trajectory = play(
         played,
         engine=engine,

@@ -137,10 +137,11 @@ class PlainHttp:
         """The answer to a body in pieces, and whether the connection may be used again. `timeout_s` limits each read.
         Raises NoResponse, after which the connection is of no more use."""
         line = f"POST {self._prefix}{path} HTTP/1.1\r\n{header[0]}: {header[1]}\r\n"
-        head = b"%bContent-Length: %d\r\n%b\r\n" % (line.encode(), sum(map(len, body)), self._headers)
+        length = sum(map(len, body))
+        head = b"%bContent-Length: %d\r\n%b\r\n" % (line.encode(), length, self._headers)
         try:
             kept.limit_waits(timeout_s)
-            _send(kept.sock, (head, *body))
+            _send(kept.sock, (head, *body), len(head) + length)
             received, end = b"", -1
             while end < 0 and len(received) < MAX_HEAD and (more := kept.sock.recv(FIRST_READ)):
                 received += more
@@ -195,12 +196,12 @@ class _Stream(io.RawIOBase):
             raise TimeoutError("the read timed out") from e
 
 
-def _send(sock: socket.socket, pieces: Sequence[bytes]) -> None:
+def _send(sock: socket.socket, pieces: Sequence[bytes], length: int) -> None:
     if len(pieces) > MAX_PIECES:
         pieces = [b"".join(pieces)]
     with suppress(BrokenPipeError):  # it may have answered before it had read everything; if not, reading says so
         sent = sock.sendmsg(pieces)
-        if sent < sum(map(len, pieces)):
+        if sent < length:
             sock.sendall(memoryview(b"".join(pieces))[sent:])
 
 

@@ -1,6 +1,7 @@
 """`rollq engine`: the replay engine in the foreground, an SGLang server without a model."""
 
 import argparse
+from pathlib import Path
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, expert_shape, number, whole
@@ -23,6 +24,12 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
+    )
+    parser.add_argument(
+        "--shape",
+        type=Path,
+        metavar="FILE",
+        help="TOML with [engines.shape]: times, memory and prefix cache as the model of such an engine has them",
     )
     parser.add_argument(
         "--mistakes",
@@ -51,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     with needs("engine"):
         from rollq_worker.replay_engine import server
+        from rollq_worker.simulation.engine_shapes import read_shape
     for name in args.env.split(",") if args.env != "all" else ():
         load_domain(name.strip(), "engine")
     if port_taken(args.port, args.host):
@@ -61,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         env=args.env,
         latency=args.latency,
+        shape=read_shape(args.shape) if args.shape else None,
         mistakes=args.mistakes,
         errors=args.errors,
         seed=args.seed,

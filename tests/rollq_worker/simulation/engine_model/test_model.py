@@ -97,11 +97,11 @@ def test_retracting_all_loses_no_request(shape: EngineShape, traffic: list[Arriv
     for one in sorted(early, key=lambda one: one.at):
         model.submit(one.request, one.at)
     ended = model.advance(at)
-    before = {one.request.rid: model.sampled(one.request.rid, at) for one in early}
+    before = {one.request.rid: sampled(model, one.request.rid, at) for one in early}
     model.retract_all(at)
     assert model.load(at).used_tokens == 0
     model.flush_cache()
-    assert {rid: model.sampled(rid, at) for rid in before} == before
+    assert {rid: sampled(model, rid, at) for rid in before} == before
     while model.next_event() < inf:
         ended += model.advance(model.next_event())
     assert sorted(one.rid for one in ended) == sorted(one.request.rid for one in early)
@@ -139,11 +139,16 @@ def test_sampled_tokens_never_fall_and_an_abort_returns_them(traffic: list[Arriv
         for rid in ended:
             del seen[rid]
         for rid in seen:
-            now = model.sampled(rid, at)
+            now = sampled(model, rid, at)
             assert now >= seen[rid]
             seen[rid] = now
-    for rid, sampled in seen.items():
-        assert model.abort(rid, times[-1]) == sampled
+    for rid, count in seen.items():
+        assert model.abort(rid, times[-1]) == count
+
+
+def sampled(model: EngineModel, rid: str, at: float) -> int:
+    progress = model.progress(rid, at)
+    return progress.sampled if progress is not None else 0
 
 
 def request(rid: str, *prefix: tuple[str, int], output: int = 10, limit: int | None = None) -> Request:

@@ -71,4 +71,4 @@ def play(model: EngineModel, traffic: list[Arrival], look_every: float = inf) ->
 
 
 def _abort(model: EngineModel, request: Request, at: float) -> int | None:
-    return model.abort(request.rid, at) if model.in_flight(request.rid, at) else None
+    return model.abort(request.rid, at) if model.progress(request.rid, at) is not None else None

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from rollq_worker.simulation.engine_model.kv_memory import KvMemory
 from rollq_worker.simulation.engine_model.seat import Seat
 from rollq_worker.simulation.engine_model.token_reserve import TokenReserve
-from rollq_worker.simulation.engine_model.values import EngineShape, Finished, Load, Request
+from rollq_worker.simulation.engine_model.values import EngineShape, Finished, Load, Progress, Request
 
 
 class EngineModel:
@@ -77,28 +77,24 @@ class EngineModel:
 
     def abort(self, rid: str, now: float) -> int:
         """End a request early. Returns the tokens sampled so far, whose cache stays; 0 for an unknown one."""
-        self._move(now)
-        sampled = self.sampled(rid, now)
-        seat = self._seats.pop(rid, None)
-        if seat is not None:
-            seat.aborted_after = sampled
-            if self._waiting.pop(rid, None) is None:
-                self._aborted.append(seat)
-                self._cut()
-        return sampled
+        progress = self.progress(rid, now)
+        if progress is None:
+            return 0
+        seat = self._seats.pop(rid)
+        seat.aborted_after = progress.sampled
+        if self._waiting.pop(rid, None) is None:
+            self._aborted.append(seat)
+            self._cut()
+        return progress.sampled
 
-    def sampled(self, rid: str, now: float) -> int:
-        """Tokens that the request has sampled so far; 0 for an unknown one."""
+    def progress(self, rid: str, now: float) -> Progress | None:
+        """How far the request is; None for one that was not submitted, has ended or was aborted."""
         self._move(now)
         seat = self._seats.get(rid)
-        if seat is None or seat.number not in self._running:
-            return 0 if seat is None else seat.sampled
-        return self._sampled(seat) + self._steps_done()
-
-    def in_flight(self, rid: str, now: float) -> bool:
-        """Whether the request was submitted, and has neither ended nor been aborted."""
-        self._move(now)
-        return rid in self._seats
+        if seat is None:
+            return None
+        sampled = seat.sampled if seat.number not in self._running else self._sampled(seat) + self._steps_done()
+        return Progress(rid in self._waiting, sampled, seat.cached, seat.retractions)
 
     def retract_all(self, now: float) -> None:
         """Put all admitted requests back into the queue, as a pause with `retract` does. The step in progress is lost;

@@ -106,6 +106,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is."""
+
+    waiting: bool
+    """Whether it is in the queue, for the first time or after a retraction."""
+    sampled: int
+    cached_tokens: int
+    retractions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What /v1/loads tells, and counters since the start."""
 

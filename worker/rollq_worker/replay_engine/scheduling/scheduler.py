@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollq_worker.replay_engine.http_bodies import bad_value, queue_full
+from rollq_worker.simulation.engine_model import Load
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class Generation:
     rid: str
     total: int
     seconds: float
+    cached: int = 0
+    """Tokens of its prompt that were cached."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     started: bool = False
     aborted: bool = False
@@ -82,9 +85,12 @@ class Scheduler:
         self._accepting.set()
         self._empty = asyncio.Event()
 
-    @property
-    def queued(self) -> int:
-        return len(self._queue)
+    def load(self) -> Load:
+        """Running and queued requests. This scheduler knows neither memory nor cache, so the rest is 0."""
+        return Load(self.running, len(self._queue), 0, 0.0, 0, 0.0, 0, 0, 0)
+
+    def flush_cache(self) -> None:
+        """Nothing: it has no cache."""
 
     @property
     def idle(self) -> bool:

@@ -14,7 +14,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq_worker.engine.quarantine import PoisonJob
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.episode import loop
 from rollq_worker.process import job_task
 from rollq_worker.process.job_task import JobRunner
@@ -39,7 +39,7 @@ def test_a_job_is_played_to_its_end(runner: JobRunner, ledger: Ledger) -> None:
 
 
 def test_a_worker_encodes_with_the_fast_encoder(runner: JobRunner) -> None:
-    assert runner.tokenizer._fast is not None
+    assert runner.tokenizer.is_fast
 
 
 @pytest.mark.parametrize("message", ["", "no/such", "x" * 500, "None", "r/g/-1", "{'a': 1}"])
@@ -315,16 +315,16 @@ class TestFailures:
     ) -> None:
         monkeypatch.setattr("rollq_worker.process.attempts.attempt.time", clock := Clock())
         with replaying(latency=1000.0) as slow:
-            engine = SGLangEngine(slow)
+            engine = EnginePool([slow])
             settings = Settings(redis_url=redis_url, engine_urls=(slow,))
             runner = JobRunner(settings, ledger.redis, engine, load_tokenizer(None), "w", threading.Event())
-            send = engine._generate._send
+            send = engine.engines[0]._generate._send
 
             def late(*args: Any) -> Any:
                 clock.ahead += 2000.0  # here: what comes next is the engine
                 return send(*args)
 
-            engine._generate._send = late  # type: ignore[method-assign]
+            engine.engines[0]._generate._send = late  # type: ignore[method-assign]
             runner.leases.start()
             start = time.monotonic()
             summary = runner.run(submit(ledger, budget=Budget(deadline_s=1000.0)))

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_loading_makes_no_fast_encoder(monkeypatch: pytest.MonkeyPatch):
     """Its proof would cost each `rollq submit` a second."""
-    monkeypatch.setattr("rollq_worker.tokens.tokenizer.fast_encoder", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr("rollq_worker.tokens.vocabulary.fast_encoder", lambda *_: pytest.fail("made"))
     load_tokenizer()
 
 

@@ -12,19 +12,15 @@ import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollq.errors import JobFailure, SettingsError
 from rollq.job import NAMED_TOKENS, Json
 from rollq.trajectory import Message
 from rollq_worker.tokens.chat_template import ChatTemplate, LookedFor
-from rollq_worker.tokens.encoders import MAX_LENGTH, Encode, fast_encoder
 from rollq_worker.tokens.training_templates import template_text
-
-if TYPE_CHECKING:
-    import tokenizers
+from rollq_worker.tokens.vocabulary import Vocabulary
 
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -33,23 +29,6 @@ MORE_TEMPLATES = "additional_chat_templates"
 IMAGE_CONFIG = "preprocessor_config.json"
 """The image processor of a vision model."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-LONG = 1000
-"""Number of ids from which decoding uses the batch form, which releases the interpreter."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_BLANK = re.compile(r"[\s\u2581]+")
-"""White space; SentencePiece writes a space as U+2581."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedToken:
-    """A token that its text always becomes, whatever comes before or after it."""
-
-    text: str
-    id: int
-    lstrip: bool
-    """Whether it swallows the white space before it."""
-    rstrip: bool
-    """Whether it swallows the white space after it."""
 
 
 class Tokenizer:
@@ -68,23 +47,15 @@ class Tokenizer:
         Raises SettingsError for an unusable spec.
         """
         self.name = name
-        self._spec = spec
-        self._fast: Encode | None = None
-        self._full = _parse(name, spec)
-        self._plain, self._spaces = _without_controls(self._full)
+        self._vocabulary = Vocabulary(name, spec)
         self._named = {key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None}
         self.hash = hashlib.sha256(spec).hexdigest()
         """Of tokenizer.json."""
-        self.added = tuple(
-            AddedToken(text=token.content, id=id, lstrip=token.lstrip, rstrip=token.rstrip)
-            for id, token in sorted(self._full.get_added_tokens_decoder().items())
-            if id not in self._spaces
-        )
+        self.added = self._vocabulary.added
         self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
         """Id by text: control tokens and tags."""
-        self.vocab_size: int = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = self._vocabulary.size
         """Every id is below it."""
-        self._added_ids = frozenset(self.added_tokens.values())
         self.eos_ids = _eos_ids(config, self.added_tokens)
         """The ids that the model's files name as its end of turn."""
         self.image_processor = image_processor
@@ -106,38 +77,30 @@ class Tokenizer:
 
     def encode(self, text: str) -> array[int]:
         """array('I'): the ids of a rendered template; added tokens are recognised wherever they stand."""
-        return _encode(self._full, [text])[0]
+        return self._vocabulary.encode(text)
 
     def encode_plain(self, *texts: str) -> list[array[int]]:
         """The ids of texts that never become an added token: one array('I') per text.
 
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
-        fast = self._fast
-        if fast is not None and all(len(text) <= MAX_LENGTH for text in texts):
-            encoded = [array("I", fast(text)) for text in _without_surrogates(texts)]
-        else:
-            encoded = _encode(self._plain, texts)
-        for ids in encoded:
-            if not self._added_ids.isdisjoint(ids):
-                name = next(token.text for token in self.added if token.id in ids)
-                raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
-        return encoded
+        return self._vocabulary.encode_plain(*texts)
 
     def use_fast_encoder(self) -> bool:
         """Use a faster encoder for plain text from now on, if one gives the same ids. Returns whether there is one.
 
-        Costs about a second, so only a worker asks for it, and `rollq doctor`. Copies made later use it too.
+        Costs about a second, so only a worker asks for it, and `rollq doctor`. All copies use it too.
         """
-        if self._fast is None:
-            self._fast = fast_encoder(self._spec, self._plain)
-        return self._fast is not None
+        return self._vocabulary.use_fast_encoder()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether plain text is encoded by something faster than the tokenizer itself."""
+        return self._vocabulary.is_fast
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
-        if len(ids) < LONG:
-            return self._full.decode(list(ids), skip_special_tokens=skip_special)
-        return self._full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
+        return self._vocabulary.decode(ids, skip_special)
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -266,69 +229,6 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
     except (KeyError, TypeError) as e:
         raise SettingsError(f"{folder / FILES[1]}: chat_template is a list, but not of templates") from e
     raise SettingsError(f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]}")
-
-
-def _parse(name: str, spec: bytes) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(spec)
-    except Exception as e:  # tokenizers raises bare Exception
-        raise SettingsError(f"tokenizer {name}: {FILES[0]} is not a tokenizer: {e}") from e
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _without_controls(full: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, frozenset[int]]:
-    """The same vocabulary (shared, not copied) without post-processor and control tokens; and the ids of white space.
-
-    In some vocabularies (Gemma's) rows of spaces and line ends are added tokens. They are text, so they stay.
-    """
-    import tokenizers
-
-    plain = tokenizers.Tokenizer(full.model)
-    if full.normalizer is not None:
-        plain.normalizer = full.normalizer
-    if full.pre_tokenizer is not None:
-        plain.pre_tokenizer = _in_the_middle(full.pre_tokenizer)
-    spaces = {
-        id: token
-        for id, token in full.get_added_tokens_decoder().items()
-        if not token.special and _BLANK.fullmatch(token.content) and full.model.token_to_id(token.content) == id
-    }
-    plain.add_tokens(list(spaces.values()))
-    return plain, frozenset(spaces)
-
-
-def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer for texts behind a control token: SentencePiece may put a space in front of the first text.
-
-    Mistral 7B's does. The self-check finds templates that begin with plain text.
-    """
-    import tokenizers
-
-    state = splitter.__getstate__().decode()
-    if '"prepend_scheme":"first"' not in state:
-        return splitter
-    model = '{"type":"WordLevel","vocab":{"":0},"unk_token":""}'
-    state = state.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
-    parts = f'{{"version":"1.0","added_tokens":[],"pre_tokenizer":{state},"model":{model}}}'
-    moved: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(parts).pre_tokenizer
-    return moved
-
-
-def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:
-    # encode() holds the GIL for the whole call; the batch form does not.
-    try:
-        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    except (TypeError, UnicodeEncodeError):  # lone surrogates, which UTF-8 cannot write
-        encoded = tokenizer.encode_batch_fast(_without_surrogates(texts), add_special_tokens=False)
-    return [array("I", one.ids) for one in encoded]
-
-
-def _without_surrogates(texts: Sequence[str]) -> list[str]:
-    return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]
 
 
 def _text(token: Json) -> str:

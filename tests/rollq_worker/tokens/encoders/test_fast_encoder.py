@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollq_worker.tokens.encoders import MAX_LENGTH, fast_encoder
 from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.tokens.vocabulary import Vocabulary
 from tests.rollq_worker.tokens.encoders import vocabularies
 from tests.rollq_worker.tokens.encoders.vocabularies import CROSSING, bundled, changed, splits
 from tests.rollq_worker.tokens.qwen_vocabulary import qwen_spec
@@ -33,7 +35,7 @@ AWKWARD = [
 def made(spec: bytes) -> Pair:
     """The same vocabulary with and without the faster encoder."""
     fast, exact = Tokenizer("fast", spec, {}, "x"), Tokenizer("exact", spec, {}, "x")
-    assert fast.use_fast_encoder() and exact._fast is None
+    assert fast.use_fast_encoder() and not exact.is_fast
     return fast, exact
 
 
@@ -144,8 +146,9 @@ def test_a_token_that_is_only_found_whole_and_ends_as_two_parts_needs_the_tokeni
 
 
 def test_an_encoder_that_differs_on_the_corpus_is_not_used(caplog: pytest.LogCaptureFixture):
-    other = Tokenizer("x", changed(pre_tokenizer={"type": "Whitespace"}), {}, "x")
-    assert fast_encoder(bundled() + b"\n", other._plain) is None
+    other = Vocabulary("x", changed(pre_tokenizer={"type": "Whitespace"}))
+    slow = other._slowly()
+    assert fast_encoder(bundled() + b"\n", slow.plain, slow.full, other._encode_slowly) is None
     assert "differs from this tokenizer" in caplog.text
 
 
@@ -154,3 +157,37 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch):
     tokenizer = Tokenizer("x", bundled() + b" ", {}, "x")
     assert not tokenizer.use_fast_encoder()
     assert tokenizer.decode(tokenizer.encode_plain("still there")[0]) == "still there"
+
+
+@given(st.data())
+def test_any_ids_decode_alike(pair: Pair, data: st.DataObject):
+    """Also ids that do not belong together, whose bytes are no text, and ids that there are not."""
+    fast, exact = pair
+    ids = data.draw(st.lists(st.integers(0, exact.vocab_size + 5), max_size=40))
+    for skip in (False, True):
+        assert fast.decode(ids, skip) == exact.decode(ids, skip)
+
+
+@given(st.data())
+def test_any_text_with_added_tokens(pair: Pair, data: st.DataObject):
+    fast, exact = pair
+    added = st.sampled_from([*exact.added_tokens, "<", ">", "|", " ", "\n"])
+    text = "".join(data.draw(st.lists(st.one_of(added, st.text(max_size=8)), max_size=12)))
+    assert fast.encode(text) == exact.encode(text)
+
+
+@pytest.mark.parametrize("spec", [bundled, qwen_spec, vocabularies.llama3], ids=["bundled", "qwen", "llama3"])
+def test_the_tokenizer_itself_is_dropped_and_comes_back_when_it_is_needed(spec: Callable[[], bytes]):
+    fast, exact = made(spec())
+    assert fast._vocabulary._slow is None
+    ids = exact.encode("a " + "".join(exact.added_tokens))
+    assert fast.encode(fast.decode(ids)) == exact.encode(exact.decode(ids)) and fast._vocabulary._slow is None
+    long = "word " * (MAX_LENGTH // 5 + 1)
+    assert fast.encode_plain(long) == exact.encode_plain(long) and fast._vocabulary._slow is not None
+
+
+def test_a_decoder_that_differs_is_not_used():
+    fast = Tokenizer("x", changed(decoder={"type": "Fuse"}), {}, "x")
+    assert fast.use_fast_encoder() and fast._vocabulary._slow is not None
+    exact = Tokenizer("x", changed(decoder={"type": "Fuse"}), {}, "x")
+    assert fast.decode(range(300, 400)) == exact.decode(range(300, 400))

@@ -4,6 +4,6 @@ It knows the model, splitting and normalisation of a tokenizer.json. It does not
 white space, nor chat templates.
 """
 
-from rollq_worker.tokens.encoders.encoder import MAX_LENGTH, Encode, fast_encoder
+from rollq_worker.tokens.encoders.encoder import MAX_LENGTH, Encode, Fast, fast_encoder
 
-__all__ = ["MAX_LENGTH", "Encode", "fast_encoder"]
+__all__ = ["MAX_LENGTH", "Encode", "Fast", "fast_encoder"]

@@ -63,15 +63,15 @@ def byte_level(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> Re
         return None
     if tokenizer.get_added_tokens_decoder():
         return None
-    alphabet = _alphabet()
+    byte_of = alphabet()
     vocab: Mapping[str, int] = model["vocab"]
     order = tokens_in_order(model, tokenizer.model)
-    missing = alphabet.keys() - vocab.keys()
-    if order is None or any(alphabet[char] not in _RARE for char in missing):
+    missing = byte_of.keys() - vocab.keys()
+    if order is None or any(byte_of[char] not in _RARE for char in missing):
         return None
-    spelled = [token for token in (*alphabet, *order) if alphabet.keys() >= set(token)]
-    tokens = {bytes(map(alphabet.__getitem__, token)): (vocab[token],) for token in spelled if token in vocab}
-    tokens = {bytes([alphabet[char]]): (_NO_ID + alphabet[char],) for char in missing} | tokens
+    spelled = [token for token in (*byte_of, *order) if byte_of.keys() >= set(token)]
+    tokens = {bytes(map(byte_of.__getitem__, token)): (vocab[token],) for token in spelled if token in vocab}
+    tokens = {bytes([byte_of[char]]): (_NO_ID + byte_of[char],) for char in missing} | tokens
     return Recipe(pattern=pattern, tokens=tokens, prepare=_without_rare(prepare) if missing else prepare)
 
 
@@ -117,7 +117,7 @@ def _without_rare(prepare: Callable[[str], str]) -> Callable[[str], str | None]:
     return lambda text: None if not text.isascii() and _BEYOND.search(text) else prepare(text)
 
 
-def _alphabet() -> Mapping[str, int]:
+def alphabet() -> Mapping[str, int]:
     """The byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

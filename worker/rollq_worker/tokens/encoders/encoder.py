@@ -12,9 +12,11 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rollq_worker.tokens.encoders.byte_decoder import ByteDecoder, byte_decoder
 from rollq_worker.tokens.encoders.byte_level import byte_level
 from rollq_worker.tokens.encoders.recipe import Recipe
 from rollq_worker.tokens.encoders.sentence_piece import sentence_piece
@@ -41,22 +43,39 @@ _TEXTS = (
     "a" * 700 + " " * 300 + "\n" * 50 + "1" * 99 + "\t" * 40,
 )
 """Texts on which two encoders of one vocabulary might differ."""
-_made: dict[str, Encode | None] = {}
 
 
-def fast_encoder(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
-    """An encoder that gives the ids of `tokenizer`; None when no encoder gives them.
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """What stands for a tokenizer."""
 
-    `spec` is the tokenizer.json, and `tokenizer` the same without added tokens other than white space. Texts must not
-    hold surrogates. Costs about a second of CPU for a vocabulary of 200,000, once for each `spec`.
+    encode: Encode
+    """Plain text to ids. Texts must not hold surrogates."""
+    decode: ByteDecoder | None
+    """All ids to text; None where only the tokenizer itself can."""
+
+
+_made: dict[str, Fast | None] = {}
+
+
+def fast_encoder(
+    spec: bytes, tokenizer: tokenizers.Tokenizer, full: tokenizers.Tokenizer, encode_slowly: Encode
+) -> Fast | None:
+    """What gives the ids of `tokenizer` and the texts of `full`; None when no encoder gives the ids.
+
+    `spec` is the tokenizer.json, `full` the same, and `tokenizer` the same without added tokens other than white space.
+    `encode_slowly` encodes as `tokenizer` does, which is not kept. Costs about a second of CPU for a vocabulary of
+    200,000, once for each `spec`.
     """
     key = hashlib.sha256(spec).hexdigest()
     if key not in _made:
-        _made[key] = _make(spec, tokenizer)
+        _made[key] = _make(spec, tokenizer, full, encode_slowly)
     return _made[key]
 
 
-def _make(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
+def _make(
+    spec: bytes, tokenizer: tokenizers.Tokenizer, full: tokenizers.Tokenizer, encode_slowly: Encode
+) -> Fast | None:
     try:
         import tiktoken  # noqa: F401 - without it there is nothing to prove
     except ModuleNotFoundError:
@@ -70,15 +89,12 @@ def _make(spec: bytes, tokenizer: tokenizers.Tokenizer) -> Encode | None:
 
     def encode(text: str) -> Sequence[int]:
         prepared = prepare(text)
-        if prepared is None:
-            ids: Sequence[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-            return ids
-        return core(prepared)
+        return encode_slowly(text) if prepared is None else core(prepared)
 
     if not _agree(encode, tokenizer, list(_corpus(recipe.tokens))):
         log.warning("the fast encoder differs from this tokenizer and is not used")
         return None
-    return encode
+    return Fast(encode, byte_decoder(parts, full))
 
 
 def _corpus(tokens: Iterable[bytes]) -> Iterator[str]:
@@ -93,7 +109,7 @@ def _corpus(tokens: Iterable[bytes]) -> Iterator[str]:
 def _agree(encode: Encode, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> bool:
     own = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     try:
-        return [one.ids for one in own] == [encode(text) for text in texts]
+        return [one.ids for one in own] == [list(encode(text)) for text in texts]
     except BaseException as e:
         if type(e).__name__ == "PanicException":  # tiktoken cannot take a pattern that matches nothing
             return False
@@ -112,6 +128,7 @@ def _tiktoken(recipe: Recipe) -> Encode | None:
     except ValueError as e:  # a pattern in another dialect of regular expressions
         log.info("the fast encoder cannot use this tokenizer's pattern: %s", e)
         return None
+    ranks.clear()  # the encoding keeps them for pickling only, and they are 20 MB
     return encoding.encode_ordinary if by_id else _translated(encoding.encode_ordinary, recipe, single)
 
 

@@ -108,7 +108,8 @@ class Way:
     def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
         raise NotImplementedError
 
-    def replied(self, episode: Episode, prompt: int, cached: int) -> None: ...
+    def has_seat(self) -> bool:
+        return True
 
     def leave(self, episode: Episode) -> None: ...
 
@@ -142,8 +143,8 @@ class Bounded(Way):
     def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
         return self.placement.enter(episode.id, episode.group, self.urls, granted)
 
-    def replied(self, episode: Episode, prompt: int, cached: int) -> None:
-        self.placement.replied(episode.id, prompt=prompt, cached=cached, sampled=episode.output, version="1")
+    def has_seat(self) -> bool:
+        return self.placement.has_seat(self.urls)
 
     def leave(self, episode: Episode) -> None:
         self.placement.leave(episode.id)
@@ -197,6 +198,9 @@ class Simulation:
         heapq.heappush(self.events, (when, next(self.order), act))
 
     def claim(self, worker: int) -> None:
+        if not self.workers[worker].has_seat():  # as the worker looks for a seat before it claims a job
+            self.at(self.now + self.dice.uniform(0.5, 1.5), lambda: self.claim(worker))
+            return
         number = next(self.jobs)
         group = number // self.fleet.group
         dice = random.Random(self.seed * 1_000_003 + number)
@@ -250,7 +254,6 @@ class Simulation:
 
     def finish(self, episode: Episode, finished: Any) -> None:
         prompt = sum(tokens for _, tokens in episode.chain)
-        self.workers[episode.worker].replied(episode, prompt, finished.cached_tokens)
         if self.now > self.warm:
             self.turn_s.append(self.now - episode.began)
             self.tokens += episode.output

@@ -223,6 +223,11 @@ class WorkerEngine(Engine, Protocol):
         ...
 
     @property
+    def has_seat(self) -> bool:
+        """Whether an episode could begin now. While none could, a claimed job would only wait."""
+        ...
+
+    @property
     def outage_s(self) -> float:
         """Seconds so far in which nothing could be sampled. Deadlines do not run meanwhile."""
         ...

@@ -8,7 +8,7 @@ import pytest
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
 from rollq.settings import Settings
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq_worker.engine.engine_servers import replaying
@@ -30,7 +30,7 @@ def engine_url() -> Iterator[str]:
 @pytest.fixture
 def runner(ledger: Ledger, engine_url: str, redis_url: str) -> Iterator[JobRunner]:
     tokenizer = load_tokenizer(None)
-    engine = SGLangEngine(engine_url, vocab_size=tokenizer.vocab_size)
+    engine = EnginePool([engine_url], vocab_size=tokenizer.vocab_size)
     settings = Settings(redis_url=redis_url, engine_urls=(engine_url,), concurrency=4)
     yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
     engine.close()

@@ -13,7 +13,7 @@ from rollq.settings import Settings
 from rollq.training.arrays import segment_experts
 from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.replay_engine import made_up_experts
 from rollq_worker.tokens.tokenizer import load_tokenizer
@@ -24,7 +24,7 @@ from tests.rollq_worker.engine.engine_servers import replaying
 JOB = "r/g/0"
 
 
-class Failing(SGLangEngine):
+class Failing(EnginePool):
     """Fails before its `at`-th generation, once."""
 
     at = 0
@@ -46,7 +46,7 @@ def moe_url() -> Iterator[str]:
 @pytest.fixture
 def moe(ledger: Ledger, moe_url: str, redis_url: str) -> Iterator[JobRunner]:
     tokenizer = load_tokenizer(None)
-    engine = Failing(moe_url, vocab_size=tokenizer.vocab_size)
+    engine = Failing([moe_url], vocab_size=tokenizer.vocab_size)
     settings = Settings(redis_url=redis_url, engine_urls=(moe_url,), concurrency=4)
     yield JobRunner(settings, ledger.redis, engine, tokenizer, "w", threading.Event())
     engine.close()

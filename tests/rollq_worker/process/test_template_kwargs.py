@@ -9,7 +9,7 @@ import pytest
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.settings import Settings
-from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.pool import EnginePool
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer, load_tokenizer
 from tests.rollq.samples import reader
@@ -33,7 +33,7 @@ def hybrid() -> Tokenizer:
 
 @pytest.fixture
 def runner(ledger: Ledger, engine_url: str, redis_url: str, hybrid: Tokenizer) -> Iterator[JobRunner]:
-    engine = SGLangEngine(engine_url, vocab_size=hybrid.vocab_size)
+    engine = EnginePool([engine_url], vocab_size=hybrid.vocab_size)
     settings = Settings(redis_url=redis_url, engine_urls=(engine_url,), concurrency=4)
     yield JobRunner(settings, ledger.redis, engine, hybrid, "w", threading.Event())
     engine.close()

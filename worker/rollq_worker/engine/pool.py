@@ -70,6 +70,11 @@ class EnginePool:
         return any(engine.available for engine in self._engines)
 
     @property
+    def has_seat(self) -> bool:
+        """Whether a new episode could begin at once."""
+        return self._placement.has_seat([engine.url for engine in self._up()])
+
+    @property
     def outage_s(self) -> float:
         """Seconds so far in which no engine was there, or suspects were sent alone. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
@@ -131,14 +136,9 @@ class EnginePool:
             while True:
                 engine = self._enter(call)
                 try:
-                    generated = engine.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
+                    return engine.sample(call, ids, sampling=sampling, max_new_tokens=max_new_tokens)
                 except EngineLeft:
                     log.info("%s leaves the engine at %s", key, engine.name)
-                    continue
-                if sampled := len(generated.ids):
-                    version, cached = generated.versions[-1].version, generated.cached_tokens
-                    self._placement.replied(key, prompt=len(ids), cached=cached, sampled=sampled, version=version)
-                return generated
 
     def end(self, key: str) -> None:
         """That job's episode is over in this process, so another one may have its place."""

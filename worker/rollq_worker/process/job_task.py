@@ -158,8 +158,9 @@ class JobRunner:
 
         def claim() -> Claim | Refusal:
             self._pause(0.0)
-            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt.
-            while not (self.engine.available or self.engine.ready()):
+            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt. While it has
+            # enough episodes, a job waits in the queue, where its deadline does not run.
+            while not (self.engine.has_seat if self.engine.available else self.engine.ready()):
                 self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
             return ledger.claim(
                 job_id,

@@ -18,55 +18,49 @@ IDLE, QUEUE = load(), load(waiting=10)
 LOADS = st.builds(load, st.integers(0, 300), st.integers(0, 300), st.floats(0, 1), st.integers(0, 5))
 
 
-@given(st.integers(1, 300), st.lists(st.tuples(LOADS, st.integers(0, 300), st.booleans(), st.floats(0, 1))))
-def test_it_stays_between_one_and_the_ceiling(ceiling: int, looks: list[tuple[EngineLoad, int, bool, float]]) -> None:
+@given(st.integers(1, 300), st.lists(st.tuples(LOADS, st.integers(0, 300))))
+def test_it_stays_between_one_and_the_ceiling(ceiling: int, looks: list[tuple[EngineLoad, int]]) -> None:
     limit = ConcurrencyLimit(ceiling)
-    for seen, held, wanted, lost in looks:
+    for seen, held in looks:
         before = limit.value
-        limit.observe(seen, held=held, wanted=wanted, lost=lost)
+        limit.observe(seen, held=held)
         assert 1 <= limit.value <= ceiling
-        assert limit.value <= before or wanted
+        assert limit.value <= before or held == before
 
 
 @pytest.mark.parametrize("seen", [QUEUE, load(token_usage=0.98), load(retracted=1)])
 def test_an_engine_that_has_too_much_gets_less(seen: EngineLoad) -> None:
     limit = ConcurrencyLimit(64)
-    limit.observe(seen, held=50, wanted=False, lost=0.0)
-    assert limit.value == 40
-
-
-def test_episodes_that_evict_each_other_become_fewer() -> None:
-    limit = ConcurrencyLimit(64)
-    limit.observe(IDLE, held=50, wanted=False, lost=0.5)
+    limit.observe(seen, held=50)
     assert limit.value == 40
 
 
 def test_a_decrease_is_left_to_work_before_the_next() -> None:
     limit = ConcurrencyLimit(64)
     for _ in range(10):
-        limit.observe(QUEUE, held=64, wanted=True, lost=0.0)
+        limit.observe(QUEUE, held=64)
     assert limit.value == 51  # the episodes above the limit are still there
     for _ in range(PATIENCE):
-        limit.observe(QUEUE, held=51, wanted=True, lost=0.0)
+        limit.observe(QUEUE, held=51)
     assert limit.value == 51
-    limit.observe(QUEUE, held=51, wanted=True, lost=0.0)
+    limit.observe(QUEUE, held=51)
     assert limit.value == 40
 
 
-def test_it_grows_only_when_episodes_wait_for_it() -> None:
+def test_it_grows_only_when_it_is_reached() -> None:
     limit = ConcurrencyLimit(64)
-    limit.observe(QUEUE, held=5, wanted=True, lost=0.0)
+    limit.observe(QUEUE, held=5)
     for _ in range(10):
-        limit.observe(IDLE, held=4, wanted=False, lost=0.0)
+        limit.observe(IDLE, held=3)
     assert limit.value == 4
     for _ in range(100):
-        limit.observe(IDLE, held=limit.value, wanted=True, lost=0.0)
+        limit.observe(IDLE, held=limit.value)
     assert limit.value == 64
 
 
 def test_a_pause_for_new_weights_is_no_overload() -> None:
     limit = ConcurrencyLimit(64)
-    limit.observe(load(running=0, waiting=64, retracted=64), held=64, wanted=False, lost=0.0)
+    limit.observe(load(running=0, waiting=64, retracted=64), held=64)
     assert limit.value == 64
 
 
@@ -76,13 +70,13 @@ def test_workers_that_share_an_engine_come_to_equal_shares(starts: list[int], ca
     dice = random.Random(seed)
     workers = [ConcurrencyLimit(64) for _ in starts]
     for limit, start in zip(workers, starts, strict=True):
-        limit.observe(QUEUE, held=start, wanted=True, lost=0.0)
+        limit.observe(QUEUE, held=start)
     shares: list[list[int]] = []
     for _ in range(300):
         for limit in dice.sample(workers, len(workers)):
             total = sum(one.value for one in workers)
             seen = load(running=min(total, capacity), waiting=max(0, total - capacity))
-            limit.observe(seen, held=limit.value, wanted=True, lost=0.0)
+            limit.observe(seen, held=limit.value)
         shares.append([limit.value for limit in workers])
     late = shares[100:]
     means = [sum(row[i] for row in late) / len(late) for i in range(len(workers))]

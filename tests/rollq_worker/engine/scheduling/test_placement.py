@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -137,25 +136,6 @@ class TestSeats:
         assert [worker.enter("g", sample)[1] for sample in range(3)] == [True, True, False]
         worker.fit = URLS[:2]
         assert worker.enter("g", 2) == (URLS[1], True)
-
-    @pytest.mark.parametrize(("cached", "limit"), [(1000, 16), (0, 20), (3000, 20)])
-    def test_lost_histories_lower_the_limit(self, cached: int, limit: int) -> None:
-        """Of 2,000 tokens since the first prompt, all, an unknown number (no cache) or none were lost."""
-        worker = Worker(ceiling=20, fit=URLS[:1])
-        for sample in range(20):
-            worker.enter("g", sample)
-        for prompt, found in ((1000, 0), (3000, 1000), (4000, cached)):
-            worker.placement.replied("run/g/0", prompt=prompt, cached=found, sampled=0, version="1")
-        worker.placement.observe(URLS[0], IDLE)
-        assert worker.placement.limit(URLS[0]) == limit
-
-    def test_what_new_weights_flushed_was_not_lost(self) -> None:
-        worker = Worker(ceiling=20, fit=URLS[:1])
-        worker.enter("g")
-        for version, prompt in (("1", 1000), ("1", 5000), ("2", 6000)):
-            worker.placement.replied("run/g/0", prompt=prompt, cached=min(1000, prompt - 1), sampled=0, version=version)
-        worker.placement.observe(URLS[0], IDLE)
-        assert worker.placement.limit(URLS[0]) == 20
 
 
 class Placements(RuleBasedStateMachine):

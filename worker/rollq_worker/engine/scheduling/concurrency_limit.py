@@ -14,15 +14,14 @@ from rollq_worker.engine.scheduling.engine_load import EngineLoad
 
 DECREASE = 0.8
 """The part of the episodes that stays when the engine has too many."""
-INCREASE = 1 / 32
+INCREASE = 1 / 64
 """The part of the ceiling by which the limit grows when the engine could take more, at least one episode. It must not
 depend on the limit itself, or shares would not become equal."""
 LONGEST_QUEUE = 0.1
 """The engine's queue, as a part of what it runs, from which on it has too many. A short queue keeps it busy."""
-HIGHEST_USAGE = 0.97
-"""Share of the KV cache held by running requests from which on some of them will soon be put back."""
-MOST_LOST = 0.3
-"""Share of their own histories that episodes no longer found in the cache, from which on they evict each other's."""
+HIGHEST_USAGE = 0.8
+"""Share of the KV cache held by running requests, from which on it has too many. In the rest are the histories of
+episodes between two turns, and what running requests will grow by."""
 PATIENCE = 2
 """Looks at the engine for which a decrease is left to work, once no more episodes than allowed are there."""
 
@@ -44,24 +43,20 @@ class ConcurrencyLimit:
         """The engine does not tell its load."""
         self._limit = float(self._ceiling)
 
-    def observe(self, load: EngineLoad, *, held: int, wanted: bool, lost: float) -> None:
-        """Adapt to what was seen since the last call.
-
-        `held` episodes are on the engine, and more are `wanted` if some wait here. `lost` is the share of their
-        histories that was no longer in the cache.
-        """
+    def observe(self, load: EngineLoad, *, held: int) -> None:
+        """Adapt to what was seen since the last call, with that many episodes on the engine."""
         if load.paused or held > self.value:
             return  # a pause says nothing, and a decrease that has not worked yet must not be followed by another
         if self._patience:
             self._patience -= 1
-        elif is_overloaded(load, lost):
+        elif is_overloaded(load):
             self._limit = max(1.0, min(self._limit, held) * DECREASE)
             self._patience = PATIENCE
-        elif wanted:
+        elif held == self.value:  # a limit that is not reached says nothing about a higher one
             self._limit = min(self._ceiling, self._limit + self._increase)
 
 
-def is_overloaded(load: EngineLoad, lost: float) -> bool:
+def is_overloaded(load: EngineLoad) -> bool:
     """Whether fewer episodes would serve the engine better."""
     queue = load.waiting > max(1.0, load.running * LONGEST_QUEUE)
-    return queue or load.retracted > 0 or load.token_usage >= HIGHEST_USAGE or lost >= MOST_LOST
+    return queue or load.retracted > 0 or load.token_usage >= HIGHEST_USAGE

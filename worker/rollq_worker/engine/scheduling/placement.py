@@ -15,9 +15,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
-from rollq_worker.engine.scheduling.cache_losses import CacheLosses, History
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.seats import Granted, Seats
 
@@ -29,16 +27,9 @@ NEVER_FULL = 8
 """So many episodes are never too many for an engine, so that a usual group stays together."""
 
 
-@dataclass(slots=True)
-class _Place:
-    url: str
-    history: History = field(default_factory=History)
-
-
 class _Engine:
     def __init__(self, ceiling: int) -> None:
         self.seats = Seats(ceiling)
-        self.losses = CacheLosses()
         self.episodes = 0
         """Those that have a seat or wait for one."""
 
@@ -51,7 +42,7 @@ class EnginePlacement:
         self._ceiling = ceiling
         self._lock = threading.Lock()
         self._engines: dict[str, _Engine] = {}
-        self._places: dict[str, _Place] = {}
+        self._where: dict[str, str] = {}
 
     def enter(self, episode: str, group: str, fit: Sequence[str], granted: Granted) -> tuple[str, bool]:
         """The episode begins a turn on one of the `fit` engines: on which one, and whether now.
@@ -59,31 +50,28 @@ class EnginePlacement:
         If not now, `granted` is called when it may. Calling again meanwhile moves it to an engine that has a seat.
         """
         with self._lock:
-            place = self._places.get(episode)
-            if place is None or place.url not in fit or (len(fit) > 1 and self._should_move(episode, place.url, fit)):
+            url = self._where.get(episode)
+            if url is None or url not in fit or self._should_move(episode, url, fit):
                 url = self._choose(group, fit)
-                if place is None or place.url != url:
-                    place = self._move(episode, url)
-            return place.url, self._engines[place.url].seats.take(episode, granted)
+                if self._where.get(episode) != url:
+                    self._move(episode, url)
+            return url, self._engines[url].seats.take(episode, granted)
 
     def leave(self, episode: str) -> None:
         """The episode has ended, or its next turn begins elsewhere."""
         with self._lock:
             self._leave(episode)
 
-    def replied(self, episode: str, *, prompt: int, cached: int, sampled: int, version: str) -> None:
-        """The engine has answered a turn of that episode."""
-        with self._lock:
-            if (place := self._places.get(episode)) is not None:
-                self._engines[place.url].losses.replied(
-                    place.history, prompt=prompt, cached=cached, sampled=sampled, version=version
-                )
-
     def observe(self, url: str, load: EngineLoad | None) -> None:
         """The engine at that address is as busy as that. With None it does not tell, and is not limited."""
         with self._lock:
             if (engine := self._engines.get(url)) is not None:
-                engine.seats.observe(load, engine.losses.share())
+                engine.seats.observe(load)
+
+    def has_seat(self, fit: Sequence[str]) -> bool:
+        """Whether a new episode could begin at once on any of the `fit` engines."""
+        with self._lock:
+            return any(self._engine(url).seats.free for url in fit)
 
     def episodes(self, url: str) -> int:
         """How many episodes are on that engine, or wait for it."""
@@ -107,6 +95,8 @@ class EnginePlacement:
         return next((url for url in below if self._engine(url).seats.free), below[0])
 
     def _should_move(self, episode: str, url: str, fit: Sequence[str]) -> bool:
+        if len(fit) == 1:
+            return False
         engine = self._engine(url)
         if engine.seats.is_waiting(episode):
             return any(self._engine(other).seats.free for other in fit)
@@ -119,15 +109,14 @@ class EnginePlacement:
         each = (sum(engine.episodes for engine in engines.values()) + more) / limits
         return {url: engine.seats.limit.value * each for url, engine in engines.items()}
 
-    def _move(self, episode: str, url: str) -> _Place:
+    def _move(self, episode: str, url: str) -> None:
         self._leave(episode)
         self._engine(url).episodes += 1
-        self._places[episode] = place = _Place(url)
-        return place
+        self._where[episode] = url
 
     def _leave(self, episode: str) -> None:
-        if (place := self._places.pop(episode, None)) is not None:
-            engine = self._engines[place.url]
+        if (url := self._where.pop(episode, None)) is not None:
+            engine = self._engines[url]
             engine.episodes -= 1
             engine.seats.leave(episode)
 

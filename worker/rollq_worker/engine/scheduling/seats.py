@@ -62,12 +62,12 @@ class Seats:
         self._new.pop(episode, None)
         self._grant()
 
-    def observe(self, load: EngineLoad | None, lost: float) -> None:
-        """Adapt the limit to the engine's load, and to the share of histories that its cache lost."""
+    def observe(self, load: EngineLoad | None) -> None:
+        """Adapt the limit to the engine's load. With None it does not tell."""
         if load is None:
             self.limit.lift()
         else:
-            self.limit.observe(load, held=self.held, wanted=self.waiting > 0, lost=lost)
+            self.limit.observe(load, held=self.held)
         self._grant()
 
     def _grant(self) -> None:

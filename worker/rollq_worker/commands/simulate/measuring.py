@@ -37,10 +37,12 @@ BUSY, SHORT_TURNS = 16, 2
 """Concurrency of the busy worker, and the turns of its short rollouts."""
 GROUPS, ROUNDS = 16, 3
 IDLE_S = 2.0
-WAITING, WAITING_S = 64, 1.0
+WAITING, WAITING_S = 32, 0.5
 """Concurrency and engine latency of the worker that mostly waits."""
 MESSAGES = 300
 TIMEOUT_S = 300.0
+LOOK_EVERY_S, LOOKS = 0.05, 40
+"""Seconds between two looks at the rollouts that are done; looks between two checks that nothing failed."""
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 Say = Callable[[str], None]
@@ -169,10 +171,14 @@ class Site(DemoProcesses):
 
     def _wait(self, client: Client, rollouts: int) -> int:
         """Returns the number of rollouts that are done, once it is at least that. Raises RollqError."""
-        began = time.monotonic()
-        while (done := int(client.stats()["done"])) < rollouts:
-            self._still_going(client, began)
-            time.sleep(0.05)
+        began, looks = time.monotonic(), 0
+        keys, connection = client.reader.keys, client.reader.redis
+        # The stats are a script of their own, whose cost would be measured as well: one field is read in their place.
+        while (done := int(connection.hget(keys.count, "done") or 0)) < rollouts:
+            looks += 1
+            if looks % LOOKS == 0:
+                self._still_going(client, began)
+            time.sleep(LOOK_EVERY_S)
         return done
 
     def _still_going(self, client: Client, began: float) -> None:
@@ -233,25 +239,26 @@ def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
     """All costs on this machine. Takes about a minute. Raises SettingsError and RollqError."""
     say("the ledger's scripts on a real Redis, 16 and 10,000 jobs ...")
     redis, clients, version = measure_ledger()
-    say(f"a busy worker: {env}, {BUSY} rollouts at a time ...")
-    with Site(env, 0.0, tokenizer, lambda _: None) as site:
-        site.add_workers(1, BUSY)
-        [worker] = site.workers
-        site.play(GROUPS)
-        idle = cpu_s(worker)
+    say(
+        f"{env}: a busy worker with {BUSY} rollouts at a time, and one with {WAITING} that waits {WAITING_S:g} s a turn"
+    )
+    with Site(env, 0.0, tokenizer, _quiet) as busy, Site(env, WAITING_S, tokenizer, _quiet) as waiting:
+        busy.add_workers(1, BUSY)
+        waiting.add_workers(1, WAITING)
+        [worker] = waiting.workers
+        busy.play(GROUPS)
+        waiting.play(1)
+        rest_mb, idle_s = memory_mb(worker, "VmRSS"), cpu_s(worker)
         time.sleep(IDLE_S)
-        idle_share = (cpu_s(worker) - idle) / IDLE_S
-        pairs = [(site.play(GROUPS), site.play(GROUPS, SHORT_TURNS)) for _ in range(ROUNDS)]
-        message_s = median(site.messages(MESSAGES) for _ in range(ROUNDS))
-    say(f"a worker that waits: {WAITING} rollouts at a time, {WAITING_S:g} s a turn ...")
-    with Site(env, WAITING_S, tokenizer, lambda _: None) as site:
-        site.add_workers(1, WAITING)
-        [worker] = site.workers
-        site.play(1)
-        rest_mb = memory_mb(worker, "VmRSS")
-        waiting = site.play(2 * WAITING // SIZE)
+        idle = (cpu_s(worker) - idle_s) / IDLE_S
+        # In turns, because the speed of a shared machine drifts.
+        rounds = [
+            (busy.play(GROUPS), busy.play(GROUPS, SHORT_TURNS), waiting.play(WAITING // SIZE)) for _ in range(ROUNDS)
+        ]
+        message_s = median(busy.messages(MESSAGES) for _ in range(ROUNDS))
         rollout_mb = max(0.0, memory_mb(worker, "VmHWM") - rest_mb) / WAITING
-    costs = _worker_costs(pairs, waiting, message_s, idle_share)
+    pairs = [(full, short) for full, short, _ in rounds]
+    costs = _worker_costs(rounds, message_s, idle)
     costs = replace(costs, rest_mb=rest_mb, rollout_mb=rollout_mb)
     long = [full for full, _ in pairs]
     publish_s = median(one.client_s / one.rollouts for one in long) - clients.submit_group_s / SIZE
@@ -264,22 +271,27 @@ def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
     )
 
 
-def _worker_costs(
-    pairs: Sequence[tuple[Played, Played]], waiting: Played, message_s: float, idle_share: float
-) -> WorkerCosts:
+def _worker_costs(rounds: Sequence[tuple[Played, Played, Played]], message_s: float, idle: float) -> WorkerCosts:
     """A long and a short rollout tell what a turn costs, and what the rest of a rollout does."""
-    turn_s = median(_slope(full, short, full.workers_s, short.workers_s) for full, short in pairs)
-    rest_s = median(full.workers_s / full.rollouts - turn_s * full.turns / full.rollouts for full, _ in pairs)
-    busy_s = turn_s * waiting.turns + rest_s * waiting.rollouts + idle_share * waiting.wall_s
-    # Turns that found the process without work: all of them but the share in which it was busy.
-    woken = waiting.turns * (1 - min(0.9, waiting.workers_s / waiting.wall_s))
+    turn_s = median(_slope(full, short, full.workers_s, short.workers_s) for full, short, _ in rounds)
+    rest_s = median((full.workers_s - turn_s * full.turns) / full.rollouts for full, _, _ in rounds)
     return WorkerCosts(
         turn_s=turn_s,
         rollout_s=max(0.0, rest_s - message_s),
-        message_s=message_s,
-        wake_s=max(0.0, waiting.workers_s - busy_s) / woken,
-        idle=idle_share,
+        message_s=max(0.0, min(message_s, rest_s)),
+        wake_s=max(0.0, median(_wake_s(full, waiting, idle) for full, _, waiting in rounds)),
+        idle=idle,
     )
+
+
+def _wake_s(busy: Played, waiting: Played, idle: float) -> float:
+    """What a turn costs more that finds its process without work: all turns but the share in which it was busy."""
+    more = waiting.workers_s - idle * waiting.wall_s - busy.workers_s / busy.turns * waiting.turns
+    return more / (waiting.turns * (1 - min(0.9, waiting.workers_s / waiting.wall_s)))
+
+
+def _quiet(_: str) -> None:
+    """Nothing is said of the processes."""
 
 
 def _slope(full: Played, short: Played, of_full: float, of_short: float) -> float:

@@ -22,6 +22,7 @@ from rollq_worker.simulation.fleet.outcome import Counts, Outcome, Samples
 
 RENEW_EVERY_S = 5.0
 """Seconds between two renewals of a worker's leases."""
+REAP_EVERY_S = 1.0
 HELD_BACK_S = 0.2
 """A step that takes longer finds its sampled tokens journaled before."""
 LEAST_ROLLOUTS = 200
@@ -77,6 +78,7 @@ class FleetRun:
         self._snapshots: list[tuple[float, Counts]] = []
         for process in range(fleet.workers.processes):
             self.clock.at(self._random.uniform(0, RENEW_EVERY_S), self._renew, process)
+        self.clock.at(REAP_EVERY_S, self._reap)
         self._produce()
         self._want()
         self.clock.run()
@@ -107,6 +109,7 @@ class FleetRun:
 
     def _submitted(self, group: Group) -> None:
         self._producing = False
+        self.counts.scripts += 1  # the publication is confirmed
         self._keep(group, group.size * self.costs.redis.job_bytes)
         self._queued.extend(Rollout(group, sample) for sample in range(group.size))
         self._dispatch()
@@ -226,11 +229,17 @@ class FleetRun:
             self._load(playing * self.costs.redis.renew_job_s)
         self.clock.at(self.clock.now + RENEW_EVERY_S, self._renew, process)
 
+    def _reap(self, _: None) -> None:
+        """One worker's reaper looks for what to publish. What that costs is a part of the message's cost."""
+        self.counts.scripts += 1
+        self.clock.at(self.clock.now + REAP_EVERY_S, self._reap)
+
     # -- the trainer
 
     def _want(self) -> None:
         self._wanting, self._wanted_at = True, self.clock.now
         self._take()
+        self.counts.scripts += self._wanting  # it was told to wait
 
     def _take(self) -> None:
         if not self._wanting or not (taken := self.groups.take(self.fleet.trainer.groups)):

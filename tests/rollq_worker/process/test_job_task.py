@@ -13,8 +13,8 @@ from rollq.job import Budget, Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
-from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
 from rollq_worker.process import job_task
 from rollq_worker.process.job_task import JobRunner

@@ -1,8 +1,8 @@
 """The tau-bench adapter on a small package of the same shape; test_real_tau_bench.py has the real one."""
 
-import importlib.util
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,20 +40,21 @@ def test_nothing_is_imported_before_it_is_used():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("litellm") is not None, reason="litellm is installed")
-def test_litellm_is_only_stood_in_for(fake_tau_bench):
+def test_litellm_is_left_out_also_where_it_is_installed(fake_tau_bench, tmp_path, monkeypatch):
+    package.forget()
+    monkeypatch.delitem(sys.modules, "litellm", raising=False)
+    (tmp_path / "litellm.py").write_text("raise SystemExit('it was imported')")
+    tau_bench.load("airline")
     assert "litellm" not in sys.modules
     with pytest.raises(ModuleNotFoundError, match="need litellm"):
         sys.modules["tau_bench.envs.user"].completion(model="m", messages=[])
 
 
-def test_litellm_is_used_where_it_is_installed(fake_tau_bench, tmp_path, monkeypatch):
+def test_litellm_is_used_where_a_process_has_it_already(fake_tau_bench, monkeypatch):
     package.forget()
-    monkeypatch.delitem(sys.modules, "litellm", raising=False)
-    (tmp_path / "litellm.py").write_text("completion = 'the real one'")
+    monkeypatch.setitem(sys.modules, "litellm", SimpleNamespace(completion="the real one"))
     tau_bench.load("airline")
     assert sys.modules["tau_bench.envs.user"].completion == "the real one"
-    del sys.modules["litellm"]
 
 
 def test_the_version_names_the_commit_if_it_is_known(fake_tau_bench, tmp_path):

@@ -9,7 +9,6 @@ loaded.
 import ast
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -53,10 +52,9 @@ def load(variant: str | None) -> ConversationDomain:
 def _imported() -> tuple[Any, Any]:
     if importlib.util.find_spec("tau_bench") is None:
         raise JobFailure(f"the environment tau_bench needs the package tau_bench: {install_line('tau-bench')}")
-    # litellm fetches a price list when it is imported. Only the package's user simulators need it, which are not used
-    # here.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    stub = "litellm" not in sys.modules and importlib.util.find_spec("litellm") is None
+    # litellm takes 100 MB and seconds, and fetches a price list. Only the package's user simulators need it, which are
+    # not used here.
+    stub = "litellm" not in sys.modules
     if stub:
         sys.modules["litellm"] = _litellm()
     try:
@@ -70,7 +68,7 @@ def _imported() -> tuple[Any, Any]:
 
 def _litellm() -> ModuleType:
     def completion(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("tau-bench's own user simulators need litellm, which is not installed")
+        raise ModuleNotFoundError("tau-bench's own user simulators need litellm, which rollq leaves out")
 
     module = ModuleType("litellm")
     module.completion = completion  # type: ignore[attr-defined]

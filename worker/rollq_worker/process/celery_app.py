@@ -30,7 +30,7 @@ from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.limits import TEST_TEXT
 from rollq_worker.engine.pool import EnginePool
-from rollq_worker.process import freeze_watchdog, kombu_transport, startup_checks
+from rollq_worker.process import freeze_watchdog, kombu_transport, memory, startup_checks
 from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
@@ -115,6 +115,7 @@ def main(settings: Settings) -> int:
 
     startup_checks.check_engines(engine.engines, tokenizer.name)
     signals.worker_ready.connect(on_ready, weak=False)
+    memory.settle()
     worker.start()
     release(runner, reaper)
     return shutdown.exit_code or int(worker.exitcode or 0)

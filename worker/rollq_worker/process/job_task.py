@@ -40,6 +40,7 @@ from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
+from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
@@ -105,6 +106,8 @@ class JobRunner:
         self.renderers = RendererCache(tokenizer)
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
+        self._loaded: set[str] = set()
+        """Environments whose data is in this process."""
         self._told: set[tuple[str, str]] = set()
         """Runs that this worker does not play, with the reason, once it has said so."""
         self._left_alone: dict[str, float] = {}
@@ -223,6 +226,7 @@ class JobRunner:
         job = claim.job
         with attempt.time_limits.call(EnvironmentFailure, f"opening {job.env}", OPEN_LIMIT_S), ExitStack() as stack:
             found = domain(job.env)
+            self._settle(job.env)
             task = found.task(job.split, job.task)
             if self.isolation.applies(job.env):
                 environment: Environment = stack.enter_context(
@@ -233,6 +237,12 @@ class JobRunner:
             opened = stack.pop_all()
         with opened:
             return self._play_episode(environment, attempt, claim, found, task)
+
+    def _settle(self, env: str) -> None:
+        """After the first load of an environment. Its data stays."""
+        if env not in self._loaded:
+            self._loaded.add(env)
+            memory.settle(collect=False)
 
     def _play_episode(
         self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task

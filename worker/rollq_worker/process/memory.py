@@ -1,0 +1,20 @@
+"""Keeps a worker's memory small, and the collector away from what stays as long as the process.
+
+It knows glibc's allocator; with another one, `settle` gives no memory back.
+"""
+
+import ctypes
+import gc
+from contextlib import suppress
+
+
+def settle(collect: bool = True) -> None:
+    """After something large was loaded: give freed memory back to the system, and let the collector pass over the rest.
+
+    `collect`: free cycles first. That stops all threads for a moment, so it is for a process that plays nothing yet.
+    """
+    if collect:
+        gc.collect()
+    gc.freeze()
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)  # without the interpreter's lock

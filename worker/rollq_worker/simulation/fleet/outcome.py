@@ -47,6 +47,28 @@ class Counts:
         return Counts(*(getattr(self, one.name) - getattr(before, one.name) for one in fields(self)))
 
 
+class Marks:
+    """Where the measurement begins and ends, in rollouts that are done.
+
+    It begins after `least`, once the trainer waits for a batch; else after `most`, because by then the trainer's queue
+    is as long as it gets.
+    """
+
+    def __init__(self, least: int, most: int, measured: int) -> None:
+        self._least, self._most, self._measured = least, most, measured
+        self.last = most + measured
+        """At the latest."""
+        self._began = False
+
+    def reached(self, done: int, *, trainer_waits: bool) -> bool:
+        if self._began:
+            return done >= self.last
+        if done < self._least or (done < self._most and not trainer_waits):
+            return False
+        self._began, self.last = True, done + self._measured
+        return True
+
+
 @dataclass(slots=True)
 class Samples:
     """Single values within the measurement."""

@@ -18,7 +18,7 @@ from rollq_worker.simulation.fleet.clock import Act, Clock, Cores, Process, Serv
 from rollq_worker.simulation.fleet.engines import Rollout, engine_fleet
 from rollq_worker.simulation.fleet.fleet import Fleet
 from rollq_worker.simulation.fleet.groups import Group, Groups
-from rollq_worker.simulation.fleet.outcome import Counts, Outcome, Samples
+from rollq_worker.simulation.fleet.outcome import Counts, Marks, Outcome, Samples
 
 RENEW_EVERY_S = 5.0
 """Seconds between two renewals of a worker's leases."""
@@ -27,7 +27,8 @@ HELD_BACK_S = 0.2
 """A step that takes longer finds its sampled tokens journaled before."""
 LEAST_ROLLOUTS = 200
 """Fewest rollouts that are measured."""
-LEAST_BATCHES = 4
+LEAST_BATCHES, FEWEST_BATCHES, MANY_ROLLOUTS = 4, 2, 20_000
+"""Batches that are measured; where they have so many rollouts, fewer will do."""
 Log = list[tuple[Any, ...]]
 """Calls of the ledger, each with its arguments."""
 SHOW_EVERY = 64
@@ -71,9 +72,8 @@ class FleetRun:
         bound = fleet.trainer.ahead * fleet.jobs.group_size
         if fleet.trainer.max_staleness is not None:
             bound = (fleet.trainer.max_staleness + 1) * batch
-        measured = max(fleet.slots, LEAST_BATCHES * batch, least)
-        warm = max(fleet.slots, bound)  # by then whatever is too slow has its queue
-        self._marks = deque([warm, warm + measured])
+        batches = max(FEWEST_BATCHES * batch, min(LEAST_BATCHES * batch, MANY_ROLLOUTS))
+        self._marks = Marks(max(fleet.slots, batch), max(fleet.slots, bound), max(fleet.slots, batches, least))
         self._show = show
         self._snapshots: list[tuple[float, Counts]] = []
         for process in range(fleet.workers.processes):
@@ -324,10 +324,9 @@ class FleetRun:
         """Take a snapshot where the measurement begins and where it ends."""
         counts = self.counts
         if counts.done % SHOW_EVERY == 0:
-            self._show(counts.done, self._marks[-1] if self._marks else counts.done)
-        if counts.done < self._marks[0]:
+            self._show(counts.done, self._marks.last)
+        if not self._marks.reached(counts.done, trainer_waits=self._wanting):
             return
-        self._marks.popleft()
         self._count_playing(0)
         idle_s = self.costs.worker.idle * self.clock.now * len(self._processes)
         counts.workers_s = sum(process.busy_s for process in self._processes) + idle_s
@@ -335,7 +334,7 @@ class FleetRun:
         counts.redis_s = self.redis_s
         counts.engines_s = self._engines.busy_s()
         self._snapshots.append((self.clock.now, replace(counts)))
-        if self._marks:
+        if len(self._snapshots) == 1:
             self.samples.clear()
         else:
             self.clock.stop()

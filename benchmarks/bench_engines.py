@@ -313,6 +313,8 @@ SCARCE = replace(SHAPE, kv_tokens=200_000)
 FLEETS = [
     Fleet("1 engine, KV plenty", engines=1, workers=2),
     Fleet("1 engine, KV scarce", SCARCE, engines=1, workers=2),
+    Fleet("1 engine, KV scarce, 384 episodes", SCARCE, engines=1, workers=6),
+    Fleet("1 engine, KV scarce, steps of 15 s", SCARCE, engines=1, workers=4, step_s=15.0),
     Fleet("4 engines, KV plenty"),
     Fleet("4 engines, KV scarce", SCARCE),
     Fleet("4 engines, KV scarce, one 3x slower", SCARCE, slow=3.0),

@@ -115,12 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     result["growth"] = last["turn_s"] / first["turn_s"]
     result["doubling"] = result["episodes"][-1]["seconds"] / result["episodes"][0]["seconds"]
     report(result)
-    first, last = (result["lengths"][at]["tokens"] for at in (0, -1))
     checks = [
-        Check(f"tokens of a turn, after {last:,} tokens over {first:,}", result["growth"], LARGEST_GROWTH),
+        Check("tokens of a turn, after the longest history over the shortest", result["growth"], LARGEST_GROWTH),
         Check(f"tokens of an episode, {EPISODES[1]} turns over {EPISODES[0]}", result["doubling"], LARGEST_DOUBLING),
         Check(
-            f"read, bridge and write after {last:,} tokens",
+            "read, bridge and write after the longest history",
             result["lengths"][-1]["turn_s"] * 1000,
             MOST_MS,
             "ms",

@@ -25,6 +25,12 @@ class RecordedPool(RecordedEngine):
     engine: EnginePool
     proxies: Sequence[Recorder] = ()
 
+    def play(self, job: Job) -> Trajectory:
+        try:
+            return super().play(job)
+        finally:
+            self.engine.end(job.id)
+
     @cached_property
     def answered(self) -> dict[str, list[dict[str, Any]]]:
         """The answered calls by job, when all have been played."""
@@ -87,6 +93,7 @@ def play_through_a_crash(
         until(lambda: all(engine.available for engine in recorded.engine.engines))
         trajectories = [one.result() for one in playing]
         before = len(dying.calls())
+    with ThreadPoolExecutor(8) as threads:  # so few that no engine has too many
         trajectories += threads.map(recorded.play, late)
     assert groups_at(dying, since=before) >= had, "its groups came back to the engine"
     return trajectories

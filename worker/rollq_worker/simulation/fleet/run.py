@@ -73,7 +73,7 @@ class FleetRun:
         if fleet.trainer.max_staleness is not None:
             bound = (fleet.trainer.max_staleness + 1) * batch
         batches = max(FEWEST_BATCHES * batch, min(LEAST_BATCHES * batch, MANY_ROLLOUTS))
-        self._marks = Marks(max(fleet.slots, batch), max(fleet.slots, bound), max(fleet.slots, batches, least))
+        self._marks = Marks(max(fleet.slots, 2 * batch), max(fleet.slots, bound), max(fleet.slots, batches, least))
         self._show = show
         self._snapshots: list[tuple[float, Counts]] = []
         for process in range(fleet.workers.processes):
@@ -263,7 +263,8 @@ class FleetRun:
             self._call(self.costs.redis.read_rollout_s * taken[number].size, self._read, progress)
             return
         now, samples = self.clock.now, self.samples
-        samples.batch_wait_s.append(now - self._wanted_at)
+        if not self._snapshots or self._wanted_at >= self._snapshots[0][0]:
+            samples.batch_wait_s.append(now - self._wanted_at)
         samples.staleness.extend(self.groups.step - (group.started or 0) for group in taken)
         self.counts.batches += 1
         self.counts.training_s += self.fleet.trainer.step_s

@@ -15,6 +15,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import repeat
 from operator import call
 from typing import Any, TypeVar
@@ -264,11 +265,12 @@ def _sampled(fields: list[Any], where: str) -> Sampled:
     tokens, floats = load_ids(ids), load("f", unpack_bytes(logprobs))
     finish = _FINISH[finish] if finish in _FINISH else Finish(finish)
     _check_sampled(turn, tokens, floats, spans, cached_tokens, where)
-    versions = tuple([VersionSpan(*span) for span in spans])
+    versions = tuple([_span(*span) for span in spans])
     read = defer(texts, _SAMPLED_TEXTS, where)
     return _new_sampled(turn, tokens, floats, versions, finish, cached_tokens, at, seconds, read)
 
 
+_span = lru_cache(4096)(VersionSpan)  # most turns are one span, so equal ones are the same object
 _FINISH = {finish.value: finish for finish in Finish}  # five times as fast as calling the enum
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from operator import call
+from typing import TYPE_CHECKING, Any, TypeVar
 
 
 class DeferredTexts:
@@ -21,3 +24,19 @@ class DeferredTexts:
             for field_name, value in object.__getattribute__(self, "_read")().items():
                 object.__setattr__(self, field_name, value)
             return object.__getattribute__(self, name)
+
+
+E = TypeVar("E", bound=DeferredTexts)
+
+
+def without_texts(kind: type[E], *names: str) -> Callable[..., E]:
+    """A function that makes an event of the values of these fields and, last, its `_read`."""
+    new, setters = object.__new__, [getattr(kind, name).__set__ for name in (*names, "_read")]
+    run = deque[None](maxlen=0).extend  # a loop in Python would take twice as long
+
+    def make(*values: Any) -> E:
+        event = new(kind)
+        run(map(call, setters, repeat(event), values))
+        return event
+
+    return make

@@ -13,13 +13,11 @@ import json
 import math
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import repeat
-from operator import call
-from typing import Any, TypeVar
+from typing import Any
 
+from rollq.deferred_texts import without_texts
 from rollq.errors import ContractError, FailureClass
 from rollq.job import Budget, History, Job, Json, Purpose
 from rollq.trajectory import (
@@ -51,8 +49,6 @@ from rollq.wire.blob import (
     unpack_bytes,
     wrong,
 )
-
-E = TypeVar("E", Prompt, Sampled, Observed, Closed)
 
 MAX_LABELS = 2048
 """Most bytes of a job's packed labels."""
@@ -327,26 +323,10 @@ def _check_closed(stop: Stop, reward: Any, where: str) -> None:
         raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
 
 
-def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
-    """A function that makes an event of the values of these fields. Its texts are still packed: the last value,
-    `_read`, fills them in when one is first asked for (deferred_texts.py)."""
-    new, setters = object.__new__, [getattr(kind, name).__set__ for name in (*names, "_read")]
-    run = deque[None](maxlen=0).extend  # a loop in Python would take twice as long
-
-    def make(*values: Any) -> E:
-        event = new(kind)
-        run(map(call, setters, repeat(event), values))
-        return event
-
-    return make
-
-
-_new_prompt = _without_texts(Prompt, "ids", "at")
-_new_sampled = _without_texts(
-    Sampled, "turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds"
-)
-_new_observed = _without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds")
-_new_closed = _without_texts(Closed, "stop", "reward", "failure", "at")
+_new_prompt = without_texts(Prompt, "ids", "at")
+_new_sampled = without_texts(Sampled, "turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds")
+_new_observed = without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds")
+_new_closed = without_texts(Closed, "stop", "reward", "failure", "at")
 
 _EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
     "prompt": _prompt,

@@ -140,5 +140,5 @@ def test_fidelity_is_counted_when_a_job_ends(runner: JobRunner) -> None:
     assert 0 <= stats["drifted_turns"] <= stats["turns"]
     assert any(
         line.startswith("fidelity ") and "% of prompts kept   1 traces" in line
-        for line in table({**stats, "waits": ""})
+        for line in table({**stats, "waits": "", "seconds": {}})
     )

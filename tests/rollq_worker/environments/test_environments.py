@@ -125,9 +125,11 @@ def test_the_part_behind_the_colon_reaches_the_package(package: Package) -> None
     assert mine.calls == [None, "hard", "a:b", "name"]
 
 
-def test_64_threads_load_it_once(package: Package) -> None:
+def test_64_threads_find_and_load_it_once(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     package.install("slow", "import time\ntime.sleep(0.2)\n" + DOMAIN, "slow = slow:load")
     start = Barrier(64)
+    find, found_names = environments._find, []
+    monkeypatch.setattr(environments, "_find", lambda name: (found_names.append(name), find(name))[1])
 
     def ask(_: int) -> object:
         start.wait()
@@ -138,6 +140,7 @@ def test_64_threads_load_it_once(package: Package) -> None:
     import slow
 
     assert slow.calls == [None]
+    assert found_names == ["slow"]
 
 
 def test_a_slow_package_holds_up_nobody_else(package: Package) -> None:

@@ -7,6 +7,10 @@ import ctypes
 import gc
 from contextlib import suppress
 
+THRESHOLDS = (20_000, 20, 50)
+"""Of the collector, by generation. An episode's objects live for all its turns, so looks for cycles among them find
+little. With Python's own thresholds they are frequent, and at a thousand episodes each stops all threads for 0.1 s."""
+
 
 def settle(collect: bool = True) -> None:
     """After something large was loaded: give freed memory back to the system, and let the collector pass over the rest.
@@ -16,5 +20,6 @@ def settle(collect: bool = True) -> None:
     if collect:
         gc.collect()
     gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)  # without the interpreter's lock

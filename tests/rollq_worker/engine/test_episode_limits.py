@@ -1,15 +1,17 @@
 """How many episodes an engine has at once, by the load that it tells over HTTP."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from rollq.trajectory import Finish
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained
+from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.clients import generate, raise_drained
-from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
+from tests.rollq_worker.engine.engine_servers import Answer, good_reply, scripted_engine
 from tests.waiting import until
 
 
@@ -43,6 +45,31 @@ class TestSeats:
             assert pool._placement.limit(engine.url) == 4 and pool.available
             pool.close()
 
+    def test_an_engine_has_no_more_requests_than_seats(self) -> None:
+        inside: list[object] = []
+        most: list[int] = []
+        two = threading.Barrier(2, timeout=60)
+
+        def in_pairs(body: dict[str, Any]) -> dict[str, Any]:
+            inside.append(body)
+            most.append(len(inside))
+            two.wait()
+            inside.pop()  # before the answer, which makes room for the next
+            return good_reply(body)
+
+        with scripted_engine(*[in_pairs] * 8) as engine, ThreadPoolExecutor(8) as threads:
+            pool = EnginePool([engine.url], concurrency=2)
+
+            def episode(sample: int) -> Generated:
+                try:
+                    return generate(pool, f"run/group/{sample}")
+                finally:
+                    pool.end(f"run/group/{sample}")
+
+            assert all(generated.finish is Finish.STOP for generated in threads.map(episode, range(8)))
+            pool.close()
+        assert max(most) == 2
+
     def test_an_episode_that_waits_can_be_stopped(self) -> None:
         with scripted_engine() as engine:
             pool = EnginePool([engine.url], concurrency=1)
@@ -53,4 +80,15 @@ class TestSeats:
             pool.end("run/group/1")
             pool.end("run/group/0")
             assert pool.has_seat
+            pool.close()
+
+    def test_a_thread_that_played_a_job_leaves_its_next_attempt_alone(self) -> None:
+        """That attempt plays in another thread, while the first one plays another job."""
+        with scripted_engine() as engine, ThreadPoolExecutor(1) as thread:
+            pool = EnginePool([engine.url], concurrency=4)
+            generate(pool, "run/group/0")
+            pool.end("run/group/0")
+            thread.submit(generate, pool, "run/group/0").result(60)
+            generate(pool, "run/group/1")
+            assert pool._placement.episodes(engine.url) == 2
             pool.close()

@@ -21,7 +21,6 @@ from tests.rollq_worker.engine.clients import (
     generate,
     is_waiting,
     port,
-    raise_drained,
 )
 from tests.rollq_worker.engine.engine_servers import Answer, good_reply, reply, scripted_engine
 from tests.waiting import until
@@ -101,35 +100,6 @@ class TestRequest:
             with pytest.raises(JobFailure, match="outside the model's vocabulary"):
                 generate(client, ids=[101])
             assert len(engine.bodies()) == RETRIES + 1
-
-    def test_concurrency_is_limited(self, connect: Connect) -> None:
-        inside: list[object] = []
-        most: list[int] = []
-        two = threading.Barrier(2, timeout=60)
-
-        def in_pairs(body: dict[str, Any]) -> dict[str, Any]:
-            inside.append(body)
-            most.append(len(inside))
-            two.wait()
-            inside.pop()  # before the answer, which makes room for the next
-            return good_reply(body)
-
-        with scripted_engine(*[in_pairs] * 8) as engine, ThreadPoolExecutor(8) as pool:
-            client = connect(engine, concurrency=2)
-            for done in [pool.submit(generate, client) for _ in range(8)]:
-                assert done.result().finish is Finish.STOP
-        assert max(most) == 2
-
-    def test_waiting_for_a_slot_ends_when_the_attempt_must(self, connect: Connect) -> None:
-        held = HeldReply()
-        with scripted_engine(held) as engine, ThreadPoolExecutor(1) as pool:
-            client = connect(engine, concurrency=1)
-            first = pool.submit(generate, client)
-            until(lambda: engine.bodies())
-            with pytest.raises(Drained):
-                generate(client, check=raise_drained)
-            held.release.set()
-            assert first.result().finish is Finish.STOP
 
 
 class TestUnavailable:

@@ -61,7 +61,7 @@ class Call:
 class Shared:
     """What the engines of one process share, because they serve one model to the same jobs."""
 
-    def __init__(self, *, concurrency: int, vocab_size: int | None, engines: int) -> None:
+    def __init__(self, *, vocab_size: int | None, engines: int) -> None:
         """`engines` is the number of engines so far."""
         self.clock = OutageClock()
         self.away = AllAway(self.clock, engines)

@@ -33,7 +33,7 @@ class EnginePool:
     """`protocols.WorkerEngine` over the engines at some addresses. One object per process, used by all threads.
 
     `concurrency` is the most episodes that an engine gets, `suspect_lock` gives the lock of an address; the other
-    options are those of `SGLangEngine`. Without engines, requests wait. A thread plays one episode at a time.
+    options are those of `SGLangEngine`. Without engines, requests wait. An episode keeps its seat until `end`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EnginePool:
         suspect_lock: Callable[[str], SharedLock] | None = None,
         **options: Any,
     ) -> None:
-        self._shared = Shared(concurrency=concurrency, vocab_size=vocab_size, engines=0)
+        self._shared = Shared(vocab_size=vocab_size, engines=0)
         self._options = {"concurrency": concurrency, "share": self._shared, **options}
         self._suspect_lock = suspect_lock
         self._engines: tuple[SGLangEngine, ...] = ()
@@ -55,8 +55,6 @@ class EnginePool:
         self._watching = False
         self._placement = EnginePlacement(concurrency)
         self._loads = LoadWatch(lambda: self._engines, self._placement)
-        self._thread = threading.local()
-        """In `episode`, the job of this thread's last request."""
         self.update(urls)
 
     @property
@@ -141,7 +139,8 @@ class EnginePool:
                     log.info("%s leaves the engine at %s", key, engine.name)
 
     def end(self, key: str) -> None:
-        """That job's episode is over in this process, so another one may have its place."""
+        """That job's episode is over in this process, so another one may have its seat. A later attempt of the same job
+        that has begun here already takes a seat again before its next turn."""
         self._placement.leave(key)
 
     def ready(self) -> bool:
@@ -179,11 +178,6 @@ class EnginePool:
 
     def _enter(self, call: Call) -> SGLangEngine:
         """The engine for the call's turn. Waits while there is none, and while it has enough episodes."""
-        last: str | None = getattr(self._thread, "episode", None)
-        if last != call.key:
-            if last is not None:
-                self._placement.leave(last)
-            self._thread.episode = call.key
         granted = threading.Event()
         while True:
             engines = {engine.url: engine for engine in self._fit(call)}

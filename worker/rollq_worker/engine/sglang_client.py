@@ -8,18 +8,16 @@ engines die is sent alone. Only ids are sent, never text. It knows nothing of ep
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 import logging
-import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 from rollq.errors import EngineFailure, JobFailure
 from rollq.job import Json
 from rollq.trajectory import Finish
 from rollq.urls import mask_url
-from rollq_worker import waiting
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
@@ -50,6 +48,7 @@ OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
 
+    `concurrency` is the number of connections that are kept for the next request; it limits nothing, `EnginePool` does.
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
     engine and held around requests under which engines have died. An engine whose tokenizer does not give
@@ -74,10 +73,9 @@ class SGLangEngine:
     ) -> None:
         self.url = url.rstrip("/")
         self.name = mask_url(self.url)
-        self._shared = share or Shared(concurrency=concurrency, vocab_size=vocab_size, engines=1)
+        self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
-        self._slots = threading.BoundedSemaphore(concurrency)
         self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
         self._control = EngineControl(self._http)
         self._in_flight = self._http.in_flight
@@ -134,36 +132,35 @@ class SGLangEngine:
         prompt = self._written(ids, max_new_tokens, call.key)
         call.unavailable, call.connection_lost = 0, False
         check = partial(self._check, call)
-        with self._slot(check):
-            while True:
-                check()
-                room = min(max_new_tokens, self.room(len(ids)))
-                if room <= 0:
-                    return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
-                try:
-                    if self.tokenizer_differs():
-                        raise EngineUnavailable(OTHER_TOKENIZER)
-                    with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
-                        generated = self._generate.ask(ids, prompt, sampling, room, call)
-                except EngineUnavailable as e:
-                    self._unavailable(e, call)
-                except ContextExceeded as e:
-                    if not self._limits.learn(e.limit, len(ids) + room):
-                        raise JobFailure(f"{call.key}: {e}") from e
-                except RequestFailed as e:
-                    self._failed(e, call)
-                except WaitCut as e:
-                    if e.hung:
-                        self._wait_until_ready(0.0, call)
-                        call.engine_died(self.url, self._shared.quarantine)
-                else:
-                    if self._availability.mark_up():
-                        self._forget()
-                    if self.tokenizer_differs():
-                        continue  # another engine came back, and these ids are not ours
-                    self._shared.quarantine.answered()
-                    self.admit(generated.ids)
-                    return generated
+        while True:
+            check()
+            room = min(max_new_tokens, self.room(len(ids)))
+            if room <= 0:
+                return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
+            try:
+                if self.tokenizer_differs():
+                    raise EngineUnavailable(OTHER_TOKENIZER)
+                with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
+                    generated = self._generate.ask(ids, prompt, sampling, room, call)
+            except EngineUnavailable as e:
+                self._unavailable(e, call)
+            except ContextExceeded as e:
+                if not self._limits.learn(e.limit, len(ids) + room):
+                    raise JobFailure(f"{call.key}: {e}") from e
+            except RequestFailed as e:
+                self._failed(e, call)
+            except WaitCut as e:
+                if e.hung:
+                    self._wait_until_ready(0.0, call)
+                    call.engine_died(self.url, self._shared.quarantine)
+            else:
+                if self._availability.mark_up():
+                    self._forget()
+                if self.tokenizer_differs():
+                    continue  # another engine came back, and these ids are not ours
+                self._shared.quarantine.answered()
+                self.admit(generated.ids)
+                return generated
 
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
@@ -248,16 +245,6 @@ class SGLangEngine:
         if not self._shared.vocabulary.knows(prompt.highest):
             raise JobFailure(f"{key}: token id {prompt.highest} is outside the model's vocabulary")
         return prompt
-
-    @contextmanager
-    def _slot(self, check: Check) -> Iterator[None]:
-        """Hold one of the process's inference slots. An episode in its environment holds none."""
-        while not self._slots.acquire(timeout=waiting.CHECK_S):
-            check()
-        try:
-            yield
-        finally:
-            self._slots.release()
 
     def _check(self, call: Call) -> None:
         """Whether the call may go on here. Raises EngineLeft, also while a suspect before it kills the engine."""

@@ -163,7 +163,7 @@ class JobRunner:
             self._pause(0.0)
             # While the engine is away, nothing is claimed, so that an outage costs no job an attempt. While it has
             # enough episodes, a job waits in the queue, where its deadline does not run.
-            while not (self.engine.has_seat if self.engine.available else self.engine.ready()):
+            while not ((self.engine.available or self.engine.ready()) and self.engine.has_seat):
                 self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
             return ledger.claim(
                 job_id,
@@ -269,7 +269,7 @@ class JobRunner:
             job,
             engine=self.time_spent.engine,
             renderer=renderer,
-            environment=TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user)),
+            environment=TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools),
             user=user,
             journal=attempt,
             header=header,

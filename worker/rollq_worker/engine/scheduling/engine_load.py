@@ -43,5 +43,5 @@ def read_load(reply: object) -> EngineLoad | None:
             token_usage=max(float(rank["token_usage"]) for rank in ranks),
             retracted=sum(int((rank.get("queues") or {}).get("retracted", 0)) for rank in ranks),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None

@@ -41,8 +41,8 @@ def domain(name: str) -> Domain:
     """
     if (known := _domains.get(name)) is not None:
         return known
-    # One lock for each name: an adapter that imports for seconds must not delay other environments. The look-up is in it
-    # as well, because it reads the metadata of every installed package, and a thousand threads may ask at once.
+    # One lock for each name: an adapter that imports for seconds must not delay other environments. It covers
+    # the look-up, because it reads the metadata of every installed package, and a thousand threads may ask at once.
     with _locks.setdefault(name, Lock()):
         if name not in _domains:
             _domains[name] = _load(name, *_find(name))

@@ -7,7 +7,6 @@ writes unreadable calls or unusual tokens, or the servers of a fleet disagree ab
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -47,31 +46,39 @@ class TokenStats:
 def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[int]] | None = None) -> TokenStats:
     """Counts in one pass over the events. `reencode` decodes ids and encodes the text; without it no drift is
     counted."""
-    counts = Counter[str]()
+    sent = kept = traces = malformed = unclosed = drifted = breaks = 0
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
     current, seen = "", set[str]()
     turn = array("I")
     for event in trajectory.events:
-        if isinstance(event, Prompt):
-            counts["traces"] += 1
-            length = len(event.ids)
-            known = 0 if known is not None else None  # a new trace keeps nothing
-        elif isinstance(event, Sampled):
+        if isinstance(event, Sampled):
             if known is not None:
-                counts["sent_tokens"] += length
-                counts["kept_tokens"] += known
-            length += len(event.ids)
-            known = length
+                sent += length
+                kept += known
+            known = length = length + len(event.ids)
             turn.extend(event.ids)
             for span in event.versions:
-                counts["version_breaks"] += span.version != current and span.version in seen
-                current = span.version
-                seen.add(current)
+                if span.version != current:
+                    current = span.version
+                    breaks += current in seen
+                    seen.add(current)
         elif isinstance(event, Observed):
-            counts["malformed_turns"] += bool(event.errors)
-            counts["unclosed_turns"] += any("unclosed" in action for action in event.actions)
-            counts["drifted_turns"] += reencode is not None and reencode(turn) != turn
+            malformed += bool(event.errors)
+            unclosed += any("unclosed" in action for action in event.actions)
+            drifted += reencode is not None and reencode(turn) != turn
             length += len(event.ids)
             turn = array("I")
-    return TokenStats(**counts)
+        elif isinstance(event, Prompt):
+            traces += 1
+            length = len(event.ids)
+            known = 0 if known is not None else None  # a new trace keeps nothing
+    return TokenStats(
+        sent_tokens=sent,
+        kept_tokens=kept,
+        traces=traces,
+        malformed_turns=malformed,
+        unclosed_turns=unclosed,
+        drifted_turns=drifted,
+        version_breaks=breaks,
+    )

@@ -68,3 +68,9 @@ def test_few_schemas_are_kept():
     for n in range(3 * messages.MAX_SCHEMAS):
         schemas_of(FakeEnvironment(tools=[schema(a=n)]))
     assert len(messages._schemas) <= messages.MAX_SCHEMAS
+
+
+def test_checked_schemas_that_come_back_are_the_same_list(monkeypatch):
+    checked = schemas_of(FakeEnvironment(tools=[schema(a="comes back")]))
+    monkeypatch.setattr(messages.marshal, "dumps", lambda *_: pytest.fail("they are checked again"))
+    assert schemas_of(FakeEnvironment(tools=checked)) is checked

@@ -8,6 +8,7 @@ two are equal.
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
 from hashlib import sha256
+from operator import is_
 from typing import Any
 
 Record = Any
@@ -95,8 +96,9 @@ class SharedDatabase:
     """The records that all episodes start from, by table and key.
 
     `copy` makes an independent record. `canon` writes a record as a text; two texts are equal exactly when the
-    benchmark takes the records for equal (so it tells 1 from 1.0 if the benchmark does). `name` is the record's name in
-    reports, unique in the database.
+    benchmark takes the records for equal (so it tells 1 from 1.0 if the benchmark does). `untouched` is true only of a
+    copy and its record whose texts are equal, and spares writing them. `name` is the record's name in reports, unique
+    in the database.
     """
 
     def __init__(
@@ -105,11 +107,13 @@ class SharedDatabase:
         *,
         copy: Callable[[Record], Record],
         canon: Callable[[Record], str],
+        untouched: Callable[[Record, Record], bool] = is_,
         name: Callable[[str, str], str] = "{}/{}".format,
     ) -> None:
         self.tables = tables
         self._copy = copy
         self._canon = canon
+        self._untouched = untouched
         self._name = name
         self._digests: dict[tuple[str, str], bytes] = {}  # digests of shared records, made when they are needed
 
@@ -124,8 +128,8 @@ class SharedDatabase:
             shared = self.tables[table]
             for key in records.touched():
                 now = records.peek(key) if key in records else None
-                if now is shared.get(key):
-                    continue  # a frozen record that was only read
+                if self._untouched(now, shared.get(key)):
+                    continue  # it was only read
                 digest = None if now is None else self._digest(now)
                 if digest != self._shared_digest(table, key):
                     changed[self._name(table, key)] = digest

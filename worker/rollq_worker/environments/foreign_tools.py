@@ -4,7 +4,8 @@ The invariants: a wrong call becomes an observation. A tool gets its own copy of
 them. Only arguments of bounded depth are copied. It knows no benchmark and no database.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any
 
 from rollq.job import Json
@@ -39,6 +40,8 @@ def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json
 
 def own_copy(value: Json, depth: int = 0) -> Json:
     """A deep copy of a call's argument. Raises ValueError, in words for the policy, past MAX_DEPTH or MAX_INTEGER."""
+    if type(value) is str and depth <= MAX_DEPTH:  # most of them
+        return value
     if depth > MAX_DEPTH:
         raise ValueError("the arguments are nested too deeply")
     if isinstance(value, Mapping):
@@ -50,22 +53,55 @@ def own_copy(value: Json, depth: int = 0) -> Json:
     return value
 
 
-_LEAVES = (str, float, int, type(None))
+_LEAVES = frozenset({str, float, int, bool, type(None)})
+"""Types whose values nothing can change."""
 
 
 def copy_record(record: Any) -> Any:
-    """A deep copy of dicts, lists and pydantic models; `model_copy(deep=True)` takes several times as long."""
-    if isinstance(record, _LEAVES):
-        return record
+    """A deep copy of dicts, lists and pydantic models; `model_copy(deep=True)` takes several times as long.
+
+    The copy shares what cannot be changed. `untouched` lives on that.
+    """
     if isinstance(record, dict):
-        return {key: copy_record(value) for key, value in record.items()}
+        return {key: value if type(value) in _LEAVES else copy_record(value) for key, value in record.items()}
     if isinstance(record, list):
-        return [copy_record(value) for value in record]
+        return [value if type(value) in _LEAVES else copy_record(value) for value in record]
     if hasattr(record, "model_copy"):
         copied = record.model_copy()
         fields = vars(copied)
         for key, value in fields.items():
-            if not isinstance(value, _LEAVES):
+            if type(value) not in _LEAVES:
                 fields[key] = copy_record(value)
         return copied
     return record
+
+
+def untouched(copied: Any, record: Any) -> bool:
+    """Whether a copy by `copy_record` holds just what the record holds, down to the very strings and numbers.
+
+    It is never true of records of which something differs. A copy in which a value was replaced by an equal one counts
+    as touched.
+    """
+    if copied is record:
+        return True
+    kind = type(copied)
+    if kind is not type(record):
+        return False
+    if kind is dict:
+        return (
+            len(copied) == len(record)
+            and all(map(is_, copied, record))
+            and _all_untouched(copied.values(), record.values())
+        )
+    if kind is list:
+        return len(copied) == len(record) and _all_untouched(copied, record)
+    if hasattr(copied, "model_copy"):
+        return untouched(vars(copied), vars(record)) and untouched(copied.model_extra, record.model_extra)
+    return False
+
+
+def _all_untouched(copied: Iterable[Any], record: Iterable[Any]) -> bool:
+    for value, before in zip(copied, record, strict=True):
+        if value is not before and not untouched(value, before):
+            return False
+    return True

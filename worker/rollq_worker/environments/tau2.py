@@ -23,7 +23,7 @@ from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import SharedDatabase, View
 from rollq_worker.environments.customer_service import Case, ConversationDomain
-from rollq_worker.environments.foreign_tools import copy_record, guarded
+from rollq_worker.environments.foreign_tools import copy_record, guarded, untouched
 from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.protocols import Action, Observation
 
@@ -91,6 +91,7 @@ class Tau2Backend:
         self._toolkit = type("Toolkit", (), {k: v for k, v in methods.items() if inspect.isfunction(v)})
         self._functions = {}  # tools that do not touch the database
         self._validators = {}
+        self._whole: dict[str, set[str]] = {}  # a tool's integer arguments. In JSON 2.0 is one too; for tools it is not
         tools = []
         for wrapper in getattr(wrappers, f"all_{variant}_tools"):
             tool = define(wrapper())
@@ -98,13 +99,15 @@ class Tau2Backend:
             function = {"name": tool.name, "description": tool.description, "parameters": parameters}
             tools.append({"type": "function", "function": function})
             self._validators[tool.name] = validator(parameters)
+            properties = parameters["properties"].items()
+            self._whole[tool.name] = {key for key, schema in properties if schema.get("type") == "integer"}
             if tool.name not in methods:
                 self._functions[tool.name] = tool.tool
         self.tools: Sequence[Json] = tools
         self.policy = policy
         db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(json.loads(tables))
         records = {name: getattr(db, name) for name in type(db).model_fields}
-        self.database = SharedDatabase(records, copy=copy_record, canon=_canon)
+        self.database = SharedDatabase(records, copy=copy_record, canon=_canon, untouched=untouched)
 
     def call(self, view: View, action: Action) -> Observation:
         return Observation(guarded(lambda arguments: self._invoke(view, action.name, arguments), action.arguments))
@@ -126,13 +129,8 @@ class Tau2Backend:
             raise LookupError(f"Tool {name} not found")
         if errors := [e.message for e in islice(self._validators[name].iter_errors(arguments), MAX_ERRORS)]:
             raise ValueError(f"{len(errors)} of the arguments of {name} are wrong: {'; '.join(errors)}")
-        # In JSON 2.0 is an integer too; for tools it is not.
-        whole = {
-            key
-            for key, schema in self._validators[name].schema["properties"].items()
-            if schema.get("type") == "integer"
-        }
-        arguments = {key: int(value) if key in whole else value for key, value in arguments.items()}
+        if whole := self._whole[name]:
+            arguments = {key: int(value) if key in whole else value for key, value in arguments.items()}
         try:
             if name in self._functions:
                 return _result_of(self._functions[name](**arguments))

@@ -22,7 +22,7 @@ from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import SharedDatabase, View
 from rollq_worker.environments.customer_service import Case, ConversationDomain
-from rollq_worker.environments.foreign_tools import TOOL_ERRORS, copy_record, guarded, own_copy
+from rollq_worker.environments.foreign_tools import TOOL_ERRORS, copy_record, guarded, own_copy, untouched
 from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.protocols import STOP_MARKER, Action, Observation
 
@@ -96,7 +96,9 @@ class TauBenchBackend:
         self.tools: Sequence[Json] = env.tools_info
         self.policy: str = env.wiki
         self.closing_tools = frozenset[str](env.terminate_tools)
-        self.database = SharedDatabase(env.data, copy=copy_record, canon=lambda record: str(hashable(record)))
+        self.database = SharedDatabase(
+            env.data, copy=copy_record, canon=lambda record: str(hashable(record)), untouched=untouched
+        )
         self.digest = sha256(json.dumps(env.data).encode()).hexdigest()[:12]
         self._tools: Mapping[str, Any] = env.tools_map
 

@@ -8,6 +8,7 @@ import json
 import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from rollq.images import ImageRef, content_with
 from rollq.job import Json
@@ -17,6 +18,7 @@ from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
 
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""
+_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make the encoder for every call
 _schemas: dict[bytes, list[Json]] = {}
 
 
@@ -46,7 +48,7 @@ class ActionResult:
 
     @property
     def call(self) -> Json:
-        arguments = json.dumps(dict(self.action.arguments), ensure_ascii=False)
+        arguments = _as_json(dict(self.action.arguments))
         return {"id": self.id, "type": "function", "function": {"name": self.action.name, "arguments": arguments}}
 
     @property
@@ -113,10 +115,13 @@ def replying_role(action: Action, text_actions: bool) -> str:
 def schemas_of(environment: Environment) -> list[Json]:
     """Plain copies of the schemas, checked for everything that templates, tool parsers and the wire need.
 
-    Environments with equal schemas share one list, which must not be changed. Raises TypeError or ValueError for what
-    is not a schema, and whatever reading the schemas raises.
+    Environments with equal schemas share one list, which must not be changed, and which is not checked again when it
+    comes back. Raises TypeError or ValueError for what is not a schema, and whatever reading the schemas raises.
     """
-    tools = list(environment.tools)
+    tools = environment.tools
+    if any(tools is checked for checked in list(_schemas.values())):
+        return cast("list[Json]", tools)
+    tools = list(tools)
     try:
         key = marshal.dumps(tools, 2)  # tells True from 1, and is four times as quick as JSON
     except ValueError:

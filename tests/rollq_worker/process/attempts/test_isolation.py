@@ -123,7 +123,7 @@ def test_the_process_of_a_step_past_its_limit_is_killed(
         leases.hold(ledger, claim(ledger)) as attempt,
         isolation.open("faulty", "train", 0, {"fault": fault}, attempt.check) as isolated,
     ):
-        environment = TimedEnvironment(isolated, attempt.time_limits, 60.0)
+        environment = TimedEnvironment(isolated, attempt.time_limits, 60.0, isolated.tools)
         environment.reset(ScriptedUser(task.opening, task.replies))
         environment.step(task.moves[0])
         pid = isolated._process.pid

@@ -11,11 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from rollq.errors import EnvironmentFailure, FailureClass, RolloutFailure, UserFailure
 from rollq.job import Json
-from rollq_worker.failures import errors_become
+from rollq_worker.failures import typed
 from rollq_worker.protocols import Action, Environment, Grade, Observation, User
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 STEP_LIMIT_S = 60.0
 """Longest reset, step or grade of an environment in seconds, without the time that its user takes."""
@@ -60,22 +64,58 @@ class TimeLimits:
     @contextmanager
     def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
         """A block around foreign code that may take `limit_s` seconds. Its errors become `failure`."""
-        began = time.monotonic()
-        with self._lock:
-            self._thread = threading.get_ident()
-            self._calls.append(ForeignCall(failure, what, limit_s, began))
+        began = self._begin(failure, what, limit_s)
         try:
-            with errors_become(failure, what):
-                yield
-        except (Exception, ThreadAbandoned):
+            yield
+        except ThreadAbandoned:
             raise
         except BaseException as e:  # sys.exit(), a cancelled coroutine or a panic in Rust code must not end this thread
-            raise failure(f"{what}: {type(e).__name__}: {e}") from e
+            if (became := typed(e, failure, what)) is None:
+                raise
+            raise became from e
         finally:
             with self._lock:
                 self._calls.pop()
                 if self._calls:
                     self._calls[-1].since += time.monotonic() - began
+
+    def run(
+        self,
+        failure: type[RolloutFailure],
+        what: str,
+        limit_s: float,
+        foreign: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """The result of foreign code, called as in a block of `call`, at a fraction of the block's cost.
+
+        What ends the call is written out in both: the interpreter may raise ThreadAbandoned where a function begins,
+        so a function of its own might be left before it has taken the call off the list.
+        """
+        began = self._begin(failure, what, limit_s)
+        try:
+            return foreign(*args, **kwargs)
+        except ThreadAbandoned:
+            raise
+        except BaseException as e:
+            if (became := typed(e, failure, what)) is None:
+                raise
+            raise became from e
+        finally:
+            with self._lock:
+                self._calls.pop()
+                if self._calls:
+                    self._calls[-1].since += time.monotonic() - began
+
+    def _begin(self, failure: type[RolloutFailure], what: str, limit_s: float) -> float:
+        """Note the call. Returns the monotonic time at which it begins."""
+        began = time.monotonic()
+        with self._lock:
+            self._thread = threading.get_ident()
+            self._calls.append(ForeignCall(failure, what, limit_s, began))
+        return began
 
     @property
     def current(self) -> ForeignCall | None:
@@ -92,16 +132,15 @@ class TimeLimits:
 
 
 class TimedEnvironment:
-    """An environment and its user, with a limit on every call."""
+    """An environment and its user, with a limit on every call. `tools` are the environment's, read before."""
 
-    def __init__(self, environment: Environment, limits: TimeLimits, user_limit_s: float) -> None:
+    def __init__(
+        self, environment: Environment, limits: TimeLimits, user_limit_s: float, tools: Sequence[Json]
+    ) -> None:
+        self.tools = tools
         self._environment = environment
         self._limits = limits
         self._user_limit_s = user_limit_s
-
-    @property
-    def tools(self) -> Sequence[Json]:
-        return self._environment.tools
 
     @property
     def system_prompt(self) -> str:
@@ -109,20 +148,22 @@ class TimedEnvironment:
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
-        with self._limits.call(EnvironmentFailure, "environment.reset", STEP_LIMIT_S):
-            return self._environment.reset(timed)
+        return self._limits.run(EnvironmentFailure, "environment.reset", STEP_LIMIT_S, self._environment.reset, timed)
 
     def step(self, action: Action) -> Observation:
-        with self._limits.call(EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S):
-            observation = self._environment.step(action)
-            if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
-                size = len(observation.text)
-                raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
-            return observation
+        return self._limits.run(
+            EnvironmentFailure, f"environment.step({action.name})", STEP_LIMIT_S, self._step, action
+        )
+
+    def _step(self, action: Action) -> Observation:
+        observation = self._environment.step(action)
+        if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
+            size = len(observation.text)
+            raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
+        return observation
 
     def grade(self) -> Grade:
-        with self._limits.call(EnvironmentFailure, "environment.grade", STEP_LIMIT_S):
-            return self._environment.grade()
+        return self._limits.run(EnvironmentFailure, "environment.grade", STEP_LIMIT_S, self._environment.grade)
 
 
 class _TimedUser:
@@ -132,14 +173,10 @@ class _TimedUser:
         self._limit_s = limit_s
 
     def open(self) -> str:
-        return self._timed(self._user.open)
+        return self._limits.run(UserFailure, "the user", self._limit_s, self._user.open)
 
     def reply(self, message: str) -> str:
-        return self._timed(lambda: self._user.reply(message))
+        return self._limits.run(UserFailure, "the user", self._limit_s, self._user.reply, message)
 
     def recall(self, heard: str | None, said: str) -> None:
         self._user.recall(heard, said)
-
-    def _timed(self, say: Callable[[], str]) -> str:
-        with self._limits.call(UserFailure, "the user", self._limit_s):
-            return say()

@@ -8,11 +8,12 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import logging
 import random
-import threading
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from rollq.job import Json
@@ -178,14 +179,15 @@ class EnginePool:
 
     def _enter(self, call: Call) -> SGLangEngine:
         """The engine for the call's turn. Waits while there is none, and while it has enough episodes."""
-        granted = threading.Event()
+        granted: SimpleQueue[None] = SimpleQueue()  # a fraction of an Event's cost, of which most turns have no use
         while True:
             engines = {engine.url: engine for engine in self._fit(call)}
             if engines:
-                url, now = self._placement.enter(call.key, call.group, list(engines), granted.set)
+                url, now = self._placement.enter(call.key, call.group, list(engines), partial(granted.put, None))
                 if now:
                     return engines[url]
-            granted.wait(CHECK_S)
+            with suppress(Empty):
+                granted.get(timeout=CHECK_S)
             call.check()
 
     def _fit(self, call: Call) -> Sequence[SGLangEngine]:

@@ -94,7 +94,12 @@ def test_the_loads_of_all_ranks_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [None, [], {}, {"loads": []}, {"loads": [{}]}, {"loads": ["x"]}, {"loads": [RANK | {"token_usage": "?"}]}]
+    "reply",
+    [
+        *(None, [], {}, {"loads": []}, {"loads": [{}]}, {"loads": ["x"]}),
+        *({"loads": [RANK | {"token_usage": usage}]} for usage in ("?", float("nan"), float("inf"), -1.0)),
+        {"loads": [RANK | {"num_running_reqs": float("inf")}]},
+    ],
 )
 def test_what_cannot_be_read_is_no_load(reply: object) -> None:
     assert read_load(reply) is None

@@ -5,6 +5,7 @@ The invariant: a reply that cannot be read is no load. It knows nothing of HTTP.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def read_load(reply: object) -> EngineLoad | None:
     if not isinstance(ranks, list) or not ranks:
         return None
     try:
-        return EngineLoad(
+        load = EngineLoad(
             running=sum(int(rank["num_running_reqs"]) for rank in ranks),
             waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
             token_usage=max(float(rank["token_usage"]) for rank in ranks),
@@ -45,3 +46,4 @@ def read_load(reply: object) -> EngineLoad | None:
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
+    return load if 0 <= load.token_usage < math.inf else None  # also NaN, which no limit is below

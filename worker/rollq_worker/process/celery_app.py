@@ -76,6 +76,7 @@ def main(settings: Settings) -> int:
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
+    memory.use_one_arena()
     name = f"rollq@{socket.gethostname()}-{os.getpid()}"
     shutdown = Shutdown(threading.Event())
     shutdown.install()

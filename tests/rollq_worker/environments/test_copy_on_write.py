@@ -131,3 +131,16 @@ def test_unhashable_keys_fail_as_in_a_dict():
         table[["a"]]
     with pytest.raises(TypeError, match="unhashable type: 'list'"):
         _ = ["a"] in table
+
+
+@pytest.mark.parametrize("scan", ["items", "values"])
+def test_a_scan_shows_what_was_changed_since_it_began_as_a_dict_does(scan):
+    tables = database().view()["t"], copy.deepcopy(SHARED)
+    seen = []
+    for table in tables:
+        pairs = iter(getattr(table, scan)())
+        first = copy.deepcopy(next(pairs))
+        table["c"]["list"].append(9)
+        table["b"] = {"n": 0, "list": []}
+        seen.append([first, *pairs])
+    assert seen[0] == seen[1] and SHARED["c"]["list"] == [3]

@@ -8,7 +8,7 @@ two are equal.
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
 from hashlib import sha256
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 Record = Any
@@ -65,6 +65,16 @@ class Table(MutableMapping[str, Record]):
     def items(self) -> ItemsView[str, Record]:
         return _Items(self)
 
+    def pairs(self) -> Iterator[tuple[str, Record]]:
+        """Keys and records in order, without copies. A record that is fetched meanwhile is given as it is then."""
+        own, gone = self._own, self._gone
+        for key, record in self._shared.items():
+            if key not in gone:
+                yield key, own.get(key, record)
+        for key, record in own.items():
+            if key not in self._shared or key in gone:
+                yield key, record
+
     def peek(self, key: str) -> Record:
         """The record itself, not a copy, so it must only be read. `key` is in the table."""
         return self._own[key] if key in self._own else self._shared[key]
@@ -78,14 +88,14 @@ class _Values(ValuesView[Record]):
     _mapping: Table
 
     def __iter__(self) -> Iterator[Record]:
-        return (self._mapping.peek(key) for key in self._mapping)
+        return map(itemgetter(1), self._mapping.pairs())
 
 
 class _Items(ItemsView[str, Record]):
     _mapping: Table
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
-        return ((key, self._mapping.peek(key)) for key in self._mapping)
+        return self._mapping.pairs()
 
 
 View = Mapping[str, Table]

@@ -227,15 +227,8 @@ class Simulation:
         episode.url, episode.entered = url, True
         rid = f"{episode.id} {turn}"
         self.flying[rid] = episode
-        self.engines[url].submit(
-            Request(
-                rid=rid,
-                prefix=tuple(episode.chain),
-                new_key=(episode.id, turn),
-                output_tokens=episode.output,
-            ),
-            self.now,
-        )
+        request = Request(rid, tuple(episode.chain), (episode.id, turn), episode.output)
+        self.engines[url].submit(request, self.now)
         self.look(url)
 
     def look(self, url: str) -> None:

@@ -58,7 +58,7 @@ def vision_tokenizer(template: str | None = None, **processor: Any) -> Tokenizer
 def write_vision_tokenizer(folder: Path) -> Path:
     """The same as the folder that an engine and a worker are given."""
     tokenizer = vision_tokenizer()
-    (folder / "tokenizer.json").write_bytes(tokenizer._spec)
+    (folder / "tokenizer.json").write_bytes(tokenizer._vocabulary._spec)
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     (folder / "chat_template.jinja").write_text(vision_template())
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))

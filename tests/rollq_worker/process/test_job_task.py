@@ -62,6 +62,27 @@ def test_jobs_that_cannot_be_claimed(runner: JobRunner, ledger: Ledger) -> None:
     assert runner.run(job_id) == {"stop": "refused: leased"}
 
 
+def test_a_job_is_not_claimed_while_no_engine_has_a_seat(
+    runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the engine has just come back, with the episodes that wait for it."""
+    engine, job_id = runner.engine, submit(ledger)
+    assert isinstance(engine, EnginePool)
+    for sample in range(64):
+        assert engine._placement.enter(f"r/other/{sample}", "r/other", [engine.engines[0].url], lambda: None)[1]
+    engine.engines[0]._availability.mark_down("as the test wants it")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) == 4  # the worker stops
+
+    monkeypatch.setattr(runner.draining, "wait", pause)
+    assert runner.run(job_id) == {"stop": "bounced"}
+    assert engine.available and not engine.has_seat
+    assert reader(ledger).stats()["queued"] == 1
+
+
 def test_messages_of_unknown_runs_leave_nothing_behind(
     runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

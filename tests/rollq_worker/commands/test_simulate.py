@@ -21,6 +21,7 @@ turns = 4
 prompt_tokens = 300
 sampled_tokens = 20
 observed_tokens = 30
+environment_s = { mean = 0.3, p99 = 1.0 }
 group_size = 4
 [trainer]
 groups = 2

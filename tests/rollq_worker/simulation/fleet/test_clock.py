@@ -2,12 +2,13 @@
 
 import math
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.simulation.fleet.clock import Clock, Cores, Server
+from rollq_worker.simulation.fleet.clock import Clock, Cores, Process, Server
 
 
 @given(st.lists(st.floats(0, 100), max_size=40))
@@ -39,16 +40,17 @@ def test_events_of_one_time_keep_their_order():
 def test_a_server_waits_as_an_m_d_1_queue_does(load: float):
     clock, random, service = Clock(), Random(1), 0.001
     server, calls = Server(clock), 200_000
+    waits: list[float] = []
 
     def arrive(_: None) -> None:
-        server.serve(service, 0.0, lambda _: None)
-        if server.calls < calls:
+        server.serve(service, 0.0, lambda began: waits.append(clock.now - began - service), clock.now)
+        if len(waits) < calls:
             clock.at(clock.now + random.expovariate(load / service), arrive)
 
     clock.at(0.0, arrive)
     clock.run()
     theory = service * load / (2 * (1 - load))
-    assert server.waited_s / calls == pytest.approx(theory, rel=0.1)
+    assert fmean(waits) == pytest.approx(theory, rel=0.1)
     assert server.busy_s / clock.now == pytest.approx(load, rel=0.02)
 
 
@@ -101,6 +103,45 @@ def test_processes_share_cores_fairly():
     clock.run()
     assert clock.now == pytest.approx(2.0)
     assert all(math.isclose(end, 2.0, abs_tol=0.05) for end in ends.values())
+
+
+def test_a_pause_costs_once():
+    clock = Clock()
+    server = Server(clock, wake_s=0.5)
+    for at in (1.0, 1.1, 2.502, 10.0):  # the second waits for the first, the third comes right after it
+        clock.at(at, lambda _: server.load(0.5))
+    clock.run()
+    assert server.busy_s == pytest.approx(4 * 0.5 + 2 * 0.5)
+
+
+def test_a_slice_after_another_process_costs_more():
+    clock = Clock()
+    cores = Cores(clock, 1)
+    processes = [cores.process(switch_s=0.25) for _ in range(2)]
+    for process in processes:
+        for _ in range(3):
+            process.run(1.0, lambda _: None)
+    clock.run()
+    assert sum(process.switches for process in processes) == 5
+    assert clock.now == pytest.approx(6 + 5 * 0.25)
+
+
+@pytest.mark.parametrize("foreign", [0.5, 1.5])
+def test_other_programs_take_their_share_of_the_cores(foreign: float):
+    clock, ended = Clock(), list[float]()
+    cores = Cores(clock, 2)
+    cores.disturb(foreign)
+
+    def again(process: Process) -> None:
+        ended.append(clock.now)
+        process.run(0.001, again, process)
+
+    for _ in range(4):  # they always want a core
+        process = cores.process()
+        process.run(0.001, again, process)
+    clock.at(20.0, lambda _: clock.stop())
+    clock.run()
+    assert len(ended) * 0.001 / 20.0 == pytest.approx(2 - foreign, rel=0.25)
 
 
 def test_waking_up_costs_once():

@@ -102,7 +102,8 @@ def test_a_fleet_without_costs_is_as_fast_as_its_slots():
 
 
 def test_what_redis_does_is_the_sum_of_its_calls():
-    fleet = replace(FLEET, jobs=replace(FLEET.jobs, turns=Amount(5.0)))
+    # Turns are short enough that nothing is journaled before they end, and the trainer never has to wait.
+    fleet = replace(FLEET, engines=Engines(turn_s=Amount(0.1)), jobs=replace(FLEET.jobs, turns=Amount(5.0)))
     outcome, redis = FleetRun(fleet, COSTS).play(least=2000), COSTS.redis
     tokens = 5 * (fleet.jobs.sampled_tokens.mean + fleet.jobs.observed_tokens.mean)
     a_rollout = redis.message_s + redis.claim_s + 4 * redis.append_s + redis.complete_s + redis.read_rollout_s
@@ -110,6 +111,24 @@ def test_what_redis_does_is_the_sum_of_its_calls():
     a_rollout += tokens * redis.token_bytes / 1000 * redis.append_kb_s + outcome.rollout_s / 5.0 * redis.renew_job_s
     assert outcome.redis_cpu_a_rollout_s == pytest.approx(a_rollout, rel=0.01)
     assert outcome.redis_busy == pytest.approx(a_rollout * outcome.rollouts_a_s, rel=0.01)
+
+
+def test_a_slow_first_turn_is_one_call_more():
+    calls = []
+    for seconds in (0.1, 0.3):
+        log: Log = []
+        fleet = replace(FLEET, engines=Engines(turn_s=Amount(seconds)), jobs=replace(FLEET.jobs, turns=Amount(5.0)))
+        FleetRun(fleet, COSTS, 0, log).play()
+        names = [call[0] for call in log]
+        calls.append((names.count("open"), names.count("claim")))
+    (none, _), (opened, claimed) = calls
+    assert none == 0 and claimed - FLEET.slots <= opened <= claimed
+
+
+def test_redis_needs_its_share_when_idle():
+    idle = replace(COSTS, redis=replace(COSTS.redis, idle=0.25))
+    shares = [FleetRun(FLEET, costs).play().redis_busy for costs in (COSTS, idle)]
+    assert shares[1] - shares[0] == pytest.approx(0.25)
 
 
 def test_a_process_is_the_limit_when_engines_answer_at_once():

@@ -27,7 +27,9 @@ class WorkerCosts:
     message_s: float = 0.0
     """Of Celery's message."""
     wake_s: float = 0.0
-    """What a thread costs more that wakes a process which had nothing to do."""
+    """What a turn costs more after a pause, when core and caches are cold."""
+    switch_s: float = 0.0
+    """What it costs more after another process on its core, where processes are more than cores."""
     idle: float = 0.0
     """Share of a core of a worker with nothing to do."""
     rest_mb: float = 0.0
@@ -72,6 +74,12 @@ class RedisCosts:
     rollout_bytes: float = 0.0
     """Of a rollout's journal beside the tokens of its turns; a share of the group's prompt is in it."""
     token_bytes: float = 0.0
+    wake_s: float = 0.0
+    """What a call costs more after a pause."""
+    switch_s: float = 0.0
+    """What it costs more where Redis shares its core."""
+    idle: float = 0.0
+    """Share of a core with a worker that has nothing to do."""
     growth: Mapping[str, float] = field(default_factory=dict)
     """By operation: its time in the script in a run of 10,000 jobs, over that in a run of 16."""
 

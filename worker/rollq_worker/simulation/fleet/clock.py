@@ -6,12 +6,17 @@ nothing of rollouts.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
 Act = Callable[[Any], None]
+SLEPT_S = 0.005
+"""A shorter pause leaves core and caches warm."""
+FOREIGN_S = 0.005
+"""CPU of other programs at a time."""
 
 
 class Clock:
@@ -46,30 +51,25 @@ class Clock:
 class Server:
     """One single-threaded server with an unbounded queue, first come first served: Redis, the broker."""
 
-    __slots__ = ("_clock", "_free_at", "busy_s", "calls", "waited_s")
+    __slots__ = ("_clock", "_free_at", "_wake_s", "busy_s")
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._free_at = 0.0
-        self.busy_s = self.waited_s = 0.0
-        self.calls = 0
+    def __init__(self, clock: Clock, wake_s: float = 0.0) -> None:
+        """`wake_s`: what a call costs more after a pause."""
+        self._clock, self._wake_s = clock, wake_s
+        self._free_at = self.busy_s = 0.0
 
     def serve(self, service_s: float, delay_s: float, act: Act, subject: Any = None) -> None:
         """Have `act(subject)` happen once the call is served, and the answer has travelled for `delay_s`."""
-        now = self._clock.now
-        begins = self._free_at if self._free_at > now else now
-        self._free_at = begins + service_s
-        self.busy_s += service_s
-        self.waited_s += begins - now
-        self.calls += 1
+        self.load(service_s)
         self._clock.at(self._free_at + delay_s, act, subject)
 
     def load(self, service_s: float) -> None:
         """A call for which nothing waits."""
         now = self._clock.now
+        if now - self._free_at > SLEPT_S:
+            service_s += self._wake_s
         self._free_at = (self._free_at if self._free_at > now else now) + service_s
         self.busy_s += service_s
-        self.calls += 1
 
 
 class Cores:
@@ -83,61 +83,90 @@ class Cores:
         self._free = self.count = count
         self._waiting: deque[Process] = deque()
 
-    def process(self, wake_s: float = 0.0) -> Process:
-        return Process(self._clock, self, wake_s)
+    def process(self, wake_s: float = 0.0, switch_s: float = 0.0) -> Process:
+        """`wake_s`: what a slice of work costs more after a pause; `switch_s`: after another process on its core."""
+        return Process(self._clock, self, wake_s, switch_s)
+
+    def disturb(self, cores: float) -> None:
+        """From now on other programs want so many cores."""
+        count = math.ceil(cores)
+        for _ in range(count):
+            Foreign(self._clock, self.process(), FOREIGN_S * count / cores).work()
 
     def want(self, process: Process) -> None:
         if self._free:
             self._free -= 1
-            process.go()
+            process.go(switched=False)
         else:
             self._waiting.append(process)
 
     def give_up(self, process: Process, wants_more: bool) -> None:
         if not self._waiting:
             if wants_more:
-                process.go()
+                process.go(switched=False)
             else:
                 self._free += 1
             return
         if wants_more:
             self._waiting.append(process)
-        self._waiting.popleft().go()
+        self._waiting.popleft().go(switched=True)
 
 
 class Process:
     """A process of which one thread runs at a time, as with Python's interpreter lock: its slices of work queue up."""
 
-    __slots__ = ("_active", "_clock", "_cores", "_slices", "_wake_s", "busy_s", "slices")
+    __slots__ = (
+        "_active", "_clock", "_cores", "_ended_at", "_slices", "_switch_s", "_wake_s", "busy_s", "switches", "wakes",
+    )  # fmt: skip
 
-    def __init__(self, clock: Clock, cores: Cores, wake_s: float) -> None:
+    def __init__(self, clock: Clock, cores: Cores, wake_s: float, switch_s: float) -> None:
         self._clock = clock
         self._cores = cores
-        self._wake_s = wake_s
+        self._wake_s, self._switch_s = wake_s, switch_s
         self._slices: deque[tuple[float, Act, Any]] = deque()
         self._active = False
         self.busy_s = 0.0
-        self.slices = 0
+        self._ended_at = -math.inf
+        self.wakes = self.switches = 0
+        """Slices after a pause, and after another process on the core."""
 
     def run(self, seconds: float, act: Act, subject: Any = None) -> None:
-        """Have `act(subject)` happen after that much work. A process that had nothing to do first wakes up."""
+        """Have `act(subject)` happen after that much work."""
         if self._active:
             self._slices.append((seconds, act, subject))
             return
         self._active = True
-        self._slices.append((seconds + self._wake_s, act, subject))
+        if self._clock.now - self._ended_at > SLEPT_S:
+            seconds += self._wake_s
+            self.wakes += 1
+        self._slices.append((seconds, act, subject))
         self._cores.want(self)
 
-    def go(self) -> None:
-        """It has a core for its next slice."""
+    def go(self, *, switched: bool) -> None:
+        """It has a core for its next slice; `switched`: another process has just used it."""
         seconds, act, subject = self._slices.popleft()
+        if switched:
+            seconds += self._switch_s
+            self.switches += 1
         self.busy_s += seconds
-        self.slices += 1
         self._clock.at(self._clock.now + seconds, self._end, (act, subject))
 
     def _end(self, slice: tuple[Act, Any]) -> None:
         more = bool(self._slices)
-        self._active = more
+        self._active, self._ended_at = more, self._clock.now
         self._cores.give_up(self, more)
         act, subject = slice
         act(subject)
+
+
+class Foreign:
+    """Another program: it works for FOREIGN_S, again and again."""
+
+    __slots__ = ("_clock", "_every_s", "_process")
+
+    def __init__(self, clock: Clock, process: Process, every_s: float) -> None:
+        self._clock, self._process, self._every_s = clock, process, every_s
+
+    def work(self, _: object = None) -> None:
+        due = self._clock.now + self._every_s
+        self._process.run(FOREIGN_S, lambda _: self._clock.at(due, self.work))

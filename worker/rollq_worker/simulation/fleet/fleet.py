@@ -43,6 +43,8 @@ class Workers:
     """Cores for all processes together; 0: one for each."""
     shared: bool = False
     """Redis, engine and producer run on the same cores, as in a demo."""
+    foreign: float = 0.0
+    """Cores of these that other programs want. It is measured, and no key of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

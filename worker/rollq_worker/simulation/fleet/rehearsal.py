@@ -47,8 +47,9 @@ def rehearse(fleet: Fleet, costs: Costs, seed: int = 0) -> Rehearsal:
     """Raises SettingsError without a Redis server on this machine, RollqError when the ledger does something else."""
     small = fleet.scaled(SLOTS) if fleet.slots > SLOTS else fleet
     small = replace(small, workers=replace(small.workers, shared=False))
-    # Celery's messages and the renewals of leases are no calls of the log.
-    counted = replace(costs, redis=replace(costs.redis, message_s=0.0, renew_job_s=0.0))
+    # Celery's messages and the renewals of leases are no calls of the log, which are made without pauses.
+    redis = replace(costs.redis, message_s=0.0, renew_job_s=0.0, wake_s=0.0, switch_s=0.0, idle=0.0)
+    counted = replace(costs, redis=redis)
     log: Log = []
     run = FleetRun(small, counted, seed, log)
     run.play(least=LEAST_ROLLOUTS)
@@ -76,18 +77,24 @@ class _Replay:
         self._ledger, self._made_up = ledger, made_up
         self._openings: dict[int, list[bytes]] = {}
         """By group: header and first prompt, which its members share."""
+        self._begun: dict[tuple[int, int], list[bytes]] = {}
+        """By group and sample: the entries of its turn that are not written yet."""
 
     def blobs(self, call: Sequence[Any]) -> list[bytes]:
         """The journal's entries that the call carries."""
-        if call[0] not in ("append", "complete"):
+        if call[0] not in ("open", "sampled", "append", "complete"):
             return []
-        name, group, _, turn, prompt, sampled, observed = call
-        made_up = self._made_up
+        name, group, sample, turn, prompt, sampled, observed = call
+        made_up, job = self._made_up, (group, sample)
         if group not in self._openings:
             self._openings[group] = made_up.opening(prompt)
-        opening = self._openings[group] if turn == 1 else []
-        end = [made_up.end()] if name == "complete" else []
-        return [*opening, *made_up.turn(turn - 1, sampled, observed), *end]
+        if (entries := self._begun.pop(job, None)) is None:
+            entries = [*(self._openings[group] if turn == 1 else []), *made_up.turn(turn - 1, sampled, observed)]
+        if name in ("open", "sampled"):
+            written = len(self._openings[group]) if name == "open" else len(entries) - 1
+            self._begun[job] = entries[written:]
+            return entries[:written]
+        return [*entries, made_up.end()] if name == "complete" else entries
 
     def make(self, call: Sequence[Any], blobs: Sequence[bytes]) -> None:
         ledger = self._ledger
@@ -97,10 +104,13 @@ class _Replay:
                     raise RollqError(f"the ledger has no room for group {group}, and the simulation has")
             case ["claim", group, sample]:
                 ledger.claim(group, sample)
-            case ["append", group, sample, *_]:
+            case ["open" | "sampled" | "append", group, sample, *_]:
                 ledger.append(group, sample, blobs)
             case ["complete", group, sample, turns, *_]:
                 ledger.complete(group, sample, blobs, turns, 0)
+            case ["wait", groups]:
+                if ledger.take(groups):
+                    raise RollqError(f"the ledger hands out {groups} groups, and the simulation none")
             case ["take", expected]:
                 taken = ledger.take(len(expected))
                 if taken != sorted(expected):

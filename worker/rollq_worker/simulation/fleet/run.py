@@ -16,6 +16,7 @@ from rollq.errors import RollqError
 from rollq_worker.simulation.costs.table import Costs
 from rollq_worker.simulation.fleet.clock import Act, Clock, Cores, Process, Server
 from rollq_worker.simulation.fleet.engines import Rollout, engine_fleet
+from rollq_worker.simulation.fleet.episodes import draw_turn, open_episode
 from rollq_worker.simulation.fleet.fleet import Fleet
 from rollq_worker.simulation.fleet.groups import Group, Groups
 from rollq_worker.simulation.fleet.outcome import Counts, Marks, Outcome, Samples
@@ -24,7 +25,7 @@ RENEW_EVERY_S = 5.0
 """Seconds between two renewals of a worker's leases."""
 REAP_EVERY_S = 1.0
 HELD_BACK_S = 0.2
-"""A step that takes longer finds its sampled tokens journaled before."""
+"""A wait that takes longer, for the first turn or a step, finds what was there before journaled."""
 LEAST_ROLLOUTS = 200
 """Fewest rollouts that are measured."""
 LEAST_BATCHES, FEWEST_BATCHES, MANY_ROLLOUTS = 4, 2, 20_000
@@ -46,12 +47,14 @@ class FleetRun:
         jobs, trainer, workers = fleet.jobs, fleet.trainer, fleet.workers
         self.groups = Groups(jobs.group_size, trainer.ahead, trainer.groups, trainer.max_staleness)
         cores, count = Cores(clock, fleet.cores), workers.processes
-        self._processes = [cores.process(costs.worker.wake_s) for _ in range(count)]
+        self._processes = [cores.process(costs.worker.wake_s, costs.worker.switch_s) for _ in range(count)]
         one_each = cores if workers.shared else Cores(clock, fleet.engines.count + 2)
         self._producer, self._consumer = one_each.process(), one_each.process()
         self._engine_cpus = [one_each.process() for _ in range(fleet.engines.count if fleet.engines.cpu_s else 0)]
-        self._redis = Server(clock)
-        self._redis_cpu: Process | None = cores.process() if workers.shared else None
+        self._redis = Server(clock, costs.redis.wake_s)
+        on_core = cores.process(costs.redis.wake_s, costs.redis.switch_s)
+        self._redis_cpu: Process | None = on_core if workers.shared else None
+        cores.disturb(workers.foreign)
         self._engines = engine_fleet(clock, fleet.engines, self._answered, self._random)
         self._played = [0] * count
         """Number of rollouts that each process plays."""
@@ -135,31 +138,11 @@ class FleetRun:
         rollout.claimed_at = self.clock.now
         if rollout.group.engine < 0:
             self._engines.assign(rollout.group)
-        self._open(rollout)
+        open_episode(rollout, self.fleet, self._random)
         self._processes[rollout.process].run(self.costs.worker.rollout_s, self._ask, rollout)
 
-    def _open(self, rollout: Rollout) -> None:
-        jobs, random = self.fleet.jobs, self._random
-        if jobs.episodes:
-            episode = random.choice(jobs.episodes)
-            rollout.episode, rollout.turns, prompt = episode.turns, len(episode.turns), episode.prompt
-        else:
-            rollout.turns, prompt = jobs.turns.whole(random), jobs.prompt_tokens.whole(random)
-        rollout.tokens = rollout.prompt = min(prompt, jobs.max_tokens - 1)
-        prompt = rollout.prompt
-        policy = min(self.fleet.engines.policy_tokens, prompt)
-        own = (("group", rollout.group.seq), prompt - policy)
-        rollout.chain = (("policy", policy), own) if policy else (own,)
-
     def _ask(self, rollout: Rollout) -> None:
-        jobs, random = self.fleet.jobs, self._random
-        if rollout.episode:
-            rollout.sampled, rollout.observed = rollout.episode[rollout.turn]
-        else:
-            rollout.sampled, rollout.observed = jobs.sampled_tokens.whole(random), jobs.observed_tokens.whole(random)
-        left = jobs.max_tokens - rollout.tokens
-        if left <= rollout.sampled + rollout.observed:  # the budget of tokens is spent in this turn
-            rollout.sampled, rollout.observed, rollout.turns = max(1, min(rollout.sampled, left)), 0, rollout.turn + 1
+        draw_turn(rollout, self.fleet.jobs, self._random)
         rollout.asked_at = self.clock.now
         self._engines.ask(rollout, rollout.sampled)
 
@@ -170,7 +153,10 @@ class FleetRun:
             self._received_turn(rollout)
 
     def _received_turn(self, rollout: Rollout) -> None:
-        self.counts.engine_s += self.clock.now - rollout.asked_at
+        waited_s = self.clock.now - rollout.asked_at
+        self.counts.engine_s += waited_s
+        if not rollout.turn:
+            self._journal_early("open", rollout, waited_s)
         self._processes[rollout.process].run(self.costs.worker.turn_s, self._stepped, rollout)
 
     def _stepped(self, rollout: Rollout) -> None:
@@ -178,9 +164,14 @@ class FleetRun:
             self._acted(rollout)
             return
         seconds = self.fleet.jobs.environment_s.draw(self._random)
-        if seconds > HELD_BACK_S:
-            self._load(self.costs.redis.append_s)
+        self._journal_early("sampled", rollout, seconds)
         self.clock.at(self.clock.now + seconds, self._acted, rollout)
+
+    def _journal_early(self, name: str, rollout: Rollout, waited_s: float) -> None:
+        """What was there before a long wait was journaled meanwhile."""
+        if waited_s > HELD_BACK_S:
+            self._note_entries(name, rollout, rollout.turn + 1)
+            self._load(self.costs.redis.append_s)
 
     def _acted(self, rollout: Rollout) -> None:
         counts, redis = self.counts, self.costs.redis
@@ -194,8 +185,7 @@ class FleetRun:
         self._keep(rollout.group, wire)
         seconds = redis.append_kb_s * wire / 1000
         last = rollout.turn == rollout.turns
-        name, group = "complete" if last else "append", rollout.group
-        self._note(name, group.seq, rollout.sample, rollout.turn, rollout.prompt, rollout.sampled, rollout.observed)
+        self._note_entries("complete" if last else "append", rollout, rollout.turn)
         if not last:
             if rollout.observed:
                 key = ("observed", rollout.group.seq, rollout.sample, rollout.turn)
@@ -239,7 +229,9 @@ class FleetRun:
     def _want(self) -> None:
         self._wanting, self._wanted_at = True, self.clock.now
         self._take()
-        self.counts.scripts += self._wanting  # it was told to wait
+        if self._wanting:  # it was told to wait
+            self._note("wait", self.fleet.trainer.groups)
+            self._load(self.costs.redis.take_group_s)
 
     def _take(self) -> None:
         if not self._wanting or not (taken := self.groups.take(self.fleet.trainer.groups)):
@@ -309,10 +301,20 @@ class FleetRun:
         if self._log is not None:
             self._log.append(call)
 
+    def _note_entries(self, name: str, rollout: Rollout, turn: int) -> None:
+        self._note(name, rollout.group.seq, rollout.sample, turn, rollout.prompt, rollout.sampled, rollout.observed)
+
+    def interruptions(self, cost: str) -> tuple[int, int]:
+        """How often workers and Redis have paid `wake_s` or `switch_s`, where Redis shares the workers' cores."""
+        assert self._redis_cpu is not None
+        name = {"wake_s": "wakes", "switch_s": "switches"}[cost]
+        return sum(getattr(one, name) for one in self._processes), getattr(self._redis_cpu, name)
+
     @property
     def redis_s(self) -> float:
         """Seconds for which Redis was busy so far."""
-        return self._redis.busy_s if self._redis_cpu is None else self._redis_cpu.busy_s
+        server = self._redis if self._redis_cpu is None else self._redis_cpu
+        return server.busy_s + self.costs.redis.idle * self.clock.now
 
     def _keep(self, group: Group, size: float) -> None:
         """Redis keeps so many bytes of the group until it is acknowledged."""

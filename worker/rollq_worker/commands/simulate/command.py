@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("fleet", nargs="?", type=Path, metavar="FLEET.toml", help="the fleet and its jobs")
     parser.add_argument("--example", action="store_true", help="print a fleet to begin with")
-    parser.add_argument("--measure", action="store_true", help="measure the costs on this machine (two minutes)")
+    parser.add_argument("--measure", action="store_true", help="measure the costs on this machine (three minutes)")
     parser.add_argument("--out", type=Path, metavar="FILE.toml", help="where --measure writes them (standard output)")
     parser.add_argument("--env", default="shop", metavar="NAME", help="environment that --measure plays (%(default)s)")
     parser.add_argument(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.errors import SettingsError
-from rollq_worker.commands.simulate.site import SIZE, TASKS, Played, Say, Site, Steady, ahead_of, memory_mb
+from rollq_worker.commands.simulate.site import SIZE, TASKS, Played, Say, Site, Steady, ahead_of, memory_mb, together
 from rollq_worker.simulation.amounts import Amount
 from rollq_worker.simulation.costs.ledger_costs import measure_ledger
 from rollq_worker.simulation.costs.table import Costs, RedisCosts, WorkerCosts
@@ -58,7 +58,8 @@ def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
         idle = min((_idle(waiting) for _ in range(ROUNDS)), key=sum)
         rollout_mb = max(0.0, memory_mb(worker.pid, "VmHWM") - rest_mb) / WAITING
     pairs = [pair for one in rounds for pair in one.pairs]
-    full, short = min(pairs, key=lambda pair: pair[0].others + pair[1].others)
+    quiet = sorted(pairs, key=lambda pair: pair[0].others + pair[1].others)[: len(pairs) // 2]
+    full, short = (together([pair[side] for pair in quiet]) for side in (0, 1))
     publish_s = full.client_s / full.rollouts - clients.submit_group_s / SIZE
     worker_costs = replace(_worker_costs(full, short, message_s), idle=idle[0], rest_mb=rest_mb, rollout_mb=rollout_mb)
     costs = Costs(
@@ -73,7 +74,7 @@ def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Of all rounds, the one counts in which other programs used least: they make the same work cost more."""
+    """Of all rounds, the quietest count: what other programs do makes the same work cost more."""
 
     pairs: Sequence[tuple[Played, Played]]
     """Whole rollouts and short ones, of the busy worker."""

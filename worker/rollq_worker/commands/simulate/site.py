@@ -87,6 +87,21 @@ class Played:
         return sum(one.tokens - one.prompt for one in self.episodes)
 
 
+def together(runs: Sequence[Played]) -> Played:
+    """Several runs as one."""
+    wall_s = sum(one.wall_s for one in runs)
+    return Played(
+        [episode for one in runs for episode in one.episodes],
+        wall_s,
+        sum(one.workers_s for one in runs),
+        sum(one.engine_s for one in runs),
+        sum(one.redis_s for one in runs),
+        sum(one.client_s for one in runs),
+        sum(one.bytes for one in runs),
+        sum(one.others * one.wall_s for one in runs) / wall_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Steady:
     """What workers did while all their slots were full, and rollouts came and went."""

@@ -262,8 +262,8 @@ class Ledger:
         return joined(found, prompts, job_id)
 
     def append(self, job_id: str, lease: str, index: int, blobs: Sequence[bytes]) -> None:
-        """Journal blobs that follow one another, the first at `index` (0: the header), and renew the lease. Raises
-        Fenced, or JournalConflict."""
+        """Journal blobs that follow one another, the first at `index` (0: the header), and renew the lease if a
+        third of it is over. Raises Fenced, or JournalConflict."""
         reply = self.scripts.call("append", [job_id, lease, index, *entries(index, blobs)])
         self._check_written(reply, job_id, lease, index)
 

@@ -25,6 +25,8 @@ SHARED = ("common", "admission", "settle", "holds", "journal")
 """Lua files whose functions scripts use, in this order: each uses what is before it."""
 PART = re.compile(r"^local (?:function )?(\w+).*\n(?:(?!local ).*\n)*", re.MULTILINE)
 """A function or value of a shared file, with its name; what follows up to the next one belongs to it."""
+RARE = re.compile(r"^( *)-- rare: .*\n((?:\1.*\n|\n)*)", re.MULTILINE)
+"""The end of a block that is seldom reached. Its first line says so, and its shared functions are made only there."""
 COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
@@ -114,17 +116,34 @@ def source(name: str) -> tuple[str, str]:
     """The text of a run's script and its SHA-1.
 
     It holds the constants, functions and values of the shared files that it needs, because Redis makes all that a text
-    names again at each call.
+    names again at each call. Those that only a rare block needs are in that block.
     """
-    text = COMMENT.sub("", _text(name))
-    for shared in reversed(SHARED):
-        for part in reversed(list(PART.finditer(COMMENT.sub("", _text(shared))))):
-            if part[1] in WORD.findall(text):
-                text = part[0] + text
+    text = _text(name)
+    rare = RARE.search(text)
+    common = COMMENT.sub("", text if rare is None else text[: rare.start()] + text[rare.end() :])
+    shared = _needed(common)
+    if rare is not None:
+        block = COMMENT.sub("", rare[2])
+        own = [part for part in _needed(common + block) if part not in shared]
+        before = COMMENT.sub("", text[: rare.start()])
+        common = before + "".join(own) + block + common[len(before) :]
+    text = "".join(shared) + common
     used = set(re.findall(r"constants\.(\w+)", text))
     values = ", ".join(f"{name} = {value}" for name, value in _constants().items() if name in used)
     text = f"local constants = {{ {values} }}\n{text}"
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _needed(text: str) -> list[str]:
+    """The functions and values of the shared files that a text names, and those that these name, each after those."""
+    parts: list[str] = []
+    words = set(WORD.findall(text))
+    for shared in reversed(SHARED):
+        for part in reversed(list(PART.finditer(COMMENT.sub("", _text(shared))))):
+            if part[1] in words:
+                parts.insert(0, part[0])
+                words.update(WORD.findall(part[0]))
+    return parts
 
 
 @cache

@@ -136,6 +136,29 @@ def test_an_aborted_request_leaves_a_retracting_pause_at_once(clock: Clock) -> N
     asyncio.run(abort_while_paused())
 
 
+@pytest.mark.parametrize("late", ["abort", "hang up", "new weights", "in_place", "retract"])
+def test_what_is_over_stays_over_when_the_alarm_is_late(clock: Clock, late: str) -> None:
+    async def come_first() -> None:
+        scheduler = ModelledScheduler(SLOW, version="a")
+        generations = [generation(rid) for rid in "ab"]
+        tasks = [await started(scheduler, one) for one in generations]
+        clock.ahead += 50_000.0  # both are over, and the event loop had no time to notice
+        if late == "abort":
+            scheduler.abort("a")
+        elif late == "hang up":
+            tasks[0].cancel()
+        elif late == "new weights":
+            scheduler.set_version("b")
+        else:
+            await scheduler.pause(late)
+            scheduler.set_version("b")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in generations:
+            assert (one.spans, one.aborted, one.retracted) == ([("a", 0, 20)], False, False)
+
+    asyncio.run(asyncio.wait_for(come_first(), 10))
+
+
 def test_a_full_queue_and_a_prompt_too_long_are_refused() -> None:
     async def refuse() -> None:
         scheduler = ModelledScheduler(replace(SLOW, max_running=1), version="a", max_queued=1)

@@ -232,6 +232,8 @@ def test_what_cannot_be_is_refused() -> None:
     model = EngineModel(SMALL)
     with pytest.raises(ValueError, match="memory for 1000"):
         model.submit(request("a", ("p", 990)), 0.0)
+    with pytest.raises(ValueError, match="empty prompt"):
+        model.submit(request("a"), 0.0)
     model.submit(request("a", ("p", 10)), 1.0)
     with pytest.raises(ValueError, match="in flight"):
         model.submit(request("a", ("p", 10)), 1.0)

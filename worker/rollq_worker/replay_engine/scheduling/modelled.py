@@ -66,9 +66,10 @@ class ModelledScheduler(Scheduler):
         super().__init__(version=version)
         self._model = EngineModel(shape)
         self._longest_queue = max_queued or math.inf
-        self._paused_s = 0.0
-        """Seconds of all pauses that are over."""
-        self._paused_at: float | None = None
+        self._behind_s = 0.0
+        """Seconds of all pauses that are over, by which the model's clock is behind."""
+        self._stopped_at: float | None = None
+        """The model's time during a pause; None: its clock runs."""
         self._alarm: asyncio.TimerHandle | None = None
         self._in_model: dict[str, ModelledGeneration] = {}
 
@@ -95,9 +96,11 @@ class ModelledScheduler(Scheduler):
             while not generation.ended and not self._leaves(generation):
                 await generation.wait(None)
         finally:
-            if self._in_model.pop(generation.rid, None) is not None:  # aborted, or the client hung up
-                self._look_at(generation)
-                self._model.abort(generation.rid, self._now())
+            if generation.rid in self._in_model:  # aborted, or the client hung up
+                now = self._catch_up()
+                if self._in_model.pop(generation.rid, None) is not None:
+                    self._look_at(generation, now)
+                    self._model.abort(generation.rid, now)
                 self._set_alarm()
             generation.close_span(self.version)
 
@@ -106,45 +109,62 @@ class ModelledScheduler(Scheduler):
         return generation.aborted and (not self.paused or generation.retracted or not generation.started)
 
     def abort(self, rid: str | None) -> None:
+        now = self._catch_up()  # what is over cannot be aborted
         for generation in self._in_model.values():
             if rid in (None, generation.rid):
-                self._look_at(generation)
-        super().abort(rid)
+                self._look_at(generation, now)
+                generation.aborted = True
+                generation.wake.set()
+        self._set_alarm()
 
-    async def pause(self, mode: str) -> None:
-        await super().pause(mode)
-        if self._paused_at is None:
-            self._paused_at = time.monotonic()
+    def _stop_clocks(self, *, retract: bool) -> None:
+        now = self._stopped_at = self._catch_up()
         for generation in self._in_model.values():
-            self._look_at(generation)
-        if mode == "retract":
-            self._model.retract_all(self._now())
+            self._look_at(generation, now)
+        if retract:
+            self._model.retract_all(now)
             for generation in self._in_model.values():
                 generation.retracted = generation.started
-                self._look_at(generation)
+                self._look_at(generation, now)
+                generation.wake.set()
         self._set_alarm()
 
     def resume(self) -> None:
-        if self._paused_at is not None:
-            self._paused_s += time.monotonic() - self._paused_at
-            self._paused_at = None
+        if self._stopped_at is not None:
+            self._behind_s = time.monotonic() - self._stopped_at
+            self._stopped_at = None
         super().resume()
         self._set_alarm()
 
     def set_version(self, version: str) -> None:
+        now = self._catch_up()
         for generation in self._in_model.values():
-            self._look_at(generation)
+            self._look_at(generation, now)
         super().set_version(version)
+        self._set_alarm()
 
     def flush_cache(self) -> None:
         self._model.flush_cache()
 
     def _now(self) -> float:
         """The model's time: it stands still during a pause."""
-        return (time.monotonic() if self._paused_at is None else self._paused_at) - self._paused_s
+        return time.monotonic() - self._behind_s if self._stopped_at is None else self._stopped_at
 
-    def _look_at(self, generation: ModelledGeneration) -> None:
-        progress = self._model.progress(generation.rid, self._now())
+    def _catch_up(self) -> float:
+        """End what is over by now, since the alarm may be late. Returns the model's time."""
+        now = self._now()
+        for end in self._model.advance(now) if self._stopped_at is None else ():
+            generation = self._in_model.pop(end.rid)
+            generation.ended = True
+            generation.wake.set()
+            if not generation.aborted:
+                generation.started = True
+                generation.sampled, generation.cached = generation.total, end.cached_tokens
+                generation.retractions = end.retractions
+        return now
+
+    def _look_at(self, generation: ModelledGeneration, now: float) -> None:
+        progress = self._model.progress(generation.rid, now)
         if progress is not None and not generation.aborted:
             generation.started = generation.started or not progress.waiting
             generation.sampled, generation.cached = progress.sampled, progress.cached_tokens
@@ -155,14 +175,9 @@ class ModelledScheduler(Scheduler):
             self._alarm.cancel()
             self._alarm = None
         at = self._model.next_event()
-        if self._paused_at is None and at < math.inf:
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self._advance)
+        if self._stopped_at is None and at < math.inf:
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self._on_alarm)
 
-    def _advance(self) -> None:
-        for end in self._model.advance(self._now()):
-            generation = self._in_model.pop(end.rid)
-            generation.started = generation.ended = True
-            generation.sampled, generation.cached = generation.total, end.cached_tokens
-            generation.retractions = end.retractions
-            generation.wake.set()
+    def _on_alarm(self) -> None:
+        self._catch_up()
         self._set_alarm()

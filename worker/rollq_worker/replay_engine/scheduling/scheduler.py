@@ -168,9 +168,12 @@ class Scheduler:
             self.abort(None)
             await self._wait_until_empty()
         self.paused = True
+        self._stop_clocks(retract=mode == "retract")
+
+    def _stop_clocks(self, *, retract: bool) -> None:
         for generation in self._accepted.values():
             generation.stop_clock()
-            if mode == "retract" and generation.started and not generation.retracted:
+            if retract and generation.started and not generation.retracted:
                 generation.retracted = True
                 generation.retractions += 1
             generation.wake.set()

@@ -58,12 +58,14 @@ class EngineModel:
         self._prompt_tokens = self._cached_tokens = self._sampled_tokens = 0
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue a request. Raises ValueError for a request id in use, or a request that never fits into memory."""
+        """Queue a request. Raises ValueError for an id in use, an empty prompt, and what never fits into memory."""
         self._move(now)
         if request.rid in self._seats:
             raise ValueError(f"request {request.rid} is in flight; choose another id")
         self._numbers += 1
         seat = Seat(request, self._numbers, now, self.shape.kv_tokens)
+        if not seat.prompt:
+            raise ValueError(f"request {request.rid} has an empty prompt, which no engine accepts; give it tokens")
         if seat.prompt + request.output_tokens >= self.shape.kv_tokens:
             raise ValueError(
                 f"request {request.rid} has {seat.prompt} + {request.output_tokens} tokens, and the engine"

@@ -1,10 +1,13 @@
 """A real Celery worker on a real Redis: what it takes first, what cannot hold it up, and what it survives."""
 
+import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +98,31 @@ def test_other_clients_of_the_broker_cannot_hold_a_worker_up(redis_url: str, sta
     worker.wait("r/now2/0")
     time.sleep(1.0)  # time for a held message or a callback to run
     assert [line for line in worker.said if line.startswith("r/")] == [f"r/now{n}/0" for n in range(3)]
+
+
+def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
+    redis_url: str, start_worker: StartWorker
+) -> None:
+    worker = start_worker(redis_url, slots=4)
+    worker.wait("ready")
+    heard: Counter[str] = Counter()
+    kinds = ("task-received", "task-started", "task-succeeded")
+    messages = 0
+    with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.psubscribe("*celeryev/task.multi")
+        pubsub.get_message(timeout=5.0)  # the answer: it listens from here on
+        publish(redis_url, *((f"r/now{n}/0", QUEUE, NEW) for n in range(9)))
+
+        def hear() -> bool:
+            nonlocal messages
+            if message := pubsub.get_message(timeout=0.2):
+                messages += 1
+                heard.update(event["type"] for event in json.loads(b64decode(json.loads(message["data"])["body"])))
+            return all(heard[kind] >= 9 for kind in kinds)
+
+        until(hear)
+    assert heard == dict.fromkeys(kinds, 9)
+    assert messages < 9
 
 
 def test_a_silent_connection_is_noticed_in_time() -> None:

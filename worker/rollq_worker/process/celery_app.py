@@ -11,14 +11,14 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import celery
 from celery import signals
 from celery.exceptions import SecurityWarning
-from celery.worker import state
+from celery.worker import consumer, state
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
@@ -46,6 +46,8 @@ BROKER_TIMEOUT_S = 3.0
 """Seconds to wait for the broker's first answer when the worker starts."""
 HEARTBEAT_S = 10.0
 """Seconds between two events of a worker that say that it is there. For Flower a worker is offline after two missed."""
+EVENTS_S = 1.0
+"""Seconds between two messages with the events of tasks, for Flower. Celery would send one at nearly every event."""
 SLOTS_LOST = 75
 """Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
 
@@ -191,10 +193,42 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
         without_gossip=True,
         task_events=True,
         heartbeat_interval=HEARTBEAT_S,
+        consumer_cls=Consumer,
         quiet=True,
     )
     worker.install_platform_tweaks = lambda worker: None  # Shutdown handles the signals
     return worker
+
+
+class Consumer(consumer.Consumer):  # type: ignore[misc]
+    """Celery's consumer, without its cost for each message of what serves no purpose here."""
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """See Celery. It comes again after every lost connection, with which Celery ends the timer."""
+        super().register_with_event_loop(hub)
+        hub.call_repeatedly(EVENTS_S, self._send_events)
+
+    def on_send_event_buffered(self) -> None:
+        """Only wake the loop, which takes the next message when a full worker has played a job."""
+        self.hub.call_soon(_nothing)
+
+    def call_soon_ack(self, acknowledge: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Acknowledge at once, in this thread: with early acknowledgements nothing is sent."""
+        acknowledge(*args, **options)
+
+    def shutdown(self) -> None:
+        """See Celery. The last events go out."""
+        self._send_events()
+        super().shutdown()
+
+    def _send_events(self) -> None:
+        # Those that could not be sent wait for the next connection: a try each second would hold up the loop.
+        if self.event_dispatcher:
+            self.event_dispatcher.flush(errors=False)
+
+
+def _nothing() -> None:
+    pass
 
 
 def shorten_outages(logger: logging.Logger, **_: object) -> None:

@@ -261,14 +261,16 @@ def main() -> None:
     parser.add_argument("--rounds-file", type=Path, help="add the rounds to those in this file, and report on all")
     args = parser.parse_args()
     server = Server(args.url, args.pid)
-    info = server.info
+    info, load = server.info, json.loads(server.call("/v1/loads", None))["loads"][0]
     held = {
         "kv_tokens": info["max_total_num_tokens"],
-        "max_running": info["max_running_requests"],
+        "max_running": load["max_running_requests"],  # /server_info has what was asked for, which may be null
         "chunk_tokens": info["chunked_prefill_size"],
     }
     print({name: info.get(name) for name in ("version", "schedule_policy", "enable_mixed_chunk", "device")} | held)
-    if min(held.values()) < 1:
+    if held["max_running"] is None:
+        sys.exit("the engine has no limit on requests that run at once; start the replay engine with --shape")
+    if (held["chunk_tokens"] or 0) < 1:
         sys.exit("the engine does not prefill in chunks; start it with --chunked-prefill-size")
     plan = full_memory(held["kv_tokens"]) if args.only else bursts()
     rng = random.Random(time.time())

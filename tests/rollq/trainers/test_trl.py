@@ -183,8 +183,13 @@ def test_a_trainer_killed_and_restarted_trains_exactly_what_it_would_have_traine
     with Client(redis_url, run="whole") as other, playing(redis_url, "whole"):
         whole = trainer(rollouts(other), tmp_path / "a")
         whole.train()
+    for again, first in zip(resumed.inputs, whole.inputs[2:], strict=True):
+        for name in ("prompt_ids", "completion_ids", "completion_mask", "tool_mask", "advantages"):
+            assert torch.equal(again[name], first[name]), name
     ends = weights(whole)
-    assert all(torch.equal(tensor, ends[name]) for name, tensor in weights(resumed).items())
+    for name, tensor in weights(resumed).items():
+        # A sum of floats depends on where its numbers lie in memory. A step moves a weight by a hundredth.
+        torch.testing.assert_close(tensor, ends[name], rtol=0, atol=1e-3)
     assert not torch.equal(ends["lm_head.weight"], model().state_dict()["lm_head.weight"])
 
 

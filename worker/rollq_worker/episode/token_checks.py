@@ -80,15 +80,14 @@ class TokenChecks:
         if not self._may_sample() or event.turn != self.turn:
             last = type(self.last).__name__
             raise JobBreach(f"{self._at()}: tokens of turn {event.turn} were sampled after {last}")
-        where = f"{self._at()}: the engine's reply"
         ended = event.ids[-1] in self.end_ids
         if event.finish is Finish.STOP and not (ended or self.ends_anywhere):
-            raise EngineBreach(f"{where} says stop and ends in token {event.ids[-1]}, which ends no turn")
+            raise self._breach(f"says stop and ends in token {event.ids[-1]}, which ends no turn")
         if not self.end_ids.isdisjoint(event.ids[:-1]):
-            raise EngineBreach(f"{where} goes on after a stop token")
+            raise self._breach("goes on after a stop token")
         self.turn_tokens += len(event.ids)
         if self.turn_tokens > self.job.budget.max_new_tokens:
-            raise EngineBreach(f"{where} makes {self.turn_tokens} tokens of the turn, beyond its budget")
+            raise self._breach(f"makes {self.turn_tokens} tokens of the turn, beyond its budget")
         self._extend(event.ids)
         self.read = self.length - 1
 
@@ -119,6 +118,9 @@ class TokenChecks:
     def _extend(self, ids: array[int]) -> None:
         self.length += len(ids)
         self.last_id = ids[-1]
+
+    def _breach(self, what: str) -> EngineBreach:
+        return EngineBreach(f"{self._at()}: the engine's reply {what}")
 
     def _at(self) -> str:
         return f"{self.job.id}, turn {self.turn}, token {self.length}"

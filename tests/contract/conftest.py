@@ -5,6 +5,7 @@ a folder with `install.sh`, `tiny_model.py` and `serve.sh` (sglang_cpu in the fo
 the checkout), in ROLLQ_SGLANG_VENV and with the model ROLLQ_SGLANG_MODEL.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -204,9 +205,12 @@ def installed(scripts: Path) -> tuple[Path, Path]:
     """The server's environment and model, made on first use (minutes)."""
     venv = Path(os.environ.get("ROLLQ_SGLANG_VENV", CACHE / "sglang"))
     model = Path(os.environ.get("ROLLQ_SGLANG_MODEL", CACHE / "tiny"))
-    subprocess.run([scripts / "install.sh", venv], check=True)  # at once when it is there, and whole
-    if not (model / "config.json").exists():
-        subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "installing").open("w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        subprocess.run([scripts / "install.sh", venv], check=True)  # at once when it is there, and whole
+        if not (model / "config.json").exists():
+            subprocess.run([venv / "bin" / "python", scripts / "tiny_model.py", model], check=True)
     return venv, model
 
 

@@ -9,7 +9,7 @@ from rollq.errors import JobFailure
 from rollq_worker.protocols import Action
 from rollq_worker.tokens.renderer import ChatRenderer
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
-from tests.rollq_worker.tokens.models import DEEPSEEK, NAMES, RealTemplates, tokenizer_with
+from tests.rollq_worker.tokens.models import COHERE, DEEPSEEK, NAMES, RealTemplates, tokenizer_with
 from tests.rollq_worker.tokens.template_habits import HABITS
 
 
@@ -146,3 +146,16 @@ def test_the_reasoning_of_some_headers_only(real: RealTemplates):
     renderer = ChatRenderer(tokenizer_with("thinks", template, DEEPSEEK), TOOLS)
     assert renderer.read(renderer.tokenizer.encode("hm</think>Hi")).reasoning == "hm"
     assert renderer.read(renderer.tokenizer.encode("Hi")).content == "Hi"
+
+
+def test_numbers_in_results_are_no_ids_of_calls():
+    """A template that numbers the calls from 0, as Command R7B's does."""
+    command = HABITS["command"].template
+    counting = "{%- set seen = namespace(n=0, ids={}) %}" + command.replace(
+        "{{ c.id }}", "{% set _ = seen.ids.update({c.id: seen.n}) %}{{ seen.n }}{% set seen.n = seen.n + 1 %}"
+    ).replace("{{ m.tool_call_id }}", "{{ seen.ids[m.tool_call_id] }}")
+    renderer = ChatRenderer(tokenizer_with("counting", counting, COHERE), TOOLS)
+    for content in ("101 at 10.50", "0", "101 at 10.50"):
+        results = [result(content, "1"), result("01", "2")]
+        text = renderer.tokenizer.decode(renderer.bridge(called("1", "2"), results))
+        assert f'<|START_TOOL_RESULT|>1: "{content}"<|END' in text and '<|START_TOOL_RESULT|>2: "01"<|END' in text

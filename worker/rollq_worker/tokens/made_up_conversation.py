@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.trajectory import Message
-from rollq_worker.tokens.injection_guard import ControlTokens, Guard
+from rollq_worker.tokens.injection_guard import ControlTokens, Guard, any_of
 from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family, example_call
 from rollq_worker.tokens.shapes.varying import CallIds
@@ -115,11 +115,13 @@ class MadeUpConversation:
             text = self.render([*self._base, turn, *hidden], tools, header)
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
+        counted = any_of(ids)  # in what others say, such a number is no id
+        hidden = [{**reply, "content": guard.hide_found(counted, reply["content"])} for reply in hidden]
         text = self.render([*self._base, turn, *hidden], tools, header)
-        found = Answered(text, *self._head(turn, hidden, tools, text, guard))
-        for mark, id in ids.items():
-            found = found._replace(text=found.text.replace(mark, id), head=found.head.replace(mark, id))
-        return found
+        text, head, end = Answered(text, *self._head(turn, hidden, tools, text, guard))
+        either = re.compile(f"{self._controls.mark.pattern}|{counted.pattern}")
+        text, head = (either.sub(lambda found: ids.get(found[0], found[0]), one) for one in (text, head))
+        return Answered(text, head, end)
 
     def _mark_calls(self, turn: Message, guard: Guard) -> tuple[Message, Mapping[str, str]]:
         """The turn with a mark for the name of each call; and by the id that the template then makes up, the right one.

@@ -47,7 +47,7 @@ def _with_written_calls(messages: Sequence[Message], form: CallText) -> list[Mes
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = form.after_words.join(words)
         elif is_result and form.result is not None:
-            message = {"role": "user", "content": message["content"].join(form.result)}
+            message = {"role": "user", "content": f"{form.result[0]}{message['content']}{form.result[1]}"}
             if after_tool:  # one message for all results, because such templates want users and turns to alternate
                 message["content"] = f"{shown.pop()['content']}\n{message['content']}"
         after_tool = is_result

@@ -202,15 +202,47 @@ ODD = {
     "spaces made one": "{{ m.content.split() | join(' ') }}",
     "as JSON without spaces at the edges": "{{ m.content | trim | tojson }}",
     "twice": "{{ m.content }} {{ m.content }}",
+    "upper case asked for": "{% if m.content.isupper() %}!{% endif %}{{ m.content }}",
+    "a sign at the start": "{% if m.content[0] in '#[{' %}!{% endif %}{{ m.content }}",
+    "the first sign": "{% if m.content | first == '#' %}!{% endif %}{{ m.content }}",
+    "the first letters": "{% if m.content[:4] == 'Yes.' %}!{% endif %}{{ m.content }}",
+    "a content in any case": "{% if m.content | lower == 'yes.' %}!{% endif %}{{ m.content }}",
+    "a content without its edges": "{% if m.content | trim == 'error' %}!{% endif %}{{ m.content }}",
+    "a word at the start": "{% if m.content.startswith('error') %}!{% endif %}{{ m.content }}",
+    "a word in any case": "{% if 'naïve' in m.content | lower %}!{% endif %}{{ m.content }}",
+    "a text with a name": "{% set tag = '<b>' %}{% if tag in m.content %}!{% endif %}{{ m.content }}",
+    "a text of two": "{% if '<' ~ 'b>' in m.content %}!{% endif %}{{ m.content }}",
+    "a text that a macro takes": "{% macro f(x, t='<b>') %}{{ '!' if t in x }}{{ x }}{% endmacro %}{{ f(m.content) }}",
+    "tags on both sides": "{% if m.content.startswith('<') and m.content.endswith('>') %}!{% endif %}{{ m.content }}",
+    "each line": "{% for line in m.content.split('\n') %}{{ '===' if line == '7' else line }}\n{% endfor %}",
+    "number of lines": "{% if m.content.split('\n') | length == 2 %}!{% endif %}{{ m.content }}",
+    "length": "{% if m.content | length > 300 %}!{% endif %}{{ m.content }}",
+    "white space at line ends": "{{ m.content.replace(' \n', '\n') }}",
+    "a content that is a key": "{% set d = {'error': 'bad'} %}{{ d[m.content] if m.content in d else m.content }}",
+    "as the one before": "{{ 'again: ' if loop.previtem and loop.previtem.content == m.content }}{{ m.content }}",
     "numbers": "{% if m.content.isdigit() %}number {% endif %}{{ m.content }}",
 }
 
 
+TREATED = (
+    *["Yes.", "YES.", "Yes. ", "error", " error\n", "error: none", "An Error", "It is NAÏVE.", "NAÏVE", "Hello World"],
+    *["# title", "[1]", "a<b>c", "<table>", "a\n7\nb", "a\nb", "word " * 61, "a \nb", "12.50", "1250", "<", "None."],
+)
+"""Contents that the templates above treat otherwise than plain words."""
+
+
 @pytest.mark.parametrize("name", ODD)
-def test_templates_that_treat_some_contents_otherwise(name: str):
+def test_templates_that_treat_some_contents_otherwise(monkeypatch: pytest.MonkeyPatch, name: str):
+    """No content is written wrongly once, so nothing is left to the comparisons now and then."""
+    monkeypatch.setattr(memory, "_is_compared", lambda n: False)
     user, tool = (text.replace("{{ m.content }}", ODD[name]) for text in (WRITES_USER, TOOL))
     tokenizer = tokenizer_with(name, chatml(user=user, tool=tool))
     compare(tokenizer, seed=5)
+    fast, slow = pair(tokenizer)
+    for content in ("It was sent.", "It is on its way.", *TREATED):
+        for ids in (["a"], ["a", "b"]):
+            one = called(*ids), [result(content, id) for id in ids]
+            assert fast.bridge(*one) == slow.bridge(*one), one
 
 
 def test_a_template_that_cuts_long_contents():
@@ -227,8 +259,8 @@ def test_white_space_that_a_control_token_takes_is_that_of_the_content_too():
 
 
 def test_a_shape_that_differs_once_is_given_up(caplog: pytest.LogCaptureFixture):
-    """A habit that no probe shows: the template says something else about one word."""
-    odd = "{{ 'shout' if 'x' ~ 'yzzy' in m.content else m.content }}"
+    """A habit that no probe shows: the template says something else about one word, in a text made of the content."""
+    odd = "{{ 'shout' if 'x' ~ 'yzzy' in 'It says: ' ~ m.content else m.content }}"
     tokenizer = tokenizer_with("odd", chatml(tool=TOOL.replace("{{ m.content }}", odd)))
     fast, slow = pair(tokenizer)
     texts = [*["sent"] * 4, *["xyzzy"] * 8]  # filled in for the 4th time: compared

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from rollq_worker.tokens.chat_template import LookedFor
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.shapes.shape import Shape, shape_of
-from rollq_worker.tokens.shapes.writing import FORMS, Edges, Writing, any_text
+from rollq_worker.tokens.shapes.watching import Asked, WatchingGuard
+from rollq_worker.tokens.shapes.writing import FORMS, Edges, Writing, any_text, folded
 
 Render = Callable[[Sequence[str], Guard], str]
 """The template's text for these contents, with the guard's marks in it. Raises JobFailure."""
@@ -60,13 +61,11 @@ class Probes:
     def __init__(self, controls: ControlTokens, looked_for: LookedFor) -> None:
         self._controls = controls
         self._equal = looked_for.equal
-        short = {text for text in looked_for.inside if _WORD.fullmatch(text) or len(text) <= _SHORT}
-        self._avoided = looked_for.inside - short
+        self._short = sorted(text for text in looked_for.inside if _WORD.fullmatch(text) or len(text) <= _SHORT)
+        self._avoided = looked_for.inside.difference(self._short)
         """Texts of which no template is asked what it does to them."""
-        self._words = sorted(text for text in short if _WORD.fullmatch(text))
-        self._signs = sorted(text for text in short if not _WORD.fullmatch(text))
         self._writings: dict[Hashable, Writing] = {}
-        """By kind: tools often differ in nothing but their names."""
+        """By kind and what is asked: tools often differ in nothing but their names."""
 
     def learn(self, kind: Hashable, count: int, ids: Sequence[Sequence[str]], render: Render) -> Known | None:
         """The shape with `count` contents and as many ids of calls as each row of `ids` has; None: there is none.
@@ -75,13 +74,14 @@ class Probes:
         raises.
         """
         marks = [f"7{secrets.randbelow(10**20):020}" for _ in range(count)]
-        guard = Guard(self._controls)
+        guard = WatchingGuard(self._controls, marks)
         shape = shape_of(self._controls, render([*marks, *ids[0]], guard), [*marks, *ids[0]], guard.restore)
-        if shape is None:
+        if shape is None or guard.asked.more:
             return None
+        kind = kind, frozenset(guard.asked.inside), frozenset(guard.asked.equal)
         writing = self._writings.get(kind)
         if writing is None or not self._writes(Known(shape, writing), _FEW, count, ids, render):
-            writing = self._find(shape, count, ids, render)
+            writing = self._find(shape, guard.asked, count, ids, render)
         if writing is None:
             return None
         if len(self._writings) >= MAX_WRITINGS:
@@ -101,23 +101,26 @@ class Probes:
                 return False
         return True
 
-    def _find(self, shape: Shape, count: int, ids: Sequence[Sequence[str]], render: Render) -> Writing | None:
+    def _find(
+        self, shape: Shape, asked: Asked, count: int, ids: Sequence[Sequence[str]], render: Render
+    ) -> Writing | None:
+        unlike, equal = any_text(self._avoided | asked.inside), folded(self._equal | asked.equal)
+
         def writes(writing: Writing, probes: Sequence[str]) -> bool:
             return self._writes(Known(shape, writing), probes, count, ids, render)
 
         for form in FORMS:
             plain = Writing(self._controls, form, Edges.KEPT, None, frozenset())
-            if not writes(plain, _CLEAN):
+            if not writes(plain, [text for text in _CLEAN if not (unlike and unlike.search(text))]):
                 continue
             edges = (replace(plain, edges=edges) for edges in (Edges.KEPT, Edges.STRIPPED))
             found = next((one for one in edges if writes(one, _SPACED)), replace(plain, edges=Edges.UNKNOWN))
-            bad = {sign for sign in self._signs if not (sign.isspace() or writes(plain, [_around(sign)]))}
-            if not writes(plain, [" ".join(["x", *self._words, "x"])]):
-                bad.update(self._words)
-            return replace(found, unlike=any_text(self._avoided | bad), equal=self._equal)
+            bad = {text for text in self._short if text not in asked.inside and not writes(plain, [_around(text)])}
+            return replace(found, unlike=any_text(self._avoided | asked.inside | bad), equal=equal)
         return None
 
 
-def _around(sign: str) -> str:
-    """A content with these signs at its edges and inside."""
-    return f"{sign.strip()}a{sign}b{sign.strip()}"
+def _around(text: str) -> str:
+    """A content with this text at its edges, inside a word and as a word."""
+    edge = text.strip() or "x"
+    return f"{edge} {text}a{text}b {text} {edge}"

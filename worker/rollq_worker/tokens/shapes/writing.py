@@ -40,7 +40,7 @@ class Writing:
     unlike: re.Pattern[str] | None
     """Finds a text that the template may look for; None: it looks for none."""
     equal: frozenset[str]
-    """Whole contents with which the template compares."""
+    """Whole contents with which the template compares, as `folded` gives them."""
 
     def write(self, content: str) -> str | None:
         """The content as the template writes it; None: only the template knows."""
@@ -48,7 +48,7 @@ class Writing:
         if not self.controls.is_harmless(content):
             guard = Guard(self.controls)
             content = guard.hide(content)
-        if content in self.equal or (self.unlike and self.unlike.search(content)):
+        if content.strip().casefold() in self.equal or (self.unlike and self.unlike.search(content)):
             return None
         if content[:1].isspace() or content[-1:].isspace():
             if self.edges is Edges.UNKNOWN or content.isspace():
@@ -57,6 +57,11 @@ class Writing:
                 content = content.strip()
         written = self.form(content)
         return written if guard is None else guard.restore(written)
+
+
+def folded(texts: Iterable[str]) -> frozenset[str]:
+    """These texts without the differences that a template may pass over."""
+    return frozenset(text.strip().casefold() for text in texts)
 
 
 def any_text(texts: Iterable[str]) -> re.Pattern[str] | None:

@@ -37,6 +37,7 @@ Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
 Size a fleet on a simulated clock:    rollq simulate
+Write an environment of your own:     rollq env
 Check recorded logprobs after it:     rollq audit
 
 `rollq COMMAND --help` explains a command. Values in parentheses are defaults.
@@ -65,6 +66,7 @@ WORKER_COMMANDS = {
     "worker": "worker",
     "audit": "worker",
     "doctor": "worker",
+    "env": "worker",
     "simulate": "worker",
 }
 """Commands that rollq_worker adds, and the extra that brings what each needs."""
@@ -89,6 +91,7 @@ SUMMARIES = {
     "worker": "play rollouts (one worker process)",
     "audit": "score an exported file again on the engine, and compare",
     "doctor": "check tokenizer, chat template, Redis, engine and environment",
+    "env": "list environments, check one, or begin a new one",
     "simulate": "size a fleet of engines and workers on a simulated clock",
 }
 """What `rollq --help` says of rollq's commands, so that it imports none of them."""

@@ -211,7 +211,7 @@ class TestRunsOfOthers:
         ledger.release(job_id, begun.lease)
         assert runner.run(job_id) == {"job": job_id, "stop": "released"}
         for message in (job_id, sibling):
-            assert runner.run(message) == {"stop": "refused: schema"}
+            assert runner.run(message) == {"stop": "refused: left to other workers"}
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["claims"], stats["failures"]) == (2, 2, {})
         assert ledger.redis.lrange(ledger.keys.journal(job_id), 0, -1) == [newer]
@@ -219,8 +219,19 @@ class TestRunsOfOthers:
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "pgrade rollq" in errors[0]
         monkeypatch.setattr(job_task, "time", clock := Clock())
-        clock.ahead += job_task.SCHEMA_PAUSE_S
+        clock.ahead += job_task.LEFT_ALONE_S
         assert runner.run(sibling)["stop"] == "done"
+
+    def test_a_job_whose_environment_is_a_file_that_is_not_here(
+        self, runner: JobRunner, ledger: Ledger, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job_id = submit(ledger, env="game@0123456789ab")
+        assert runner.run(job_id) == {"job": job_id, "stop": "released"}
+        assert runner._left_alone.keys() == {ledger.run}
+        stats = reader(ledger).stats()
+        assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
+        [error] = [r.message for r in caplog.records if r.levelname == "ERROR"]
+        assert "game@0123456789ab" in error and "rollq worker --env game.py" in error
 
 
 class TestDraining:

@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import Commands, add_template, add_tokenizer, expert_shape, number, whole
+from rollq.commands.flags.shared import (
+    Commands,
+    add_template,
+    add_tokenizer,
+    environment,
+    expert_shape,
+    number,
+    whole,
+)
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken
@@ -20,7 +28,11 @@ def add(commands: Commands) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=whole(0), default=30000, help="port to listen on; 0: any free one (%(default)s)")
     parser.add_argument(
-        "--env", default="shop", help="environments whose tasks it plays, with commas, or all (%(default)s)"
+        "--env",
+        type=environments,
+        default="shop",
+        metavar="NAMES",
+        help="environments whose tasks it plays, with commas, or all; files too: game.py:load (%(default)s)",
     )
     parser.add_argument(
         "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
@@ -53,6 +65,11 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
+def environments(text: str) -> str:
+    """An argument type: names and files of environments, which becomes names alone."""
+    return ",".join(environment(name.strip()) for name in text.split(","))
+
+
 def run(args: argparse.Namespace) -> int:
     if args.port > 65535:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
@@ -60,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.replay_engine import server
         from rollq_worker.simulation.engine_shapes import read_shape
     for name in args.env.split(",") if args.env != "all" else ():
-        load_domain(name.strip(), "engine")
+        load_domain(name, "engine")
     if port_taken(args.port, args.host):
         raise SettingsError(f"port {args.port} of {args.host} is in use; choose another --port")
     found = settings(args)

@@ -15,6 +15,7 @@ from rollq.commands.flags.shared import (
     add_redis,
     add_template,
     add_tokenizer,
+    environment,
     name,
     whole,
 )
@@ -36,6 +37,13 @@ def add(commands: Commands) -> None:
         metavar="A,B",
         help="take jobs from these queues only, as `rollq submit --queue` names them (ROLLQ_QUEUES, else rollq)",
     )
+    parser.add_argument(
+        "--env",
+        action="append",
+        type=environment_file,
+        metavar="FILE.py:FUNCTION",
+        help="a file with an environment that jobs may name; may be repeated (ROLLQ_ENV_FILES, with commas)",
+    )
     add_redis(parser)
     add_broker(parser)
     add_engines(parser, ", else http://127.0.0.1:30000")
@@ -53,6 +61,15 @@ def add(commands: Commands) -> None:
 def queue_names(text: str) -> tuple[str, ...]:
     """An argument type: `A,B`, each a queue's name."""
     return tuple(name(queue.strip()) for queue in text.split(","))
+
+
+def environment_file(text: str) -> str:
+    """An argument type: a file of an environment, `game.py:load`, which becomes its name."""
+    if (name := environment(text)) == text:
+        raise argparse.ArgumentTypeError(
+            f"expected a file, as in game.py:load, not {text!r}: a worker plays every installed environment"
+        )
+    return name
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,13 +2,16 @@
 
 A name is an entry point of the group `rollq.environments`. It is a callable that takes the part after the colon (None
 without one) and returns a Domain. The built-in names are entry points too, declared here. A domain is loaded at its
-first use, once in each process. This module knows no environment's package.
+first use, once in each process. This module knows no environment's package. `files` has the environments without one.
 """
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from threading import Lock
+from typing import Any, NamedTuple
 
 from rollq.errors import JobFailure, RollqError
+from rollq_worker.environments.files import file_of, known_files
 from rollq_worker.protocols import Domain
 
 GROUP = "rollq.environments"
@@ -24,20 +27,30 @@ BUILTIN = tuple(
     )
 )
 
+
+class _Source(NamedTuple):
+    """What makes a domain."""
+
+    load: Callable[[], Callable[[str | None], Any]]
+    variant: str | None
+    where: str
+
+
 _domains: dict[str, Domain] = {}
 _locks: dict[str, Lock] = {}
 
 
 def names() -> list[str]:
     """The names of all environments, also of those whose package is not installed."""
-    return sorted(_entries())
+    return sorted({*_entries(), *(file.name for file in known_files())})
 
 
 def domain(name: str) -> Domain:
     """The environment of that name, the same object for all threads. After a failure the next call tries again.
 
-    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load. An adapter's own
-    RollqError passes through, such as the one for a missing package.
+    Raises JobFailure for an unknown name, a name that two packages claim, and a failure to load, and ForOtherWorkers
+    for a file that this process does not have. An adapter's own RollqError passes through, such as the one for a
+    missing package.
     """
     if (known := _domains.get(name)) is not None:
         return known
@@ -45,7 +58,7 @@ def domain(name: str) -> Domain:
     # the look-up, because it reads the metadata of every installed package, and a thousand threads may ask at once.
     with _locks.setdefault(name, Lock()):
         if name not in _domains:
-            _domains[name] = _load(name, *_find(name))
+            _domains[name] = _load(name, _find(name))
         return _domains[name]
 
 
@@ -59,9 +72,12 @@ def _entries() -> dict[str, list[EntryPoint]]:
     return found
 
 
-def _find(name: str) -> tuple[EntryPoint, str | None]:
-    """The entry point and the variant. `tau2:retail` is looked up first, then `tau2`; the variant is `retail` in both
-    cases."""
+def _find(name: str) -> _Source:
+    """The file `game@HASH`, or an entry point: `tau2:retail` is looked up first, then `tau2`; the variant is `retail`
+    in both cases."""
+    if "@" in name:
+        file = file_of(name)
+        return _Source(file.load, None, f"{file.path.name}:{file.function}")
     entries = _entries()
     base, colon, variant = name.partition(":")
     claims = entries.get(name) or (entries.get(base) if variant or not colon else None)
@@ -73,16 +89,16 @@ def _find(name: str) -> tuple[EntryPoint, str | None]:
     if len(claims) > 1:
         values = " and ".join(entry.value for entry in claims)
         raise JobFailure(f"environment {claims[0].name!r} is claimed by {values}: uninstall one of the two packages")
-    return claims[0], variant or None
+    return _Source(claims[0].load, variant or None, claims[0].value)
 
 
-def _load(name: str, entry: EntryPoint, variant: str | None) -> Domain:
+def _load(name: str, source: _Source) -> Domain:
     try:
-        loaded: Domain = entry.load()(variant)
+        loaded: Domain = source.load()(source.variant)
     except RollqError:
         raise
     except Exception as error:  # other people's code
-        raise JobFailure(f"environment {name!r} ({entry.value}): {type(error).__name__}: {error}") from error
+        raise JobFailure(f"environment {name!r} ({source.where}): {type(error).__name__}: {error}") from error
     if missing := [part for part in ("name", "version", "splits", "task", "open") if not hasattr(loaded, part)]:
-        raise JobFailure(f"environment {name!r}: {entry.value} returned no Domain, it lacks {', '.join(missing)}")
+        raise JobFailure(f"environment {name!r}: {source.where} returned no Domain, it lacks {', '.join(missing)}")
     return loaded

@@ -39,7 +39,7 @@ from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
-from rollq_worker.failures import Drained
+from rollq_worker.failures import Drained, ForOtherWorkers
 from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
@@ -59,8 +59,8 @@ LEDGERS_KEPT = 256
 REFUSED_PAUSE_S = 5.0
 """Seconds for which a slot rests after a message of a run that this worker cannot play. So it takes few of them, and
 workers that can play the run get the others."""
-SCHEMA_PAUSE_S = 60.0
-"""Seconds for which this worker claims nothing of a run in which it met a journal of another schema."""
+LEFT_ALONE_S = 60.0
+"""Seconds for which this worker claims nothing of a run in which it met a job for other workers only."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -124,7 +124,7 @@ class JobRunner:
         if self._left_alone.get(run, 0.0) > time.monotonic():
             self.draining.wait(REFUSED_PAUSE_S)
             self._republish(ledger, job_id)
-            return {"stop": "refused: schema"}
+            return {"stop": "refused: left to other workers"}
         try:
             claim = self._claim(ledger, job_id)
         except Drained:
@@ -200,7 +200,7 @@ class JobRunner:
             return self._release(attempt)
         except LedgerError as e:
             return self._give_back(attempt, e)
-        except UnknownSchema as e:
+        except (UnknownSchema, ForOtherWorkers) as e:
             return self._leave_alone(attempt, e)
         except RolloutFailure as e:
             return self._fail(attempt, e)
@@ -316,12 +316,13 @@ class JobRunner:
         self.draining.wait(DAMAGE_PAUSE_S)
         return self._release(attempt)
 
-    def _leave_alone(self, attempt: Attempt, error: UnknownSchema) -> Summary:
-        """Give the job back at no cost, because only another version of rollq can read its journal."""
+    def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
+        """Give the job back at no cost, because only another version of rollq can read its journal, or because only
+        other workers have the file of its environment."""
         run, now = attempt.job.run, time.monotonic()
-        self._tell(run, "schema", str(error))
+        self._tell(run, type(error).__name__, str(error))
         self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
-        self._left_alone[run] = now + SCHEMA_PAUSE_S
+        self._left_alone[run] = now + LEFT_ALONE_S
         return self._release(attempt)
 
     def _release(self, attempt: Attempt) -> Summary:

@@ -8,6 +8,7 @@ from rollq.commands.flags.shared import (
     Merge,
     add_template_kwargs,
     agent,
+    environment,
     labels,
     name,
     number,
@@ -25,7 +26,13 @@ USERS = (*USERS_BY_NAME, "openai")
 
 def add_tasks(parser: argparse.ArgumentParser, *, split: str, size: int) -> None:
     """Adds the flags that name the tasks, with the command's own defaults."""
-    parser.add_argument("--env", required=True, help="environment: shop, tau2:retail, tau2:airline, ...")
+    parser.add_argument(
+        "--env",
+        type=environment,
+        required=True,
+        metavar="NAME",
+        help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load",
+    )
     parser.add_argument("--split", default=split, help="one of the environment's task lists (%(default)s)")
     parser.add_argument("--tasks", type=tasks, required=True, metavar="A-B", help="tasks A to B of that list, or one")
     parser.add_argument("--size", type=whole(1), default=size, metavar="N", help="samples of each task (%(default)s)")

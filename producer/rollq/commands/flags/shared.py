@@ -9,10 +9,12 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rollq.errors import ContractError, SettingsError
+from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.extras import install_line
 from rollq.job import NAME, Purpose
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
@@ -28,6 +30,8 @@ E = TypeVar("E", bound=StrEnum)
 
 AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
+ENVIRONMENT_FILES = "rollq.environment_files"
+"""Entry points of functions that make a file an environment and return its name."""
 LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
@@ -104,6 +108,32 @@ def name(text: str) -> str:
     raise argparse.ArgumentTypeError(
         f"expected a name (up to 100 letters, digits, '.', '_', '-'; first a letter or digit), not {text!r}"
     )
+
+
+class EnvironmentName(str):
+    """The name of an environment."""
+
+    given: str
+    """What the user wrote: the name, or a file."""
+
+
+def environment(text: str) -> EnvironmentName:
+    """An argument type: an environment's name, or a file `game.py:load`, which becomes its name `game@HASH`.
+
+    This process and its children then know the file.
+    """
+    name = EnvironmentName(_name_of_file(text) if text.partition(":")[0].endswith(".py") else text)
+    name.given = text
+    return name
+
+
+def _name_of_file(text: str) -> str:
+    for point in entry_points(group=ENVIRONMENT_FILES):
+        try:
+            return str(point.load()(text))
+        except RollqError as e:
+            raise argparse.ArgumentTypeError(str(e)) from e
+    raise argparse.ArgumentTypeError(f"the environment's file needs the worker's packages: {install_line('worker')}")
 
 
 def http_url(text: str) -> str:

@@ -25,6 +25,7 @@ from rollq.commands.flags.shared import (
     add_template,
     add_template_kwargs,
     add_tokenizer,
+    environment,
     http_url,
     number,
     tasks,
@@ -48,7 +49,13 @@ def add(commands: Commands) -> None:
         description="Starts Redis, an engine that replays the tasks' ground truth, and a worker. Submits groups of"
         " jobs, takes them back as a trainer would, and counts every job. Exit code 0: none was lost or came twice.",
     )
-    parser.add_argument("--env", default="shop", help="environment: shop, tau2:retail, tau2:airline, ... (%(default)s)")
+    parser.add_argument(
+        "--env",
+        type=environment,
+        default="shop",
+        metavar="NAME",
+        help="environment: shop, tau2:retail, tau2:airline, ..., or a file: game.py:load (%(default)s)",
+    )
     parser.add_argument("--split", default="train", help="one of the environment's task lists (%(default)s)")
     parser.add_argument("--groups", type=whole(1), metavar="N", help="number of groups (8, or one for each of --tasks)")
     parser.add_argument("--size", type=whole(1), default=4, metavar="N", help="samples of each task (%(default)s)")
@@ -206,8 +213,11 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
         parts += f" --template {args.template}" if args.template else ""
     else:
         steps["rollq demo --engine URL --tokenizer DIR"] = "the same on a real SGLang server"
-        parts = "rollq redis; rollq engine" + (f" --env {args.env}" if args.env != "shop" else "") + "; rollq worker"
-    chosen = f"--env {args.env} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
+        parts = (
+            "rollq redis; rollq engine" + (f" --env {args.env.given}" if args.env != "shop" else "") + "; rollq worker"
+        )
+    parts += f" --env {args.env.given}" if args.env.given != args.env else ""
+    chosen = f"--env {args.env.given} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
     if args.template_kwargs:
         chosen += f" --template-kwargs {shlex.quote(json.dumps(args.template_kwargs))}"
     steps |= {

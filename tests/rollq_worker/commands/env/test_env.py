@@ -1,0 +1,195 @@
+"""`rollq env`: list, check and new."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq import cli
+from rollq_worker.commands.env.check import check_environment, chosen
+from rollq_worker.environments import domain, files
+from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+}
+SAY = Action(RESPOND, {"content": "It is 4."})
+TASK = Task(id="t", hash="h", instruction="i", opening="o", replies=[STOP_MARKER], moves=[Action("add", {"n": 4}), SAY])
+
+
+class Episode:
+    """Wrong in the ways that `wrong` names."""
+
+    tools: Any = (TOOL,)
+    system_prompt: Any = "policy"
+    opened = 0
+
+    def __init__(self, wrong: str) -> None:
+        type(self).opened += 1
+        self.wrong, self.told = wrong, ""
+        if wrong == "tools":
+            self.tools = ["add"]
+        if wrong == "policy":
+            self.system_prompt = None
+
+    def reset(self, user: Any) -> Any:
+        self.user = user
+        opening = user.open()
+        return None if self.wrong == "opening" else opening
+
+    def step(self, action: Action) -> Any:
+        if action.name == RESPOND:
+            self.told = action.arguments["content"]
+            return Observation(self.user.reply(self.told), done=self.wrong != "endless")
+        if self.wrong == "raises":
+            return Observation(str(action.arguments["n"] + 1))
+        if self.wrong == "text":
+            return "4"
+        if self.wrong == "random":
+            return Observation(f"{self.opened}")
+        return Observation("4" if type(action.arguments.get("n")) is int else "Error: n must be a number")
+
+    def grade(self) -> Any:
+        if self.wrong == "grade":
+            return 1.0
+        if self.wrong == "nan":
+            return Grade(float("nan"))
+        if self.wrong == "changing":
+            return Grade(float(self.opened % 2))
+        return Grade(float("4" in self.told and self.wrong != "unearned"))
+
+
+class World:
+    name, version = "world", "world 1"
+
+    def __init__(self, wrong: str = "", **changes: Any) -> None:
+        self.wrong, self.changes = wrong, changes
+
+    def splits(self) -> dict[str, int]:
+        return {"train": 3}
+
+    def task(self, split: str, index: int) -> Any:
+        if self.wrong == "task":
+            return {"id": index}
+        return replace(TASK, **{"id": str(index), "opening": f"o{index}", **self.changes})
+
+    def open(self, split: str, index: int, args: Any) -> Any:
+        return Episode(self.wrong)
+
+
+def test_nothing_is_wrong() -> None:
+    report = check_environment(World(), "train", range(3))
+    assert (report.problems, report.notes, report.played, report.rewards) == ([], [], 3, [1.0] * 3)
+    assert report.steps == 6 and report.step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("tools", "a tool schema is"),
+        ("policy", "the system prompt is a NoneType"),
+        ("opening", r"reset\(\) returns a NoneType, not str or Observation"),
+        ("endless", "does not end within 10 turns"),
+        ("raises", "KeyError: 'n'"),
+        ("text", r"step\(\) returns a str, not Observation"),
+        ("random", "is .* in the replay"),
+        ("grade", r"grade\(\) returns a float, not Grade"),
+        ("nan", "not a finite number"),
+        ("changing", "earn"),
+        ("unearned", r"the ground truth earns 0\.0, not 1\.0"),
+        ("task", "task\\(\\) returns a dict"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong: str, says: str) -> None:
+    report = check_environment(World(wrong), "train", [0])
+    assert len(report.problems) >= 1
+    assert re.search(says, "\n".join(report.problems)), report.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"opening": ""}, "Task.opening is empty"),
+        ({"opening": "same"}, "tasks 0 and 1 have the same opening"),
+        ({"replies": ()}, "must contain"),
+        ({"replies": ("Thanks.",)}, "must contain"),
+        ({"hash": 7}, "Task.hash is 7, not a str"),
+        ({"moves": ("add",)}, "Task.moves holds 'add'"),
+        ({"moves": "add"}, "Task.moves is 'add', not a Sequence"),
+    ],
+)
+def test_a_wrong_task(changes: dict[str, Any], says: str) -> None:
+    report = check_environment(World(**changes), "train", [0, 1])
+    assert any(says in problem for problem in report.problems), report.problems
+
+
+def test_what_need_not_be_wrong_is_noted() -> None:
+    report = check_environment(World(moves=()), "train", [0])
+    assert report.problems == [] and "no task has moves" in report.notes[0]
+    idle = World(moves=[SAY])
+    idle.open = lambda split, index, args: Idle("")  # type: ignore[method-assign]
+    assert "only talks earns a reward in 100%" in check_environment(idle, "train", [0]).notes[0]
+
+
+class Idle(Episode):
+    def grade(self) -> Any:
+        return Grade(1.0)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, [0]), (3, [0, 1, 2]), (20, list(range(20)))])
+def test_few_tasks_are_all_chosen(count: int, expected: list[int]) -> None:
+    assert chosen(count) == expected
+    assert chosen(500)[0] == 0 and chosen(500)[-1] == 499 and len(set(chosen(500))) == 20
+
+
+@pytest.mark.parametrize("env", ["shop", "shop:desk"])
+def test_the_environments_of_rollq_pass(env: str) -> None:
+    assert check_environment(domain(env), "train", chosen(100, 5)).problems == []
+
+
+def test_a_new_environment_passes_its_own_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    assert cli.main(["env", "new", "words"]) == 0
+    assert "rollq env check words/words.py" in capsys.readouterr().out
+    assert "NAME" not in "".join(path.read_text() for path in Path("words").iterdir())
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "words"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert cli.main(["env", "check", "words/words.py"]) == 0
+    out = capsys.readouterr().out
+    assert "played 3 tasks of train: 0 problems" in out and "rollq demo --env words/words.py --split train" in out
+    assert cli.main(["env", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["shop"] == "rollq"
+    assert [name for name in listed if name.startswith("words@")]
+    assert cli.main(["env", "new", "words"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (("check", "shoop"), "there is no environment 'shoop'"),
+        (("check", "shop", "--split", "tset"), "no split 'tset'; it has train"),
+        (("check", "shop", "--tasks", "0-500"), "has tasks 0-499; --tasks asks for 500"),
+        (("check", "none.py"), "cannot be read"),
+        (("new", "My-Env"), "small letters"),
+        (("new", "9lives"), "small letters"),
+    ],
+)
+def test_a_wrong_line(line: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = cli.main(["env", *line])
+    except SystemExit as e:
+        code = int(e.code or 0)
+    assert code == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""What is wrong with an environment: its tasks are played by the worker's own agent loop, without a model.
+
+Engine and renderer are the fakes that ship with rollq, so the loop's own checks of tools, observations and rewards are
+the checks here. A second play from the first one's journal shows whether another worker could continue the episode.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rollq.errors import RollqError
+from rollq.job import Budget, Job, Json
+from rollq.trajectory import Stop, Trajectory
+from rollq_worker.episode import loop
+from rollq_worker.episode.messages import schemas_of
+from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
+from rollq_worker.protocols import (
+    RESPOND,
+    STOP_MARKER,
+    Action,
+    Domain,
+    Environment,
+    Grade,
+    Observation,
+    Task,
+    User,
+)
+from rollq_worker.users.scripted import ScriptedUser
+
+T = TypeVar("T")
+
+SHOWN_TASKS = 20
+"""Number of tasks that are played unless the user names some, from all over the split."""
+SMALL_TALK = "Is there anything else that I can do for you?"
+SPARE_TURNS = 10
+"""Turns of small talk after the ground truth, in which an episode must end."""
+LONGEST = 4_000_000
+"""Most characters of an episode and of a turn: more than any has."""
+ODD_VALUES: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
+"""What a policy may give for any argument."""
+TASK_FIELDS: dict[str, Any] = {"id": str, "hash": str, "instruction": str, "opening": str, "replies": Sequence, "moves": Sequence}
+
+
+@dataclass
+class Report:
+    """What was found. Costs are seconds of CPU."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What need not be wrong."""
+    played: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    """Of the ground truth."""
+    idle_rewards: list[float] = field(default_factory=list)
+    """Of an agent that only talks."""
+
+
+def check_environment(domain: Domain, split: str, tasks: Sequence[int]) -> Report:
+    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk."""
+    report = Report()
+    openings: dict[str, int] = {}
+    for index in tasks:
+        try:
+            task, again = domain.task(split, index), domain.task(split, index)
+            if wrong := _wrong_fields(task):
+                report.problems.append(f"task {index}: {wrong}")
+                continue
+            if task != again:
+                report.problems.append(f"task {index}: task({split!r}, {index}) returns another task the second time")
+            if (first := openings.setdefault(task.opening, index)) != index:
+                report.problems.append(f"tasks {first} and {index} have the same opening, and it must be unique")
+            _check_task(domain, split, index, task, report)
+        except RollqError as e:
+            report.problems.append(f"task {index}: {e}")
+        except Exception as e:  # other people's code
+            report.problems.append(f"task {index}: {type(e).__name__}: {e}")
+        report.played += 1
+    _sum_up(report)
+    return report
+
+
+def chosen(count: int, shown: int = SHOWN_TASKS) -> list[int]:
+    """Up to `shown` of `count` tasks, from all over them."""
+    shown = min(count, shown)
+    return [round(n * (count - 1) / max(1, shown - 1)) for n in range(shown)]
+
+
+def _wrong_fields(task: Any) -> str:
+    if not isinstance(task, Task):
+        return f"task() returns a {type(task).__name__}, not a rollq_worker.protocols.Task"
+    for name, kind in TASK_FIELDS.items():
+        value = getattr(task, name)
+        if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
+            return f"Task.{name} is {value!r:.60}, not a {kind.__name__}"
+    if not task.opening:
+        return "Task.opening is empty: the user's first message"
+    if not (task.replies and STOP_MARKER in task.replies[-1]):
+        return f"the last of Task.replies must contain {STOP_MARKER}, which ends the conversation"
+    if wrong := next((move for move in task.moves if not isinstance(move, Action)), None):
+        return f"Task.moves holds {wrong!r:.60}, not a rollq_worker.protocols.Action"
+    return ""
+
+
+def _check_task(domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
+    player = _Player(domain, split, index, task)
+    if task.moves:
+        began = time.process_time()
+        first = player.play([_as_turn(move) for move in task.moves])
+        report.step_s += time.process_time() - began
+        report.steps += first.turns
+        report.rewards.append(first.reward or 0.0)
+        if first.stop is not Stop.DONE:
+            report.problems.append(
+                f"task {index}: the episode does not end within {SPARE_TURNS} turns of its last move"
+            )
+        elif first.reward != 1.0:
+            why = json.dumps(dict(first.info), default=str)
+            report.problems.append(f"task {index}: the ground truth earns {first.reward}, not 1.0: {why:.300}")
+        again = player.play([_as_turn(move) for move in task.moves], recorded=first)
+        if again.reward != first.reward:
+            report.problems.append(f"task {index}: the same actions earn {first.reward}, and then {again.reward}")
+    report.idle_rewards.append(player.play([SMALL_TALK]).reward or 0.0)
+    player.play([_as_turn(call) for call in _wrong_calls(player.tools)], group="mistakes")
+
+
+class _Player:
+    """Plays one task."""
+
+    def __init__(self, domain: Domain, split: str, index: int, task: Task) -> None:
+        self._domain, self._split, self._index, self._task = domain, split, index, task
+        self.tools = schemas_of(domain.open(split, index, {}))
+
+    def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
+        """An episode in which the policy says these turns, and then small talk."""
+        budget = Budget(max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST)
+        job = Job(run="check", group=group, env="checked", split=self._split, task=self._index, budget=budget)
+        events = recorded.events[:-1] if recorded else ()
+        return loop.play(
+            job,
+            engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
+            renderer=FakeRenderer(),
+            environment=_Typed(self._domain.open(self._split, self._index, {})),
+            user=ScriptedUser(self._task.opening, self._task.replies),
+            journal=FakeJournal(),
+            recorded=events,
+        )
+
+
+class _Typed:
+    """An environment whose wrong return types are said plainly."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.tools, self.system_prompt = environment.tools, environment.system_prompt
+
+    def reset(self, user: User) -> str | Observation:
+        return _of_type("reset", self.environment.reset(user), (str, Observation))
+
+    def step(self, action: Action) -> Observation:
+        return _of_type("step", self.environment.step(action), (Observation,))
+
+    def grade(self) -> Grade:
+        return _of_type("grade", self.environment.grade(), (Grade,))
+
+
+def _of_type(method: str, value: T, kinds: tuple[type, ...]) -> T:
+    if not isinstance(value, kinds):
+        raise TypeError(f"{method}() returns a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}")
+    return value
+
+
+def _as_turn(action: Action) -> str:
+    """The turn as the fake renderer reads it. What would look like a call to it gets a space."""
+    if action.name == RESPOND:
+        said = str(action.arguments["content"])
+        return f" {said}" if said.startswith(("{", "[")) else said
+    return json.dumps({"name": action.name, "arguments": dict(action.arguments)})
+
+
+def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
+    """Calls that a policy may make by mistake: no arguments, unknown ones, wrong types, an unknown tool."""
+    calls = [Action("no_such_tool", {})]
+    for tool in tools:
+        name, known = tool["function"]["name"], tool["function"].get("parameters", {}).get("properties", {})
+        calls += [Action(name, {}), Action(name, {"no_such_argument": 1})]
+        calls += [Action(name, dict.fromkeys(known, odd)) for odd in ODD_VALUES]
+    return calls
+
+
+def _sum_up(report: Report) -> None:
+    if not report.rewards:
+        report.notes.append("no task has moves: whether a perfect agent earns the reward cannot be seen here")
+    idle = [reward for reward in report.idle_rewards if reward > 0]
+    if idle:
+        share = len(idle) / len(report.idle_rewards)
+        report.notes.append(f"an agent that only talks earns a reward in {share:.0%} of these tasks")

@@ -1,0 +1,141 @@
+"""`rollq env`: the environments of this machine, a check of one, and a new one to begin with."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollq.commands.flags.shared import Commands, add_json, environment, tasks
+from rollq.errors import RollqError, SettingsError
+from rollq.extras import needs
+from rollq.job import NAME
+from rollq_worker.commands.environment_names import load_domain, task_count
+
+if TYPE_CHECKING:
+    from rollq_worker.commands.env.check import Report
+
+TEMPLATE = Path(__file__).with_name("new")
+"""The files of a new environment. NAME in their names and texts becomes its name."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "env",
+        description="Lists the environments of this machine, checks one by playing its tasks without a model, or writes"
+        " a new one to begin with.",
+    )
+    parser.set_defaults(run=_help(parser))
+    kinds = parser.add_subparsers(title="commands", metavar="COMMAND")
+    listed = kinds.add_parser("list", description="Prints the names of all environments, and what brings each.")
+    add_json(listed, "print one JSON object: what brings each environment, by name")
+    listed.set_defaults(run=_list)
+    checked = kinds.add_parser(
+        "check",
+        description="Plays some tasks by ground truth, by wrong calls and by small talk, and each ground truth a second"
+        " time from its journal. Exit code 1: something is wrong.",
+    )
+    checked.add_argument("env", type=environment, metavar="NAME|FILE.py:FUNCTION", help="environment to check")
+    checked.add_argument("--split", help="one of the environment's task lists (the first)")
+    checked.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (20 from all over the split)")
+    add_json(checked, "print one JSON object: env, version, split, tasks, problems, notes, costs")
+    checked.set_defaults(run=_check)
+    new = kinds.add_parser("new", description="Writes a package with a small environment that passes its own tests.")
+    new.add_argument("name", type=_new_name, metavar="NAME", help="name of the environment and of its folder")
+    new.set_defaults(run=_new)
+
+
+def _help(parser: argparse.ArgumentParser) -> Any:
+    def run(args: argparse.Namespace) -> int:
+        parser.print_help()
+        return 2
+
+    return run
+
+
+def _list(args: argparse.Namespace) -> int:
+    with needs("worker"):
+        from rollq_worker.environments import BUILTIN, GROUP
+        from rollq_worker.environments.files import known_files
+    try:
+        found = {file.name: f"{file.path}:{file.function}" for file in known_files()}
+    except RollqError as e:
+        raise SettingsError(str(e)) from e
+    found |= {entry.name: entry.dist.name if entry.dist else entry.value for entry in entry_points(group=GROUP)}
+    found |= {entry.name: "rollq" for entry in BUILTIN}
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    width = max(map(len, found))
+    for name in sorted(found):
+        print(f"{name:<{width}}  {found[name]}")
+    print("next: rollq env check NAME")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    domain = load_domain(args.env, "worker")
+    from rollq_worker.commands.env.check import check_environment, chosen
+
+    splits = domain.splits()
+    if (
+        not isinstance(splits, dict)
+        or not splits
+        or not all(type(count) is int and count > 0 for count in splits.values())
+    ):
+        raise SettingsError(f"{args.env}: splits() must return the number of tasks by split, not {splits!r:.200}")
+    split = args.split or next(iter(splits))
+    count = task_count(args.env, split)
+    indices: Sequence[int] = args.tasks or chosen(count)
+    if indices[-1] >= count:
+        raise SettingsError(f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}")
+    report = check_environment(domain, split, indices)
+    if args.json:
+        costs = {"step_ms": _step_ms(report)}
+        shown = {"env": args.env, "version": domain.version, "split": split, "tasks": report.played}
+        print(json.dumps({**shown, "problems": report.problems, "notes": report.notes, **costs}))
+    else:
+        print("\n".join(_as_text(args.env.given, split, splits, report)))
+    return 1 if report.problems else 0
+
+
+def _as_text(env: str, split: str, splits: dict[str, int], report: "Report") -> list[str]:
+    lines = [f"{env}: {', '.join(f'{name} ({tasks} tasks)' for name, tasks in splits.items())}"]
+    lines += [f"BAD   {problem}" for problem in report.problems]
+    lines += [f"note  {note}" for note in report.notes]
+    lines.append(f"played {report.played} tasks of {split}: {len(report.problems)} problems")
+    if report.steps:
+        lines.append(f"a turn costs {_step_ms(report):.2f} ms of CPU, opening and grade included")
+    if not report.problems:
+        lines.append(f"next: rollq demo --env {env} --split {split}")
+    return lines
+
+
+def _step_ms(report: "Report") -> float:
+    return 1e3 * report.step_s / report.steps if report.steps else 0.0
+
+
+def _new_name(text: str) -> str:
+    """An argument type: a name that Python can import."""
+    if not (NAME.fullmatch(text) and text.isidentifier() and text.islower()):
+        raise argparse.ArgumentTypeError(
+            f"expected a name of small letters, digits and _ that begins with a letter, not {text!r}"
+        )
+    return text
+
+
+def _new(args: argparse.Namespace) -> int:
+    folder = Path(args.name)
+    if folder.exists():
+        raise SettingsError(f"{folder} exists already; choose another name, or remove it")
+    folder.mkdir()
+    for source in sorted(TEMPLATE.iterdir()):
+        written = folder / source.name.replace("NAME", args.name).removesuffix(".txt")
+        written.write_text(source.read_text().replace("NAME", args.name))
+        print(f"wrote {written}")
+    file = folder / f"{args.name}.py"
+    print(f"next: rollq env check {file}")
+    print(f"      rollq demo --env {file}")
+    print(f"      pip install ./{folder}, on every worker: it is then called {args.name}")
+    return 0

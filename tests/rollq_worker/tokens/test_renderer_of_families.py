@@ -1,5 +1,6 @@
 """Bridges, stop tokens, ids of calls and reading in every main model family."""
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_numbers_in_results_are_no_ids_of_calls():
         "{{ c.id }}", "{% set _ = seen.ids.update({c.id: seen.n}) %}{{ seen.n }}{% set seen.n = seen.n + 1 %}"
     ).replace("{{ m.tool_call_id }}", "{{ seen.ids[m.tool_call_id] }}")
     renderer = ChatRenderer(tokenizer_with("counting", counting, COHERE), TOOLS)
-    for content in ("101 at 10.50", "0", "101 at 10.50"):
+    for content in ("101 at 10.50", "0", "1.0 (0)", "\x1f 0", "0\x001"):
         results = [result(content, "1"), result("01", "2")]
         text = renderer.tokenizer.decode(renderer.bridge(called("1", "2"), results))
-        assert f'<|START_TOOL_RESULT|>1: "{content}"<|END' in text and '<|START_TOOL_RESULT|>2: "01"<|END' in text
+        assert f"<|START_TOOL_RESULT|>1: {json.dumps(content)}<|END" in text and '<|START_TOOL_RESULT|>2: "01"<|END' in text

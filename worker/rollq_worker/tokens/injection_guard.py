@@ -144,11 +144,11 @@ class Guard:
         return value
 
     def hide_found(self, pattern: re.Pattern[str], text: Json) -> Json:
-        """A hidden text with marks also for what the pattern finds outside of its marks; other values as they are."""
+        """A hidden text with marks also for what the pattern finds, which must be no part of marks; other values as they
+        are."""
         if not isinstance(text, str) or pattern.search(text) is None:
             return text
-        either = re.compile(f"{self._controls.mark.pattern}|{pattern.pattern}")
-        return either.sub(lambda found: found[0] if found[1] else self._mark_of(found[0]), text)
+        return pattern.sub(lambda found: self._mark_of(found[0]), text)
 
     def encode(self, rendered: str, remember: bool = False) -> array[int]:
         """array('I'): the ids of a rendered text. `remember`: keep them, because much of it will come again."""

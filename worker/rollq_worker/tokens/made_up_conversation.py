@@ -115,12 +115,11 @@ class MadeUpConversation:
             text = self.render([*self._base, turn, *hidden], tools, header)
             return Answered(text, *self._head(turn, hidden, tools, text, guard))
         turn, ids = self._mark_calls(turn, guard)
-        counted = any_of(ids)  # in what others say, such a number is no id
+        counted = re.compile(rf"(?<!\w)(?:{any_of(ids).pattern})(?!\w)")  # in what others say, such a number is no id
         hidden = [{**reply, "content": guard.hide_found(counted, reply["content"])} for reply in hidden]
         text = self.render([*self._base, turn, *hidden], tools, header)
         text, head, end = Answered(text, *self._head(turn, hidden, tools, text, guard))
-        either = re.compile(f"{self._controls.mark.pattern}|{counted.pattern}")
-        text, head = (either.sub(lambda found: ids.get(found[0], found[0]), one) for one in (text, head))
+        text, head = (counted.sub(lambda found: ids[found[0]], one) for one in (text, head))
         return Answered(text, head, end)
 
     def _mark_calls(self, turn: Message, guard: Guard) -> tuple[Message, Mapping[str, str]]:
@@ -131,9 +130,9 @@ class MadeUpConversation:
         form, calls = self._family.call_id_format, []
         ids: dict[str, str] = {}
         for n, call in enumerate(turn.get("tool_calls") or ()):
-            mark, name = guard.mark(), call["function"]["name"]
+            mark = guard.mark(guard.restore(call["function"]["name"]))
             number = re.search(r"\d+$", call["id"])
-            ids |= {form.format(name=mark, n=n): form.format(name=name, n=int(number[0]) if number else n), mark: name}
+            ids[form.format(name=mark, n=n)] = form.format(name=mark, n=int(number[0]) if number else n)
             calls.append({**call, "function": {**call["function"], "name": mark}})
         return ({**turn, "tool_calls": calls} if calls else turn), ids
 

@@ -40,7 +40,14 @@ LONGEST = 4_000_000
 """Most characters of an episode and of a turn: more than any has."""
 ODD_VALUES: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
 """What a policy may give for any argument."""
-TASK_FIELDS: dict[str, Any] = {"id": str, "hash": str, "instruction": str, "opening": str, "replies": Sequence, "moves": Sequence}
+TASK_FIELDS: dict[str, Any] = {
+    "id": str,
+    "hash": str,
+    "instruction": str,
+    "opening": str,
+    "replies": Sequence,
+    "moves": Sequence,
+}
 
 
 @dataclass

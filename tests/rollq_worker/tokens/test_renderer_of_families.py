@@ -159,4 +159,5 @@ def test_numbers_in_results_are_no_ids_of_calls():
     for content in ("101 at 10.50", "0", "1.0 (0)", "\x1f 0", "0\x001"):
         results = [result(content, "1"), result("01", "2")]
         text = renderer.tokenizer.decode(renderer.bridge(called("1", "2"), results))
-        assert f"<|START_TOOL_RESULT|>1: {json.dumps(content)}<|END" in text and '<|START_TOOL_RESULT|>2: "01"<|END' in text
+        assert f"<|START_TOOL_RESULT|>1: {json.dumps(content)}<|END" in text
+        assert '<|START_TOOL_RESULT|>2: "01"<|END' in text

@@ -144,7 +144,7 @@ class Guard:
         return value
 
     def hide_found(self, pattern: re.Pattern[str], text: Json) -> Json:
-        """A hidden text with marks also for what the pattern finds, which is no part of a mark; other values as they are."""
+        """A hidden text with marks for what the pattern finds, which is no part of a mark; other values as they are."""
         if not isinstance(text, str) or pattern.search(text) is None:
             return text
         return pattern.sub(lambda found: self._mark_of(found[0]), text)

@@ -92,7 +92,10 @@ class Probes:
     def _writes(
         self, known: Known, probes: Sequence[str], count: int, ids: Sequence[Sequence[str]], render: Render
     ) -> bool:
-        """Whether all these contents come out like that. They take turns in the holes."""
+        """Whether all contents that can be written come out like that. They take turns in the holes."""
+        probes = [text for text in probes if known.writing.write(text) is not None]
+        if not probes:
+            return False
         for n in range(max(len(probes), len(ids))):
             contents = [probes[(n + hole) % len(probes)] for hole in range(count)]
             row = ids[n % len(ids)]
@@ -110,8 +113,8 @@ class Probes:
             return self._writes(Known(shape, writing), probes, count, ids, render)
 
         for form in FORMS:
-            plain = Writing(self._controls, form, Edges.KEPT, None, frozenset())
-            if not writes(plain, [text for text in _CLEAN if not (unlike and unlike.search(text))]):
+            plain = Writing(self._controls, form, Edges.KEPT, unlike, frozenset())
+            if not writes(plain, _CLEAN):
                 continue
             edges = (replace(plain, edges=edges) for edges in (Edges.KEPT, Edges.STRIPPED))
             found = next((one for one in edges if writes(one, _SPACED)), replace(plain, edges=Edges.UNKNOWN))

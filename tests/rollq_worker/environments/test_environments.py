@@ -10,6 +10,7 @@ import pytest
 
 from rollq.errors import JobFailure, SettingsError
 from rollq_worker import environments
+from rollq_worker.environments import files
 from rollq_worker.fakes import FakeUser
 from rollq_worker.protocols import Action, Domain
 from tests.rollq_worker.environments.episodes import play, respond
@@ -21,6 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "_domains", {})
     monkeypatch.setattr(environments, "_locks", {})
+    monkeypatch.setenv(files.FILES_VARIABLE, "")
 
 
 class Package:
@@ -99,6 +101,18 @@ def test_the_environment_in_the_documents_is_played(package: Package) -> None:
     domain = environments.domain("doubles")
     assert_ground_truth_earns_the_reward(domain)
     assert domain.open("train", 0, {}).step(Action("double", {})).text.startswith("Error: ")
+
+
+def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / "docs" / "environments.md").read_text().partition("## Datasets")[2]
+    rows, code = (text.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("json", "python"))
+    (tmp_path / "maths.jsonl").write_text(rows)
+    (tmp_path / "maths.py").write_text(code)
+    domain = environments.domain(files.add_file(str(tmp_path / "maths.py")))
+    task, episode = domain.task("train", 0), domain.open("train", 0, {})
+    assert "clips" in episode.reset(FakeUser([task.opening])) and "Think" in episode.system_prompt
+    episode.step(respond("72, because ..."))
+    assert episode.grade().reward == 0.1
 
 
 def test_the_example_takes_no_nonsense(package: Package) -> None:

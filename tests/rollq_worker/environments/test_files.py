@@ -64,7 +64,7 @@ def test_a_child_process_knows_it(game: Path) -> None:
 
 
 def test_only_the_same_file_is_played(game: Path) -> None:
-    with pytest.raises(ForOtherWorkers, match=r"game@0123456789ab.*no such file here; .*rollq worker --env game\.py"):
+    with pytest.raises(ForOtherWorkers, match=r"game@0123456789ab.*no such file here; .*rollq worker --env FILE"):
         domain("game@0123456789ab")
     name = files.add_file(str(game))
     with pytest.raises(ForOtherWorkers, match=f"no such file here, but {name}"):

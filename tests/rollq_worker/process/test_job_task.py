@@ -231,7 +231,7 @@ class TestRunsOfOthers:
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
         [error] = [r.message for r in caplog.records if r.levelname == "ERROR"]
-        assert "game@0123456789ab" in error and "rollq worker --env game.py" in error
+        assert "game@0123456789ab" in error and "rollq worker --env FILE" in error
 
 
 class TestDraining:

@@ -1,7 +1,8 @@
-"""Environments from a file, `game.py:load`, without a package.
+"""Environments from a file without a package: `game.py:load`, or a dataset, `maths.jsonl:number`.
 
-Such an environment is called `game@` and the first digits of its file's hash. A job carries that name, never a path,
-and only a worker that was given the same file plays it. The hash covers the file itself, not what it imports.
+Such an environment is called `game@` and the first digits of its file's hash, or `maths.number@...` where the part
+after the colon is not the default. A job carries that name, never a path, and only a worker that was given the same
+file plays it. The hash covers the file itself, not what it imports.
 """
 
 import importlib.util
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rollq.errors import JobFailure
 from rollq.job import NAME
+from rollq_worker.environments.dataset import dataset
 from rollq_worker.failures import ForOtherWorkers
 
 FILES_VARIABLE = "ROLLQ_ENV_FILES"
@@ -23,14 +25,17 @@ DIGITS = 12
 
 
 class EnvironmentFile(NamedTuple):
-    """A file, and the function in it that returns a Domain."""
+    """A file, and the function in it that returns a Domain, or the reward of its answers."""
 
     path: Path
     function: str
     name: str
 
     def load(self) -> Callable[[str | None], Any]:
-        """The function. Raises JobFailure, or what the file raises when it is run."""
+        """What returns the Domain. Raises JobFailure, or what the file raises when it is run."""
+        return self._load_python() if self.path.suffix == ".py" else dataset(self.path, reward=self.function)
+
+    def _load_python(self) -> Callable[[str | None], Any]:
         module_name = f"rollq_env_{self.name.replace('@', '_').replace('-', '_').replace('.', '_')}"
         spec = importlib.util.spec_from_file_location(module_name, self.path)
         assert spec is not None and spec.loader is not None, "it ends in .py"
@@ -49,14 +54,12 @@ class EnvironmentFile(NamedTuple):
         return found  # type: ignore[no-any-return]
 
 
-def is_file(env: str) -> bool:
-    """Whether this is a file, `game.py` or `game.py:load`, rather than a name."""
-    return env.partition(":")[0].endswith(".py")
-
-
 def environment_file(env: str) -> EnvironmentFile:
-    """The file `game.py:load`; without a function, `load`. Raises JobFailure when it cannot be read."""
+    """The file `game.py:load`. Without a function it is `load`, and `exact` for a dataset. Raises JobFailure when it
+    cannot be read."""
     path, _, function = env.partition(":")
+    default = "load" if path.endswith(".py") else "exact"
+    function = function or default
     try:
         digest = sha256(Path(path).read_bytes()).hexdigest()
     except OSError as e:
@@ -64,7 +67,8 @@ def environment_file(env: str) -> EnvironmentFile:
     stem = Path(path).stem
     if not NAME.fullmatch(stem):
         raise JobFailure(f"the name of the environment's file must match {NAME.pattern}, not {stem!r}")
-    return EnvironmentFile(Path(path).resolve(), function or "load", f"{stem}@{digest[:DIGITS]}")
+    title = stem if function == default else f"{stem}.{function}"
+    return EnvironmentFile(Path(path).resolve(), function, f"{title}@{digest[:DIGITS]}")
 
 
 def add_file(env: str) -> str:
@@ -84,13 +88,11 @@ def known_files() -> Iterator[EnvironmentFile]:
 
 def file_of(name: str) -> EnvironmentFile:
     """The file of that name. Raises ForOtherWorkers when this process has none, or another version of it."""
-    stem = name.partition("@")[0]
+    title = name.partition("@")[0]
     known = list(known_files())
     for file in known:
         if file.name == name:
             return file
-    other = next((file.name for file in known if file.name.startswith(f"{stem}@")), None)
+    other = next((file.name for file in known if file.name.startswith(f"{title}@")), None)
     have = f"there is no such file here, but {other}" if other else "there is no such file here"
-    raise ForOtherWorkers(
-        f"environment {name!r}: {have}; give every worker the same file: rollq worker --env {stem}.py"
-    )
+    raise ForOtherWorkers(f"environment {name!r}: {have}; give every worker the same file: rollq worker --env FILE")

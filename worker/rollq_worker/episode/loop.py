@@ -122,10 +122,9 @@ class _Episode:
                 if not isinstance(text, str):
                     raise TypeError(f"the {what} is a {type(text).__name__}, not a string")
             shown = self.images.add(images)
-        messages: list[Message] = [
-            {"role": "system", "content": self.agent.system_prompt(policy, schemas)},
-            {"role": "user", "content": content_with(first, shown)},
-        ]
+        messages: list[Message] = [{"role": "user", "content": content_with(first, shown)}]
+        if prompt := self.agent.system_prompt(policy, schemas):
+            messages.insert(0, {"role": "system", "content": prompt})
         with errors_become(JobFailure, "rendering the first prompt"):
             ids = self.renderer.open(messages, self.schemas)
         self.log.messages += messages

@@ -32,6 +32,8 @@ AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
 ENVIRONMENT_FILES = "rollq.environment_files"
 """Entry points of functions that make a file an environment and return its name."""
+FILES = (".py", ".jsonl", ".parquet")
+"""How the files of environments end: code, and datasets."""
 LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
@@ -118,11 +120,13 @@ class EnvironmentName(str):
 
 
 def environment(text: str) -> EnvironmentName:
-    """An argument type: an environment's name, or a file `game.py:load`, which becomes its name `game@HASH`.
+    """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, which becomes its name
+    `game@HASH`.
 
     This process and its children then know the file.
     """
-    name = EnvironmentName(_name_of_file(text) if text.partition(":")[0].endswith(".py") else text)
+    is_file = text.partition(":")[0].endswith(FILES)
+    name = EnvironmentName(_name_of_file(text) if is_file else text)
     name.given = text
     return name
 

@@ -1,0 +1,150 @@
+"""Tasks from a file of questions with answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from rollq.errors import JobFailure
+from rollq_worker.commands.env.check import check_environment
+from rollq_worker.environments import files
+from rollq_worker.environments.dataset import Dataset, boxed, dataset, exact, number
+from rollq_worker.fakes import FakeUser
+from rollq_worker.protocols import RESPOND, Action, Grade
+
+ROWS = [
+    {"question": "2+2?", "answer": "2+2 is 4. #### 4", "level": 1},
+    {"prompt": "3*1000?", "ground_truth": 3000, "system": "Be brief.", "response": "It is 3,000."},
+    {"problem": [{"role": "system", "content": "Think."}, {"role": "user", "content": "7-9?"}], "solution": "-2"},
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "maths.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    return path
+
+
+def load(*args: Any, **options: Any) -> Dataset:
+    return dataset(*args, **options)(None)
+
+
+def played(domain: Dataset, index: int, answer: str, split: str = "train") -> tuple[str, str, Grade]:
+    """System prompt, question and grade."""
+    episode = domain.open(split, index, {})
+    opening = episode.reset(FakeUser([domain.task(split, index).opening]))
+    assert episode.step(Action(RESPOND, {"content": answer})).done
+    return episode.system_prompt, opening, episode.grade()
+
+
+def test_rows_are_tasks(path: Path) -> None:
+    domain = load(path, reward="number")
+    assert domain.splits() == {"train": 3}
+    assert check_environment(domain, "train", range(3)).problems == []
+    assert played(domain, 0, "So it is 4.") == ("", "2+2?", Grade(1.0))
+    assert played(domain, 1, "3000") == ("Be brief.", "3*1000?", Grade(1.0))
+    assert played(domain, 2, "2") == ("Think.", "7-9?", Grade(0.0))
+    assert played(load(path, system="Default."), 0, "4")[0] == "Default."
+
+
+def test_a_reward_function_sees_the_answer_and_the_row(path: Path) -> None:
+    domain = load(path, reward=lambda answer, row: Grade(len(answer) / 10, {"level": row.get("level")}))
+    assert played(domain, 0, "four!")[2] == Grade(0.5, {"level": 1})
+
+
+def test_a_file_for_each_split(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "test.jsonl"
+    other.write_text(json.dumps(ROWS[1]))
+    domain = load({"train": path, "test": other})
+    assert domain.splits() == {"train": 3, "test": 1}
+    assert domain.task("test", 0).id == "test/0"
+    assert domain.version != load(path).version
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "maths.parquet"
+    parquet.write_table(pyarrow.table({"question": ["2+2?"], "answer": ["4"]}), path)
+    assert played(load(path), 0, " 4\n") == ("", "2+2?", Grade(1.0))
+
+
+def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    names = [files.add_file(f"{path}{reward}") for reward in ("", ":exact", ":number")]
+    assert names[0] == names[1] and names[0].startswith("maths@") and names[2].startswith("maths.number@")
+    assert files.file_of(names[2]).load()(None).splits() == {"train": 3}
+    with pytest.raises(JobFailure, match=r"there is no reward 'nearly' of answers; there are exact, number, boxed"):
+        files.file_of(files.add_file(f"{path}:nearly")).load()
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "truth", "earned"),
+    [
+        (exact, " Paris\n", "Paris", 1),
+        (exact, "paris", "Paris", 0),
+        (exact, "3000", 3000, 1),
+        (number, "First 3, then 1,234.50", "x #### 1234.5", 1),
+        (number, "about 5", "4 #### 5", 1),
+        (number, "4", "4 #### 5", 0),
+        (number, "minus -7.", "-7", 1),
+        (number, "none", "5", 0),
+        (number, "5", "none", 0),
+        (number, ".5", "0.50", 1),
+        (boxed, r"so \boxed{3} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}", 1),
+        (boxed, r"\boxed{\dfrac{1}{2}}", r"It is $\boxed{\tfrac{1}{2}}$", 1),
+        (boxed, r"\boxed{ \left( 1, 2 \right) }", "(1,2)", 1),
+        (boxed, r"\boxed{3", "3", 1),
+        (boxed, r"\boxed{4}", "3", 0),
+        (boxed, "3", "3", 1),
+    ],
+)
+def test_graders(reward: Any, answer: str, truth: Any, earned: float) -> None:
+    assert reward(answer, {"answer": truth}) == earned
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no rows"),
+        ("{", r"maths\.jsonl:1 is no line of JSON"),
+        ('{"prompt": "x", "answer": "y"}\n[]', r"maths\.jsonl:2 .*not an object"),
+    ],
+)
+def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
+    path.write_text(text)
+    with pytest.raises(JobFailure, match=says):
+        dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"answer": "y"}, "row train/0 has no prompt or question or problem; it has answer"),
+        ({"prompt": "x"}, "row train/0 has no answer or ground_truth or solution"),
+        ({"prompt": "", "answer": "y"}, "must be texts"),
+        ({"prompt": 7, "answer": "y"}, "must be texts"),
+        ({"prompt": "x", "system": 7, "answer": "y"}, "must be texts"),
+        ({"prompt": [], "answer": "y"}, "one message of the user's"),
+        ({"prompt": [{"role": "assistant", "content": "x"}], "answer": "y"}, "one message of the user's"),
+        ({"prompt": ["x", {"role": "user", "content": "x"}], "answer": "y"}, "one message of the user's"),
+    ],
+)
+def test_a_wrong_row_fails_its_own_job(path: Path, row: dict[str, Any], says: str) -> None:
+    path.write_text(json.dumps(row))
+    domain = load(path)
+    with pytest.raises(JobFailure, match=says):
+        domain.task("train", 0)
+
+
+def test_wrong_questions_to_a_dataset(path: Path, tmp_path: Path) -> None:
+    domain = load(path)
+    for split, index in (("train", 3), ("test", 0), ("train", -1)):
+        with pytest.raises(JobFailure, match="there are 3 of 'train'"):
+            domain.task(split, index)
+    with pytest.raises(JobFailure, match="takes no env_args"):
+        domain.open("train", 0, {"hard": True})
+    with pytest.raises(JobFailure, match=r"none\.jsonl cannot be read"):
+        dataset(tmp_path / "none.jsonl")

@@ -1,84 +1,111 @@
-"""`rollq simulate` against real runs: 1, 2 and 4 worker processes, busy and waiting, on the cores of this machine.
+"""`rollq simulate` against real runs: 1, 2 and 4 worker processes, busy and waiting, on two cores of this machine.
 
-The costs are measured first, in the same run. Then each fleet is played for real (Redis, replay engine and workers are
-processes on the same cores) and simulated with the episodes that were played, beside programs that want as much CPU as
-others used meanwhile. A prediction may be 15 % off, in the median of the rounds.
+In each round the costs are measured as `rollq simulate --measure` does, and each fleet is played for real: Redis,
+replay engine and workers are processes on the same cores. Then the fleet is simulated with the costs of that round and
+the episodes that were played, beside programs that want as much CPU as others used meanwhile. A prediction may be 15 %
+off, in the median of the rounds.
 
-    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 3] [--costs FILE.toml] [--json]
+    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 5] [--json]
 """
 
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from checks import Check, add_tokenizer, conclude, parser_for
 from cpu import require_linux
 from tables import table
 
-from rollq_worker.commands.simulate.measuring import fleet_like, measure
-from rollq_worker.commands.simulate.site import SIZE, TASKS, Site, Steady
-from rollq_worker.simulation.costs.table import Costs, as_toml, read_costs
+from rollq_worker.commands.simulate.fitting import Real, fleet_like
+from rollq_worker.commands.simulate.measuring import WAITING_S, Measurement
+from rollq_worker.commands.simulate.site import SIZE, Site, Steady, few_cores
+from rollq_worker.simulation.costs.table import Costs
 from rollq_worker.simulation.fleet.outcome import Outcome
 from rollq_worker.simulation.fleet.run import FleetRun
 
 CONCURRENCY = 16
-LATENCIES = (0.0, 0.5)
+LATENCIES = (0.0, WAITING_S)
 """Mean seconds of a generation. Without latency the cores are the limit, else the slots."""
 BEFORE = 1
-MEASURED = {0.0: 8}
-"""Rollouts of each slot before the measurement; within it, by latency (4)."""
+MEASURED = {0.0: 8, WAITING_S: 3}
+"""Rollouts of each slot before the measurement, and within it by latency."""
+LEAST_ROLLOUTS = 800
 MOST_OFF = 0.15
 FIGURES = ("rollouts a second", "worker ms a rollout", "Redis ms a rollout", "scripts a rollout")
 
 Figures = dict[str, float]
+Fleet = tuple[float, int]
+"""Latency and number of processes."""
+Compared = tuple[Figures, Figures, float]
+"""What was played, what was simulated, and the cores that other programs used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--env", default="shop", help="environment (%(default)s)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--latency", type=float, nargs="+", default=list(LATENCIES), metavar="S")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="real runs of each fleet (%(default)s)")
-    parser.add_argument("--costs", type=Path, metavar="FILE.toml", help="costs that were measured before")
-    parser.add_argument("--save", type=Path, metavar="FILE.toml", help="where the costs are written")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each fleet is played (%(default)s)")
     add_tokenizer(parser)
     args = parser.parse_args(argv)
     require_linux()
-    costs = (
-        read_costs(args.costs)
-        if args.costs
-        else measure(args.env, args.tokenizer, lambda text: print(text, flush=True))
-    )
-    if args.save:
-        args.save.write_text(as_toml(costs))
-    fleets = [(latency, processes) for latency in args.latency for processes in args.processes]
-    rounds = [[compare(args.env, args.tokenizer, costs, *fleet) for fleet in fleets] for _ in range(args.rounds)]
-    results = [summary(*fleet, [one[n] for one in rounds]) for n, fleet in enumerate(fleets)]
+    fleets = [(latency, processes) for latency in LATENCIES for processes in args.processes]
+    with few_cores(), Compare(args.env, args.tokenizer, fleets) as compare:
+        rounds = [compare.round() for _ in range(args.rounds)]
+    results = [summary(*fleet, [one[fleet] for one in rounds]) for fleet in fleets]
     report(results)
     checks = [
         Check(f"{title(result)}: {name}, off", abs(result["off"][name]), MOST_OFF)
         for result in results
         for name in FIGURES
     ]
-    return conclude({"fleets": results, "costs": asdict(costs)}, checks, args.json)
+    return conclude({"fleets": results}, checks, args.json)
 
 
-def compare(
-    env: str, tokenizer: str | None, costs: Costs, latency: float, processes: int
-) -> tuple[Figures, Figures, float]:
-    """One real run, the simulation of it, and the cores that other programs used."""
-    with Site(env, latency, tokenizer, lambda _: None) as site:
-        site.add_workers(processes, CONCURRENCY)
-        site.play(max(TASKS, processes * CONCURRENCY // SIZE))  # imports, data, connections
-        real = site.play_steadily(processes * CONCURRENCY, BEFORE, MEASURED.get(latency, 4))
-    found = FleetRun(fleet_like(costs, latency, processes, CONCURRENCY, real), costs).play()
-    played, simulated = of_run(real), of_simulation(found)
-    print(f"{processes} processes, {latency:g} s a turn, real and simulated; {real.others:.2f} cores for others:")
+class Compare:
+    """The processes that measure costs, and those of each fleet. Leaving the context ends them."""
+
+    def __init__(self, env: str, tokenizer: str | None, fleets: Sequence[Fleet]) -> None:
+        self._env, self._tokenizer, self._fleets = env, tokenizer, fleets
+        self._measurement = Measurement(env, tokenizer, lambda text: print(text, flush=True))
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Compare":
+        measurement = self._stack.enter_context(self._measurement)
+        self._sites = {}
+        for latency, processes in self._fleets:
+            engine = measurement.waiting if latency else measurement.busy
+            site = self._stack.enter_context(Site(self._env, latency, self._tokenizer, engine))
+            site.add_workers(processes, CONCURRENCY)
+            self._sites[latency, processes] = site
+        for (_, processes), site in self._sites.items():
+            site.await_workers()
+            site.play(2 * processes * CONCURRENCY // SIZE)  # imports, data, connections
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def round(self) -> dict[Fleet, Compared]:
+        """Measure the costs and play each fleet once."""
+        measured = self._measurement.round()
+        reals = {}
+        for (latency, processes), site in self._sites.items():
+            run = site.play_steadily(processes * CONCURRENCY, BEFORE, MEASURED[latency])
+            reals[latency, processes] = Real(processes, CONCURRENCY, latency, [run])
+        costs = self._measurement.costs([measured])
+        return {fleet: compared(costs, real) for fleet, real in reals.items()}
+
+
+def compared(costs: Costs, real: Real) -> Compared:
+    """The run beside its simulation, which is another one than those that the costs come from."""
+    [run] = real.runs
+    found = FleetRun(fleet_like(costs, real, run), costs, seed=1).play(least=LEAST_ROLLOUTS)
+    played, simulated = of_run(run), of_simulation(found)
+    print(f"{real.processes} processes, {real.latency_s:g} s a turn, others {run.others:.2f} cores; real, simulated:")
     print("; ".join(f"{name} {played[name]:.3g}, {simulated[name]:.3g}" for name in FIGURES), flush=True)
-    return played, simulated, real.others
+    return played, simulated, run.others
 
 
 def of_run(real: Steady) -> Figures:
@@ -91,7 +118,7 @@ def of_simulation(found: Outcome) -> Figures:
     return dict(zip(FIGURES, (found.rollouts_a_s, worker_ms, redis_ms, found.scripts_a_rollout), strict=True))
 
 
-def summary(latency: float, processes: int, runs: Sequence[tuple[Figures, Figures, float]]) -> dict[str, Any]:
+def summary(latency: float, processes: int, runs: Sequence[Compared]) -> dict[str, Any]:
     """Medians over the rounds, and how far off the simulation was: each round is compared with its own simulation."""
     real, simulated = (
         {name: statistics.median(run[side][name] for run in runs) for name in FIGURES} for side in (0, 1)

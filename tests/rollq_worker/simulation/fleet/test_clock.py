@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.simulation.fleet.clock import Clock, Cores, Process, Server
+from rollq_worker.simulation.fleet.clock import QUANTUM_S, Clock, Cores, Process, Server
 
 
 @given(st.lists(st.floats(0, 100), max_size=40))
@@ -108,13 +108,13 @@ def test_processes_share_cores_fairly():
 def test_a_pause_costs_once():
     clock = Clock()
     server = Server(clock, wake_s=0.5)
-    for at in (1.0, 1.1, 2.502, 10.0):  # the second waits for the first, the third comes right after it
+    for at in (1.0, 1.1, 2.5005, 10.0):  # the second waits for the first, the third comes right after it
         clock.at(at, lambda _: server.load(0.5))
     clock.run()
     assert server.busy_s == pytest.approx(4 * 0.5 + 2 * 0.5)
 
 
-def test_a_slice_after_another_process_costs_more():
+def test_work_after_another_process_on_the_core_costs_more():
     clock = Clock()
     cores = Cores(clock, 1)
     processes = [cores.process(switch_s=0.25) for _ in range(2)]
@@ -122,8 +122,19 @@ def test_a_slice_after_another_process_costs_more():
         for _ in range(3):
             process.run(1.0, lambda _: None)
     clock.run()
-    assert sum(process.switches for process in processes) == 5
+    assert sum(process.switches for process in processes) == 5  # each slice is longer than a process keeps the core
     assert clock.now == pytest.approx(6 + 5 * 0.25)
+
+
+def test_a_process_keeps_its_core_for_short_slices():
+    clock = Clock()
+    cores = Cores(clock, 1)
+    processes = [cores.process(switch_s=1e-6) for _ in range(2)]
+    for process in processes:
+        for _ in range(4):
+            process.run(QUANTUM_S * 0.6, lambda _: None)
+    clock.run()
+    assert sum(process.switches for process in processes) == 3  # two slices at a time
 
 
 @pytest.mark.parametrize("foreign", [0.5, 1.5])
@@ -151,3 +162,14 @@ def test_waking_up_costs_once():
         clock.at(at, lambda _: process.run(1.0, lambda _: None))
     clock.run()
     assert process.busy_s == pytest.approx(3 + 2 * 0.5)
+
+
+def test_who_waits_for_a_core_does_not_wake_up():
+    clock = Clock()
+    cores = Cores(clock, 1)
+    other, process = cores.process(), cores.process(wake_s=0.5, switch_s=0.125)
+    other.run(2.0, lambda _: None)
+    clock.at(1.0, lambda _: process.run(1.0, lambda _: None))
+    clock.run()
+    assert (process.wakes, process.switches) == (0, 1)
+    assert process.busy_s == pytest.approx(1.125)

@@ -8,111 +8,148 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rollq.errors import SettingsError
-from rollq_worker.commands.simulate.site import SIZE, TASKS, Played, Say, Site, Steady, ahead_of, memory_mb, together
-from rollq_worker.simulation.amounts import Amount
+from rollq_worker.commands.simulate.fitting import Real, fitted
+from rollq_worker.commands.simulate.site import (
+    CORES,
+    SIZE,
+    TASKS,
+    Played,
+    Say,
+    Site,
+    Steady,
+    few_cores,
+    memory_mb,
+    together,
+)
 from rollq_worker.simulation.costs.ledger_costs import measure_ledger
 from rollq_worker.simulation.costs.table import Costs, RedisCosts, WorkerCosts
-from rollq_worker.simulation.fleet.fleet import Engines, Fleet, Jobs, Trainer, Workers
-from rollq_worker.simulation.fleet.run import FleetRun
 
 BUSY, SHORT_TURNS = 16, 2
-"""Concurrency of the busy worker, and the turns of its short rollouts."""
-ROUNDS, PAIRS = 3, 2
-"""Rounds, and how often the busy worker plays in each."""
-IDLE_S = 3.0
+"""Concurrency of a busy worker, and the turns of its short rollouts."""
+CROWD = 2 * CORES
+"""Busy workers on the same cores."""
 WAITING, WAITING_S = 32, 0.5
 """Concurrency and engine latency of the worker that mostly waits."""
-P99_OF_MEAN = 3.37
-"""The 99th percentile of the replay engine's latency, over its mean."""
-MESSAGES = 300
-
-
-def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
-    """All costs on this machine. Takes two to three minutes. Raises SettingsError and RollqError."""
-    say("the ledger's scripts on a real Redis, 16 and 10,000 jobs ...")
-    redis, clients, version = measure_ledger()
-    processes = 2 * len(os.sched_getaffinity(0))
-    say(f"{env}: one busy worker, {processes} busy workers, and one that waits {WAITING_S:g} s a turn ...")
-    with (
-        Site(env, 0.0, tokenizer, _quiet) as busy,
-        Site(env, 0.0, tokenizer, _quiet) as crowded,
-        Site(env, WAITING_S, tokenizer, _quiet) as waiting,
-    ):
-        for site, count, concurrency in ((busy, 1, BUSY), (crowded, processes, BUSY), (waiting, 1, WAITING)):
-            site.add_workers(count, concurrency)
-        [worker] = waiting.workers
-        waiting.play(1)
-        rest_mb = memory_mb(worker.pid, "VmRSS")
-        for site, groups in ((busy, TASKS), (crowded, TASKS * processes), (waiting, TASKS)):
-            site.play(groups)  # imports, data, connections
-        # In turns, because the speed of a shared machine drifts.
-        rounds = [_round(busy, crowded, waiting, say) for _ in range(ROUNDS)]
-        message_s = min(busy.messages(MESSAGES) for _ in range(ROUNDS))
-        idle = min((_idle(waiting) for _ in range(ROUNDS)), key=sum)
-        rollout_mb = max(0.0, memory_mb(worker.pid, "VmHWM") - rest_mb) / WAITING
-    pairs = [pair for one in rounds for pair in one.pairs]
-    quiet = sorted(pairs, key=lambda pair: pair[0].others + pair[1].others)[: len(pairs) // 2]
-    full, short = (together([pair[side] for pair in quiet]) for side in (0, 1))
-    publish_s = full.client_s / full.rollouts - clients.submit_group_s / SIZE
-    worker_costs = replace(_worker_costs(full, short, message_s), idle=idle[0], rest_mb=rest_mb, rollout_mb=rollout_mb)
-    costs = Costs(
-        worker=worker_costs,
-        clients=replace(clients, publish_s=max(0.0, publish_s), replay_engine_turn_s=full.engine_s / full.turns),
-        redis=replace(_redis_costs(redis, full, short), idle=idle[1]),
-        machine=_machine(env, tokenizer, version, full),
-    )
-    costs = _with_switches(costs, processes, min((one.crowded for one in rounds), key=lambda one: one.others))
-    return _with_wakes(costs, min((one.waiting for one in rounds), key=lambda one: one.others))
+ROUNDS = 3
+IDLE_S = 2.0
+MESSAGES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """Of all rounds, the quietest count: what other programs do makes the same work cost more."""
+class Round:
+    """One after the other, because the speed of a shared machine drifts."""
 
-    pairs: Sequence[tuple[Played, Played]]
-    """Whole rollouts and short ones, of the busy worker."""
+    full: Played
+    short: Played
+    """Whole rollouts and those of two turns, by the busy worker."""
+    busy: Steady
     crowded: Steady
     waiting: Steady
+    message_s: float
+    idle: tuple[float, float]
+
+    @property
+    def others(self) -> float:
+        return median((self.busy.others, self.crowded.others, self.waiting.others))
 
 
-def _round(busy: Site, crowded: Site, waiting: Site, say: Say) -> _Round:
-    pairs = [(busy.play(TASKS), busy.play(TASKS, SHORT_TURNS)) for _ in range(PAIRS)]
-    slots = len(crowded.workers) * BUSY
-    found = _Round(pairs, crowded.play_steadily(slots, 1, 3), waiting.play_steadily(WAITING, 1, 1))
-    others = (min(full.others + short.others for full, short in pairs), found.crowded.others, found.waiting.others)
-    say("other programs used " + ", ".join(f"{one:.2f}" for one in others) + " cores meanwhile")
-    return found
+def measure(env: str, tokenizer: str | None, say: Say) -> Costs:
+    """All costs on this machine. Takes about three minutes. Raises SettingsError and RollqError."""
+    with few_cores(), Measurement(env, tokenizer, say) as measurement:
+        rounds = []
+        for number in range(1, ROUNDS + 1):
+            say(f"round {number} of {ROUNDS}: rollouts of a busy worker, of {CROWD}, and of one that waits ...")
+            rounds.append(measurement.round())
+            say(f"other programs used {rounds[-1].others:.2f} of {CORES} cores meanwhile")
+        say("simulating the same fleets until they use the same CPU ...")
+        return measurement.costs(rounds)
 
 
-def _idle(site: Site) -> tuple[float, float]:
-    """Shares of a core that a worker and Redis need which have nothing to do."""
-    before = site.used()
-    time.sleep(IDLE_S)
-    after = site.used()
-    return (after.workers_s - before.workers_s) / IDLE_S, (after.redis_s - before.redis_s) / IDLE_S
+class Measurement:
+    """The processes of a measurement, in three sites. Leaving the context ends them.
 
+    They and this process have to be on few cores (`few_cores`).
+    """
 
-def fleet_like(costs: Costs, latency_s: float, processes: int, concurrency: int, real: Steady) -> Fleet:
-    """The fleet of `Site.play_steadily`, on the cores of this machine, with the episodes that were played."""
-    return Fleet(
-        engines=Engines(turn_s=Amount(latency_s, latency_s * P99_OF_MEAN), cpu_s=costs.clients.replay_engine_turn_s),
-        workers=Workers(
-            processes=processes,
-            concurrency=concurrency,
-            cores=len(os.sched_getaffinity(0)),
-            shared=True,
-            foreign=real.others,
-        ),
-        jobs=Jobs(group_size=SIZE, episodes=tuple(real.episodes)),
-        trainer=Trainer(ahead=ahead_of(processes * concurrency)),
-    )
+    def __init__(self, env: str, tokenizer: str | None, say: Say) -> None:
+        self._env, self._tokenizer, self._say = env, tokenizer, say
+        self._sites = ExitStack()
+
+    def __enter__(self) -> Measurement:
+        try:
+            self._start()
+        except BaseException:
+            self._sites.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._sites.close()
+
+    def _start(self) -> None:
+        self._say("the ledger's scripts on a real Redis, with 16 and with 10,000 jobs ...")
+        self._redis, self._clients, self._version = measure_ledger()
+        self._say(f"{self._env}: starting engines and {CROWD + 2} workers ...")
+        self.busy = self._site(0.0)
+        self.waiting = self._site(WAITING_S)
+        self.busy.add_workers(1, BUSY)
+        self.crowded = self._site(0.0, self.busy)
+        self.crowded.add_workers(CROWD, BUSY)
+        self.waiting.add_workers(1, WAITING)
+        for site in (self.busy, self.crowded, self.waiting):
+            site.await_workers()
+        self._say("first rollouts: imports, data, connections ...")
+        [worker] = self.waiting.workers
+        self.waiting.play(1)
+        self._rest_mb = memory_mb(worker.pid, "VmRSS")
+        self.waiting.play(2 * WAITING // SIZE)
+        self._rollout_mb = max(0.0, memory_mb(worker.pid, "VmHWM") - self._rest_mb) / WAITING
+        self.busy.play(TASKS)
+        self.crowded.play(2 * CROWD * BUSY // SIZE)
+
+    def _site(self, latency_s: float, beside: Site | None = None) -> Site:
+        return self._sites.enter_context(Site(self._env, latency_s, self._tokenizer, beside))
+
+    def round(self) -> Round:
+        """Play each fleet once."""
+        full, short = self.busy.play(TASKS), self.busy.play(TASKS, SHORT_TURNS)
+        busy = self.busy.play_steadily(BUSY, 1, 8)
+        message_s = self.busy.messages(MESSAGES)
+        crowded = self.crowded.play_steadily(CROWD * BUSY, 1, 4)
+        waiting = self.waiting.play_steadily(WAITING, 1, 2)
+        return Round(full, short, busy, crowded, waiting, message_s, self.waiting.rest(IDLE_S))
+
+    def costs(self, rounds: Sequence[Round]) -> Costs:
+        """What these rounds cost."""
+        full, short = together([one.full for one in rounds]), together([one.short for one in rounds])
+        publish_s = full.client_s / full.rollouts - self._clients.submit_group_s / SIZE
+        engine_turn_s = median(one.busy.engine_s * one.busy.rollouts / one.busy.turns for one in rounds)
+        worker = _worker_costs(full, short, median(one.message_s for one in rounds))
+        costs = Costs(
+            worker=replace(
+                worker,
+                idle=median(one.idle[0] for one in rounds),
+                rest_mb=self._rest_mb,
+                rollout_mb=self._rollout_mb,
+            ),
+            clients=replace(self._clients, publish_s=max(0.0, publish_s), replay_engine_turn_s=engine_turn_s),
+            redis=replace(_redis_costs(self._redis, full, short), idle=median(one.idle[1] for one in rounds)),
+            machine=_machine(self._env, self._tokenizer, self._version, full, rounds),
+        )
+        return fitted(
+            costs,
+            busy=Real(1, BUSY, 0.0, [one.busy for one in rounds]),
+            crowded=Real(CROWD, BUSY, 0.0, [one.crowded for one in rounds]),
+            waiting=Real(1, WAITING, WAITING_S, [one.waiting for one in rounds]),
+        )
 
 
 def _worker_costs(full: Played, short: Played, message_s: float) -> WorkerCosts:
@@ -121,33 +158,6 @@ def _worker_costs(full: Played, short: Played, message_s: float) -> WorkerCosts:
     rest_s = (full.workers_s - turn_s * full.turns) / full.rollouts
     message_s = max(0.0, min(message_s, rest_s))
     return WorkerCosts(turn_s=turn_s, rollout_s=max(0.0, rest_s - message_s), message_s=message_s)
-
-
-def _with_switches(costs: Costs, processes: int, real: Steady) -> Costs:
-    """What the simulation of so many busy workers misses is the cost of another process on the core."""
-    run = FleetRun(fleet_like(costs, 0.0, processes, BUSY, real), costs)
-    run.play()
-    return _with_missing(costs, run, real, "switch_s")
-
-
-def _with_wakes(costs: Costs, real: Steady) -> Costs:
-    """What the simulation of a worker that waits misses is the cost of pauses."""
-    run = FleetRun(fleet_like(costs, WAITING_S, 1, WAITING, real), costs)
-    run.play()
-    return _with_missing(costs, run, real, "wake_s")
-
-
-def _with_missing(costs: Costs, run: FleetRun, real: Steady, name: str) -> Costs:
-    """The costs with what this run lacks of the CPU that the real one took, by its wakes or its switches."""
-    done, (workers, redis) = run.counts.done, run.interruptions(name)
-    worker_s = max(0.0, (real.worker_s * done - run.counts.workers_s) / max(1, workers))
-    redis_s = max(0.0, (real.redis_s * done - run.counts.redis_s) / max(1, redis))
-    changes: tuple[dict[str, Any], dict[str, Any]] = {name: worker_s}, {name: redis_s}
-    return replace(costs, worker=replace(costs.worker, **changes[0]), redis=replace(costs.redis, **changes[1]))
-
-
-def _quiet(_: str) -> None:
-    """Nothing is said of the processes."""
 
 
 def _slope(full: Played, short: Played, of_full: float, of_short: float) -> float:
@@ -176,7 +186,7 @@ def _redis_costs(redis: RedisCosts, full: Played, short: Played) -> RedisCosts:
     )
 
 
-def _machine(env: str, tokenizer: str | None, redis: str, played: Played) -> dict[str, Any]:
+def _machine(env: str, tokenizer: str | None, redis: str, played: Played, rounds: Sequence[Round]) -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -186,7 +196,7 @@ def _machine(env: str, tokenizer: str | None, redis: str, played: Played) -> dic
         "tokenizer": Path(tokenizer).name if tokenizer else "bundled",
         "turns": round(played.turns / played.rollouts, 1),
         "tokens": round(sum(one.tokens for one in played.episodes) / played.rollouts),
-        "others": round(played.others, 2),
+        "others": round(median(one.others for one in rounds), 2),
     }
 
 

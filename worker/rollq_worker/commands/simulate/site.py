@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ SIZE = 4
 TASKS = 16
 """Tasks that are played, again and again, so that every part of a run has the same mix."""
 MAX_TURNS = 30
+CORES = 2
+"""Cores that the processes share while costs are measured, so that a replay engine, which uses one core, and a few
+workers fill them on any machine."""
 TIMEOUT_S = 300.0
 CHECK_EVERY_S = 20.0
 """Seconds between two checks that no process has ended."""
@@ -117,30 +121,46 @@ class Steady:
     others: float
     """Cores that programs used which are no part of this."""
 
+    @property
+    def rollouts(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def turns(self) -> int:
+        return sum(len(one.turns) for one in self.episodes)
+
 
 class Site(DemoProcesses):
     """The processes. Leaving the context ends them."""
 
-    def __init__(self, env: str, latency_s: float, tokenizer: str | None, say: Say) -> None:
-        super().__init__(say)
+    def __init__(self, env: str, latency_s: float, tokenizer: str | None, beside: Site | None = None) -> None:
+        """With `beside`, it uses that site's engine, whose latency it takes."""
+        super().__init__(_quiet)
         if not Path("/proc/self/stat").exists():
             raise SettingsError("costs are measured by /proc, which only Linux has: measure on Linux, or pass --costs")
         self.env, self._tokenizer = env, tokenizer
         self._tasks = min(TASKS, load_domain(env, "simulate").splits()[SPLIT])
         flags = ["--tokenizer", tokenizer] if tokenizer else []
         self.start_redis()
-        self.start_engine(["--env", env, "--latency", str(latency_s), *flags])
-        self.await_engine()
-        [self.engine] = self._children
+        if beside:
+            self.engine_url = beside.engine_url
+        else:
+            self.start_engine(["--env", env, "--latency", str(latency_s), *flags])
+        self.engine: Child = beside.engine if beside else self._children[0]
         self.workers: list[Child] = []
         self._meter = Meter(self.redis_url)
         self._runs = 0
 
     def add_workers(self, count: int, concurrency: int) -> None:
-        """Returns once they take jobs. Raises RollqError."""
+        """Start workers, once the engine is up. Raises RollqError."""
+        if not self.engine_url:
+            self.await_engine()
         for _ in range(count):
             self.start_worker(concurrency, self._tokenizer)
-        self.workers = self._children[1:]
+            self.workers.append(self._children[-1])
+
+    def await_workers(self) -> None:
+        """Returns once they take jobs. Raises RollqError."""
         deadline = time.monotonic() + TIMEOUT_S
         while not all(": ready, " in child.log.read_text(errors="replace") for child in self.workers):
             self.check()
@@ -244,6 +264,13 @@ class Site(DemoProcesses):
         publisher.close()
         return (self.used().workers_s - before) / count
 
+    def rest(self, seconds: float) -> tuple[float, float]:
+        """Shares of a core that the workers and Redis need while there is nothing to do."""
+        before = self.used()
+        time.sleep(seconds)
+        after = self.used()
+        return (after.workers_s - before.workers_s) / seconds, (after.redis_s - before.redis_s) / seconds
+
     def __enter__(self) -> Site:
         return self
 
@@ -272,9 +299,29 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s() -> float:
-    """CPU seconds of all programs on this machine so far."""
-    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
-    return (user + nice + system + irq + soft) * TICK_S
+    """CPU seconds of all programs so far, on the cores that this process may use."""
+    mine, ticks = {f"cpu{core}" for core in os.sched_getaffinity(0)}, 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in mine:
+            user, nice, system, _, _, irq, soft, *_ = map(int, fields)
+            ticks += user + nice + system + irq + soft
+    return ticks * TICK_S
+
+
+@contextmanager
+def few_cores() -> Iterator[None]:
+    """What is started inside the block shares CORES cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:CORES])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _quiet(_: str) -> None:
+    """Nothing is said of the processes."""
 
 
 def memory_mb(pid: int, what: str) -> float:

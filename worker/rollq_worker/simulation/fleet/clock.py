@@ -13,10 +13,12 @@ from heapq import heappop, heappush
 from typing import Any
 
 Act = Callable[[Any], None]
-SLEPT_S = 0.005
-"""A shorter pause leaves core and caches warm."""
+SLEPT_S = 0.001
+"""After a longer pause a process finds other data in the caches."""
 FOREIGN_S = 0.005
 """CPU of other programs at a time."""
+QUANTUM_S = 0.003
+"""For so long a process keeps a core for which others wait, as with Linux's scheduler."""
 
 
 class Clock:
@@ -73,8 +75,8 @@ class Server:
 
 
 class Cores:
-    """Cores that processes share. A process that has work waits for a core, first come first served, and keeps it for
-    one slice of its work."""
+    """Cores that processes share. A process that has work waits for a core, first come first served. It keeps the core
+    while it has work and no other process waits, and for QUANTUM_S where one does."""
 
     __slots__ = ("_clock", "_free", "_waiting", "count")
 
@@ -84,7 +86,8 @@ class Cores:
         self._waiting: deque[Process] = deque()
 
     def process(self, wake_s: float = 0.0, switch_s: float = 0.0) -> Process:
-        """`wake_s`: what a slice of work costs more after a pause; `switch_s`: after another process on its core."""
+        """`wake_s`: what work costs more after a pause, on a core that was free; `switch_s`: on one that another
+        process has just left."""
         return Process(self._clock, self, wake_s, switch_s)
 
     def disturb(self, cores: float) -> None:
@@ -96,27 +99,29 @@ class Cores:
     def want(self, process: Process) -> None:
         if self._free:
             self._free -= 1
-            process.go(switched=False)
+            process.begin(switched=False)
         else:
             self._waiting.append(process)
 
-    def give_up(self, process: Process, wants_more: bool) -> None:
-        if not self._waiting:
-            if wants_more:
-                process.go(switched=False)
-            else:
-                self._free += 1
+    def end(self, process: Process, wants_more: bool) -> None:
+        """A slice of the process has ended."""
+        if wants_more and (not self._waiting or self._clock.now - process.began_at < QUANTUM_S):
+            process.go(0.0)
             return
         if wants_more:
             self._waiting.append(process)
-        self._waiting.popleft().go(switched=True)
+        if self._waiting:
+            self._waiting.popleft().begin(switched=True)
+        else:
+            self._free += 1
 
 
 class Process:
     """A process of which one thread runs at a time, as with Python's interpreter lock: its slices of work queue up."""
 
     __slots__ = (
-        "_active", "_clock", "_cores", "_ended_at", "_slices", "_switch_s", "_wake_s", "busy_s", "switches", "wakes",
+        "_active", "_clock", "_cores", "_ended_at", "_slices", "_switch_s", "_wake_s", "began_at", "busy_s", "switches",
+        "wakes",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, cores: Cores, wake_s: float, switch_s: float) -> None:
@@ -125,36 +130,39 @@ class Process:
         self._wake_s, self._switch_s = wake_s, switch_s
         self._slices: deque[tuple[float, Act, Any]] = deque()
         self._active = False
-        self.busy_s = 0.0
+        self.busy_s = self.began_at = 0.0
         self._ended_at = -math.inf
         self.wakes = self.switches = 0
-        """Slices after a pause, and after another process on the core."""
+        """How often it began after a pause, and after another process on its core."""
 
     def run(self, seconds: float, act: Act, subject: Any = None) -> None:
         """Have `act(subject)` happen after that much work."""
-        if self._active:
-            self._slices.append((seconds, act, subject))
-            return
-        self._active = True
-        if self._clock.now - self._ended_at > SLEPT_S:
-            seconds += self._wake_s
-            self.wakes += 1
         self._slices.append((seconds, act, subject))
-        self._cores.want(self)
+        if not self._active:
+            self._active = True
+            self._cores.want(self)
 
-    def go(self, *, switched: bool) -> None:
-        """It has a core for its next slice; `switched`: another process has just used it."""
-        seconds, act, subject = self._slices.popleft()
+    def begin(self, *, switched: bool) -> None:
+        """It gets a core; `switched`: another process has just used it."""
+        self.began_at, more_s = self._clock.now, 0.0
         if switched:
-            seconds += self._switch_s
+            more_s = self._switch_s
             self.switches += 1
+        elif self._clock.now - self._ended_at > SLEPT_S:
+            more_s = self._wake_s
+            self.wakes += 1
+        self.go(more_s)
+
+    def go(self, more_s: float) -> None:
+        """Do the next slice of its work, which costs so much more."""
+        seconds, act, subject = self._slices.popleft()
+        seconds += more_s
         self.busy_s += seconds
         self._clock.at(self._clock.now + seconds, self._end, (act, subject))
 
     def _end(self, slice: tuple[Act, Any]) -> None:
-        more = bool(self._slices)
-        self._active, self._ended_at = more, self._clock.now
-        self._cores.give_up(self, more)
+        self._active, self._ended_at = bool(self._slices), self._clock.now
+        self._cores.end(self, self._active)
         act, subject = slice
         act(subject)
 

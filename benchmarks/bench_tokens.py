@@ -2,9 +2,10 @@
 
 Reading and bridging a turn and writing the next request must cost the same after 1,000 tokens as after 12,000. Twice
 the turns must take about twice the time. Beside them stands the cost of rendering and encoding the whole conversation.
-Exit code 1 when a target is missed.
+With `--templates`, a folder of chat templates that are named as in `tests/rollq_worker/tokens/models.py`, the same turn
+is measured with each of them on the same vocabulary. Exit code 1 when a target is missed.
 
-    python benchmarks/bench_tokens.py [--tokenizer DIR] [--json]
+    python benchmarks/bench_tokens.py [--tokenizer DIR] [--templates DIR] [--json]
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -14,10 +15,12 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from checks import Check, add_tokenizer, conclude, parser_for
 from tables import ms, table
+from template_models import template_renderers, written_calls
 
 from rollq.trajectory import Message
 from rollq_worker.engine.request import PromptWriter
@@ -53,13 +56,13 @@ class Conversation:
         self.ids = array("I", renderer.open(self.messages, tools))
         self.prompts = PromptWriter()
         self.turns = 0
+        self._write, self._stop = written_calls(renderer)
 
     def sampled(self) -> array[int]:
         """array('I'): a turn as an engine samples it."""
         name = self.tools[self.turns % len(self.tools)]["function"]["name"]
-        call = json.dumps({"name": name, "arguments": {"order": f"#{self.turns:06}"}})
-        text = f"<tool_call>\n{call}\n</tool_call>"
-        return self.renderer.tokenizer.encode(text) + array("I", [self.renderer.stop_ids[0]])
+        text = self._write(name, {"order": f"#{self.turns:06}"})
+        return self.renderer.tokenizer.encode(text) + array("I", [self._stop])
 
     def turn(self) -> tuple[float, float, float]:
         """One turn as an episode has it. Returns the seconds of reading, of bridging, of writing the next request."""
@@ -67,9 +70,10 @@ class Conversation:
         began = time.process_time()
         read = self.renderer.read(sampled)
         middle = time.process_time()
-        message, reply = turn_of(read.calls[0], self.turns)
+        call = read.calls[0]
+        message, reply = turn_of(call, self.renderer.call_id("", call.name, self.turns), self.turns)
         start = time.process_time()
-        bridge = self.renderer.bridge(message, [reply])
+        bridge = self.renderer.bridge(message, [reply], self._stop)
         ended = time.process_time()
         self.ids.extend(sampled)
         self.ids.extend(bridge)
@@ -81,10 +85,9 @@ class Conversation:
         return middle - began, ended - start, written - write
 
 
-def turn_of(call: Action, turn: int) -> tuple[Message, Message]:
+def turn_of(call: Action, id: str, turn: int) -> tuple[Message, Message]:
     """The assistant's message and the tool's answer."""
     assert call.name != RESPOND
-    id = f"call_{turn}"
     function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
     message = {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
     return message, {"role": "tool", "tool_call_id": id, "content": json.dumps({**ORDER, "turn": turn})}
@@ -100,6 +103,7 @@ def call_as_object(message: Message) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
+    parser.add_argument("--templates", type=Path, metavar="DIR", help="a folder of chat templates, NAME.jinja")
     args = parser.parse_args(argv)
     tokenizer = load_tokenizer(args.tokenizer)
     tokenizer.use_fast_encoder()  # as a worker does
@@ -110,23 +114,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Conversation(renderer, POLICY, tools)
 
     begin().turn()  # templates are compiled at first use
-    result = {"lengths": [after_history(begin, length) for length in LENGTHS], "episodes": episodes(begin)}
+    result: dict[str, Any] = {
+        "lengths": [after_history(begin, length) for length in LENGTHS],
+        "episodes": episodes(begin),
+        "templates": of_templates(args.templates, args.tokenizer, tools) if args.templates else {},
+    }
     first, last = result["lengths"][0], result["lengths"][-1]
     result["growth"] = last["turn_s"] / first["turn_s"]
     result["doubling"] = result["episodes"][-1]["seconds"] / result["episodes"][0]["seconds"]
     report(result)
+    most = {"": last} | result["templates"]
     checks = [
         Check("tokens of a turn, after the longest history over the shortest", result["growth"], LARGEST_GROWTH),
         Check(f"tokens of an episode, {EPISODES[1]} turns over {EPISODES[0]}", result["doubling"], LARGEST_DOUBLING),
-        Check(
-            "read, bridge and write after the longest history",
-            result["lengths"][-1]["turn_s"] * 1000,
-            MOST_MS,
-            "ms",
-            False,
+        *(
+            Check(f"read, bridge and write after the longest history{name and ', '}{name}", one["turn_s"] * 1000,
+                  MOST_MS, "ms", False)
+            for name, one in most.items()
         ),
-    ]
+    ]  # fmt: skip
     return conclude(result, checks, args.json)
+
+
+def of_templates(folder: Path, tokenizer: str | None, tools: list[Any]) -> dict[str, dict[str, float]]:
+    """By template: a turn after the longest history."""
+    found = {}
+    for name, renderer in template_renderers(folder, tokenizer, tools):
+        found[name] = after_history(lambda renderer=renderer: Conversation(renderer, POLICY, tools), LENGTHS[-1])
+    return found
 
 
 def after_history(begin: Callable[[], Conversation], length: int) -> dict[str, float]:
@@ -170,6 +185,11 @@ def report(result: dict[str, Any]) -> None:
     print()
     rows = [[f"{row['turns']}", f"{row['tokens']}", ms(row["seconds"])] for row in result["episodes"]]
     print(table(["turns", "tokens", "CPU ms of an episode"], rows))
+    if result["templates"]:
+        names = ("read_s", "bridge_s", "write_s", "turn_s", "whole_s")
+        rows = [[template, *(ms(row[name]) for name in names)] for template, row in result["templates"].items()]
+        head = ["template", "read, ms", "bridge, ms", "write, ms", "together", "render and encode it all, ms"]
+        print("\n" + table(head, rows))
 
 
 if __name__ == "__main__":

@@ -245,6 +245,19 @@ def test_templates_that_treat_some_contents_otherwise(monkeypatch: pytest.Monkey
             assert fast.bridge(*one) == slow.bridge(*one), one
 
 
+@pytest.mark.parametrize("shown", ["", "| tojson", "| trim"])
+def test_ids_that_a_template_may_treat_otherwise(monkeypatch: pytest.MonkeyPatch, shown: str):
+    """A policy may write any text as the id of a call."""
+    monkeypatch.setattr(memory, "_is_compared", lambda n: False)
+    tool = TOOL.replace("{{ m.content }}", f"{{{{ m.tool_call_id {shown} }}}}: {{{{ m.content }}}}")
+    fast, slow = pair(tokenizer_with("ids", chatml(tool=tool)))
+    for id in ("a1", "b2", "c3", 'c"4', " c5", "c\n6", "", "naïve", "<|im_end|>", "x" * 99, "call-7"):
+        for turn in (called(id), {"role": "assistant", "content": "x"}):
+            one = turn, [result("sent", id)]
+            assert fast.bridge(*one) == slow.bridge(*one), one
+    assert any(entry.filled > 1 for entry in fast._answers._entries.values()), "plain ids have shapes"
+
+
 def test_a_template_that_cuts_long_contents():
     tokenizer = tokenizer_with("cut", chatml(tool=TOOL.replace("m.content", "m.content[:9000]")))
     fast, slow = pair(tokenizer)

@@ -15,6 +15,8 @@ from rollq_worker.tokens.model_family import Family
 
 _NO_ID = -1
 """In place of the number of a reply's call, where it answers none."""
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_.:/-]{1,40}")
+"""Ids that every template is taken to write as they are, where it does so with an id of this length and these signs."""
 _CONTENT, _RESULT = {"role", "content"}, {"role", "content", "tool_call_id"}
 _Kind = tuple[tuple[str, int, bool], ...]
 """For each message its role, the number of the call that it answers, and whether it says anything."""
@@ -33,7 +35,7 @@ class CallIds:
         """Whether an id of a call of the tool `name` stays as it is."""
         form = self.family.call_id_format
         if not form:
-            return True
+            return _PLAIN_ID.fullmatch(id) is not None
         if self.counted or "{name}" in form:
             number = re.search(r"\d+$", id)
             return number is not None and id == form.format(name=name, n=int(number[0]))
@@ -44,7 +46,7 @@ class CallIds:
         numbers = [secrets.randbelow(9 * 10**8) + 10**8 for _ in names], range(7, 7 + len(names)), range(98, 998)
         form = self.family.call_id_format or "{n}"
         rows = [[form.format(name=name, n=n) for name, n in zip(names, row, strict=False)] for row in numbers]
-        return rows if self.family.call_id_format else [*rows, [f"call_{n}" for n in range(len(names))]]
+        return rows if self.family.call_id_format else [*rows, [f"call_{n:026}-Ab.c:d/e" for n in range(len(names))]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ $(VENV)/.learn: pyproject.toml | $(VENV)/.pip
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2]' --group test --group lint
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2,metrics,traces]' --group test --group lint
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.trainers: pyproject.toml | $(VENV)/.test

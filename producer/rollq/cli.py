@@ -33,6 +33,7 @@ Load new weights into the engines:    rollq sync, rollq publish
 Change the engines of workers:        rollq engines
 Look at runs and trajectories:        rollq stats, rollq show
 See what a batch is waiting for:      rollq late
+Watch a fleet in Prometheus:          rollq metrics
 Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
 Check a setup before a run:           rollq doctor
@@ -49,6 +50,7 @@ OWN_COMMANDS = {
     "eval": "evaluate",
     "stats": "stats",
     "late": "late",
+    "metrics": "metrics",
     "show": "show",
     "validate": "validate",
     "dead": "dead_jobs",
@@ -77,6 +79,7 @@ SUMMARIES = {
     "eval": "measure a policy: mean reward and pass^k",
     "stats": "count a run's jobs and groups",
     "late": "show what the oldest groups are waiting for",
+    "metrics": "serve the metrics of runs and workers to Prometheus",
     "show": "show one trajectory, turn by turn",
     "validate": "check an exported file",
     "dead": "list the jobs that ended without a grade",

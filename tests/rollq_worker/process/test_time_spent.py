@@ -1,5 +1,7 @@
 """Where episodes spend their time: what a look counts for whom, and what the ledger is told."""
 
+from array import array
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +10,10 @@ import pytest
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, time_spent
+from rollq.trajectory import Finish, VersionSpan
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.process.time_spent import TimeSpent
+from rollq_worker.process.time_spent import Replies, TimeSpent
+from rollq_worker.protocols import Generated
 
 
 class Asked:
@@ -18,9 +22,12 @@ class Asked:
     def __init__(self) -> None:
         self.meanwhile: Any = lambda: None
 
-    def generate(self, ids: Any, **options: Any) -> Any:
+    def generate(self, ids: Any, **options: Any) -> Generated:
         self.meanwhile()
-        return ids
+        logprobs = array("f", [-1.0, -1.0])
+        versions = [VersionSpan("w", 0, 2)]
+        finish = Finish.STOP
+        return Generated(ids=array("I", [5, 6]), logprobs=logprobs, versions=versions, finish=finish, cached_tokens=2)
 
     def room(self, prompt: int) -> int:
         return 7 - prompt
@@ -52,7 +59,8 @@ def test_a_late_look_counts_what_woke_meanwhile(ledger: Ledger) -> None:
     engine.meanwhile = lambda: spent.look(1.0, 0.0)
     for key in ("r/g/0", "r/g/1"):
         spent.engine.asking.add(key)
-    assert spent.engine.generate([1], key="r/g/0") == [1]
+    assert spent.engine.generate(array("I", [1, 2, 3]), key="r/g/0").ids.tolist() == [5, 6]
+    assert spent.engine.replies() == Replies(Counter({"stop": 1}), prompt_tokens=3, cached_tokens=2, sampled_tokens=2)
     assert (spent.engine.room(3), spent.engine.answered, spent.engine.asking) == (4, 1, {"r/g/1"})
     assert spent.seconds["r"] == {**dict.fromkeys(WAITS, 0.0), "engine": 2.0}
     spent.engine.asking.add("r/g/0")

@@ -3,9 +3,11 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.shared import (
@@ -19,7 +21,13 @@ from rollq.commands.flags.shared import (
     name,
     whole,
 )
+from rollq.errors import SettingsError
 from rollq.extras import needs
+from rollq.urls import mask_url
+
+if TYPE_CHECKING:
+    from rollq_worker.process.job_task import JobRunner
+    from rollq_worker.process.monitoring.otlp import TraceExport
 
 
 def add(commands: Commands) -> None:
@@ -55,6 +63,15 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="write where the CPU time goes, for speedscope.app, when the worker stops (py-spy, where it is installed)",
     )
+    parser.add_argument(
+        "--metrics-port",
+        type=whole(0, 65535),
+        metavar="PORT",
+        help="serve this process's metrics to Prometheus at this port, 0: a free one (docs/metrics.md)",
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="address to serve them at (%(default)s)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -78,9 +95,44 @@ def run(args: argparse.Namespace) -> int:
         from rollq_worker.process.profile import profiling
     found = settings(args)
     ping_redis(found.redis_url)
+    traces = _traces()
+    watchers = [*_metrics(args), *([traces.attach] if traces else [])]
     with profiling(args.profile, partial(print, flush=True)) if args.profile else nullcontext():
-        code = celery_app.main(found)
+        code = celery_app.main(found, watchers)
+    if traces:
+        traces.flush()
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _metrics(args: argparse.Namespace) -> "list[Callable[[JobRunner], object]]":
+    """With --metrics-port: serves metrics from now on, and what must be told of the worker's jobs."""
+    if args.metrics_port is None:
+        return []
+    with needs("metrics"):
+        from rollq.metrics.exposition import Exposition
+        from rollq_worker.process.monitoring.metrics import WorkerMetrics
+    exposition = Exposition()
+    print(f"rollq worker: metrics at {exposition.serve(args.metrics_host, args.metrics_port)}", flush=True)
+
+    def watch(runner: "JobRunner") -> None:
+        exposition.read = WorkerMetrics(runner).read
+
+    return [watch]
+
+
+def _traces() -> "TraceExport | None":
+    """Traces, if the environment says where they go to. A worker plays without what traces need."""
+    from rollq_worker.process.monitoring import otlp
+
+    if (endpoint := otlp.endpoint()) is None:
+        return None
+    try:
+        traces = otlp.TraceExport()
+    except SettingsError as e:
+        print(f"rollq: warning: there is an address for traces, but there are none: {e}", file=sys.stderr)
+        return None
+    print(f"rollq worker: traces go to {mask_url(endpoint)}", flush=True)
+    return traces

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -73,8 +73,9 @@ CONFIG = {
 }
 
 
-def main(settings: Settings) -> int:
-    """Run a worker in the foreground until a signal stops it. Returns the exit code.
+def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] = ()) -> int:
+    """Run a worker in the foreground until a signal stops it. Returns the exit code. The `watchers` are told what runs
+    its jobs, before there are any.
 
     Raises SettingsError for a wrong setting, RollqError when Redis or the broker cannot be used.
     """
@@ -89,6 +90,8 @@ def main(settings: Settings) -> int:
     engine = make_engine(settings, connection, tokenizer, engine_list.read())
     on_slots_lost = partial(shutdown.request, SLOTS_LOST)
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
+    for watch in watchers:
+        watch(runner)
     runner.isolation.start()
     clock = LoopClock()
 

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollq.errors import RollqError
@@ -32,23 +33,48 @@ STOP_S = 1.0
 """Longest wait in seconds for the last report. Redis may be away."""
 
 
+@dataclass(slots=True)
+class Replies:
+    """What engines have replied so far."""
+
+    by_finish: Counter[str]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt tokens, those that were in a prefix cache."""
+    sampled_tokens: int = 0
+
+
 class WatchedEngine:
-    """An engine, and the jobs that wait for it at this moment."""
+    """An engine, the jobs that wait for it at this moment, and what it replied."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.asking: set[str] = set()
         self.answered = 0
         """Number of waits that have ended so far. Threads that count at the same time may count as one."""
+        self._replies = Replies(Counter())
+        self._counting = threading.Lock()
 
     def generate(self, ids: array[int], *, key: str, **options: Any) -> Generated:
         """See `protocols.Engine`."""
         self.asking.add(key)
         try:
-            return self._engine.generate(ids, key=key, **options)
+            got = self._engine.generate(ids, key=key, **options)
         finally:
             self.asking.discard(key)
             self.answered += 1
+        with self._counting:
+            replies = self._replies
+            replies.by_finish[got.finish] += 1
+            replies.prompt_tokens += len(ids)
+            replies.cached_tokens += got.cached_tokens
+            replies.sampled_tokens += len(got.ids)
+        return got
+
+    def replies(self) -> Replies:
+        """A copy of the counts."""
+        with self._counting:
+            return replace(self._replies, by_finish=self._replies.by_finish.copy())
 
     def room(self, prompt: int) -> int:
         """See `protocols.Engine`."""

@@ -63,6 +63,12 @@ class Attempt:
         """Number of parts that were written. They are megabytes, so none is kept here after that."""
         self._parts_doubted = False
         """Whether Redis lost the journal's tail, and perhaps parts with it."""
+        self._found = 0
+        """Number of entries that earlier attempts wrote."""
+        self.turns = 0
+        """Turns that ended in this attempt."""
+        self.written_bytes = 0
+        """Bytes of journal entries and routed experts that this attempt wrote to Redis."""
         self._held_since = inf
         """Monotonic time since when the oldest event is held back. Only the attempt's own thread brings it forward."""
         self._writing = threading.Lock()
@@ -89,6 +95,11 @@ class Attempt:
     def left_s(self) -> float:
         """Seconds to the job's deadline."""
         return self.job.budget.deadline_s + self.stopped_s - (time.monotonic() - self._started)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its claim."""
+        return time.monotonic() - self._started
 
     @property
     def overdue(self) -> bool:
@@ -118,7 +129,7 @@ class Attempt:
         Raises ContractError, and UnknownSchema when another version of rollq has written it.
         """
         self._blobs = self._call(lambda: self.ledger.journal(self.job.id))
-        self._written = len(self._blobs)
+        self._found = self._written = len(self._blobs)
         if not self._blobs:
             raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
@@ -135,7 +146,11 @@ class Attempt:
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
         self._record(encode_event(event, self.job.id))
-        another_turn_follows = len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
+        if isinstance(event, Observed):
+            self.turns += 1
+            another_turn_follows = len(event.ids) > 0
+        else:
+            another_turn_follows = isinstance(event, Prompt)
         if another_turn_follows and len(self._blobs) > OPENING:
             self._call(lambda: self._write(self.ledger.append))
 
@@ -159,6 +174,10 @@ class Attempt:
         if trajectory.extras:
             self._call(lambda: save_extras(self.ledger.scripts, self.job.id, self.lease, trajectory.extras))
         self._call(lambda: self._write(end, [last]))
+
+    def events(self) -> tuple[list[Event], int]:
+        """All events that it knows, and how many of them are of earlier attempts."""
+        return [decode_event(blob, self.job.id) for blob in self._blobs[1:]], max(0, self._found - 1)
 
     @property
     def holds_back(self) -> bool:
@@ -246,6 +265,7 @@ class Attempt:
                     self._written, self._parts_doubted = self._kept(e), True
                 else:
                     self._written += len(blobs) - len(last)
+                    self.written_bytes += sum(map(len, blobs))
                     return
 
     def _write_parts(self, check: bool) -> None:
@@ -256,6 +276,7 @@ class Attempt:
         keep_parts(self.ledger.scripts, self.job.id, self.lease, self._parts_written, parts)
         del self._parts[: len(parts)]
         self._parts_written += len(parts)
+        self.written_bytes += sum(map(len, parts))
         self._parts_doubted = False
 
     def _kept(self, conflict: JournalConflict) -> int:

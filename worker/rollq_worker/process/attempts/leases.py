@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rollq.errors import RollqError, Unwritable
 from rollq.ledger.constants import LEASE_S
@@ -34,6 +35,17 @@ AWAY_PAUSE_S = 1.0
 """Seconds without late writes after Redis took none."""
 LOST_THREAD_S = 10.0
 """Seconds after which a thread counts as lost, if it is still in a foreign call that its attempt was abandoned for."""
+
+
+class Played(NamedTuple):
+    """What attempts did."""
+
+    turns: int = 0
+    written_bytes: int = 0
+    """Bytes that they wrote to Redis: journal entries and routed experts."""
+
+    def plus(self, attempt: Attempt) -> "Played":
+        return Played(self.turns + attempt.turns, self.written_bytes + attempt.written_bytes)
 
 
 class Leases:
@@ -59,6 +71,8 @@ class Leases:
         self._on_slots_lost: Callable[[], None] | None = on_slots_lost
         self._held: set[Attempt] = set()
         self._lost_threads: set[Attempt] = set()
+        self._ended = Played()
+        """Of the attempts that are held no more."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._renewed: dict[str, float] = {}
@@ -86,6 +100,7 @@ class Leases:
         finally:
             with self._lock:
                 self._held.discard(attempt)
+                self._ended = self._ended.plus(attempt)
                 was_lost = attempt in self._lost_threads
                 self._lost_threads.discard(attempt)
             if was_lost:
@@ -94,6 +109,14 @@ class Leases:
     def held(self) -> list[Attempt]:
         with self._lock:
             return list(self._held)
+
+    def played(self) -> Played:
+        """What all attempts so far did."""
+        with self._lock:
+            held, played = list(self._held), self._ended
+        for attempt in held:
+            played = played.plus(attempt)
+        return played
 
     def lost_threads(self) -> list[str]:
         """The jobs whose foreign code keeps its thread for ever."""

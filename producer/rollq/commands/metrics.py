@@ -1,0 +1,54 @@
+"""`rollq metrics`: serves the metrics of runs and of the fleet to Prometheus."""
+
+import argparse
+import signal
+import threading
+
+from rollq.commands.connect import check_run, ping_redis, settings
+from rollq.commands.flags.shared import Commands, add_redis, add_run, whole
+from rollq.extras import needs
+from rollq.ledger.reader import LedgerReader
+from rollq.servers.connection import connect
+
+PORT = 9464
+RETRIES = 1
+"""Number of retries of a call to Redis. Prometheus asks again soon, and waits no more than 10 s."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "metrics",
+        description="Serves metrics of all runs and of the live workers to Prometheus until it is stopped: jobs, groups"
+        " and how long they wait, failures, staleness, where the time goes. One process serves a whole fleet; each"
+        " worker serves its own with `rollq worker --metrics-port`. docs/metrics.md lists them.",
+    )
+    add_run(parser, required=False, help="show this run only (those with work, then the newest; 20 at most)")
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=PORT, help="port to listen on; 0: a free one (%(default)s)"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on. Who reaches it can read the names of runs and their numbers (%(default)s)",
+    )
+    add_redis(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with needs("metrics"):
+        from rollq.metrics.exposition import Exposition
+        from rollq.metrics.of_runs import RunMetrics
+    found = settings(args)
+    ping_redis(found.redis_url)
+    connection = connect(found.redis_url, retries=RETRIES)
+    if args.run_name is not None:
+        check_run(LedgerReader(connection, args.run_name), found.redis_url)
+    exposition = Exposition()
+    exposition.read = RunMetrics(connection, args.run_name).read
+    address = exposition.serve(args.host, args.port)
+    print(f"rollq metrics: {address}  Ctrl-C stops it", flush=True)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    stopped.wait()
+    return 128 + signal.SIGTERM

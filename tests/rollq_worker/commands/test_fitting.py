@@ -51,7 +51,7 @@ def test_fitted_costs_foretell_a_fleet_that_was_not_measured(factor: float, swit
     true = replace(
         KNOWN,
         worker=replace(KNOWN.worker, switch_s=switch, wake_s=wake),
-        redis=replace(KNOWN.redis, switch_s=switch / 20, wake_s=wake / 20),
+        redis=replace(KNOWN.redis, wake_s=wake / 20),
     )
     guessed = replace(
         KNOWN,

@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
 
 from rollq_worker.commands.simulate.site import SIZE, Steady, ahead_of
 from rollq_worker.simulation.amounts import Amount
@@ -26,8 +25,6 @@ P99_OF_MEAN = 3.37
 LEAST_ROLLOUTS = 400
 FEW = 0.1
 """Fewer interruptions a rollout tell nothing of their cost."""
-
-Interruption = Literal["wake_s", "switch_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +59,62 @@ def fitted(costs: Costs, busy: Real, crowded: Real, waiting: Real) -> Costs:
     """These costs, corrected. Only the ratio of a turn's cost to a rollout's and a message's stays."""
     for _ in range(STEPS):
         costs = _with_work(costs, busy)
-        costs = _with_interruption(costs, crowded, "switch_s")
-        costs = _with_interruption(costs, waiting, "wake_s")
+        costs = _with_switches(costs, crowded)
+        costs = _with_wakes(costs, waiting)
     return costs
 
 
 def _with_work(costs: Costs, real: Real) -> Costs:
-    """What a worker does costs more by the median of the factors; Redis's message makes up its difference."""
-    factors, missing = [], []
-    for run in real.runs:
-        found = FleetRun(fleet_like(costs, real, run), costs).play(least=LEAST_ROLLOUTS)
-        factors.append(run.worker_s * found.rollouts_a_s / found.worker_cores)
-        missing.append(run.redis_s - found.redis_cpu_a_rollout_s)
-    factor, worker, redis = median(factors), costs.worker, costs.redis
-    work = {name: getattr(worker, name) * factor for name in ("turn_s", "rollout_s", "message_s")}
-    message_s = max(0.0, redis.message_s + median(missing))
-    return replace(costs, worker=replace(worker, **work), redis=replace(redis, message_s=message_s))
-
-
-def _with_interruption(costs: Costs, real: Real, name: Interruption) -> Costs:
-    """An interruption costs more by what the simulation misses, spread over as many as it counts."""
-    worker, redis = [], []
-    for run in real.runs:
-        simulated = FleetRun(fleet_like(costs, real, run), costs)
-        found = simulated.play(least=LEAST_ROLLOUTS)
-        workers, servers = (count / simulated.counts.done for count in simulated.interruptions(name))
-        worker.append((run.worker_s - found.worker_cores / found.rollouts_a_s) / max(workers, FEW))
-        redis.append((run.redis_s - found.redis_cpu_a_rollout_s) / max(servers, FEW))
+    """What a worker does costs more by a factor; Redis's message makes up its difference."""
+    played = _simulated(costs, real)
+    factor = median(one.real.worker_s / one.worker_s for one in played)
+    message_s = costs.redis.message_s + median(one.real.redis_s - one.redis_s for one in played)
+    work = {name: getattr(costs.worker, name) * factor for name in ("turn_s", "rollout_s", "message_s")}
     return replace(
         costs,
-        worker=replace(costs.worker, **{name: max(0.0, getattr(costs.worker, name) + median(worker))}),
-        redis=replace(costs.redis, **{name: max(0.0, getattr(costs.redis, name) + median(redis))}),
+        worker=replace(costs.worker, **work),
+        redis=replace(costs.redis, message_s=max(0.0, message_s)),
     )
+
+
+def _with_switches(costs: Costs, real: Real) -> Costs:
+    """A switch costs more by what the workers of the simulation lack, spread over their switches."""
+    played = _simulated(costs, real)
+    more_s = median((one.real.worker_s - one.worker_s) / max(one.switches, FEW) for one in played)
+    return replace(costs, worker=replace(costs.worker, switch_s=max(0.0, costs.worker.switch_s + more_s)))
+
+
+def _with_wakes(costs: Costs, real: Real) -> Costs:
+    """A wake costs more by what workers and Redis lack, spread over their wakes."""
+    played, worker, redis = _simulated(costs, real), costs.worker, costs.redis
+    worker_s = median((one.real.worker_s - one.worker_s) / max(one.wakes, FEW) for one in played)
+    redis_s = median((one.real.redis_s - one.redis_s) / max(one.redis_wakes, FEW) for one in played)
+    return replace(
+        costs,
+        worker=replace(worker, wake_s=max(0.0, worker.wake_s + worker_s)),
+        redis=replace(redis, wake_s=max(0.0, redis.wake_s + redis_s)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """What a rollout of a simulated fleet took, beside the real one."""
+
+    real: Steady
+    worker_s: float
+    redis_s: float
+    switches: float
+    wakes: float
+    redis_wakes: float
+
+
+def _simulated(costs: Costs, real: Real) -> list[_Simulated]:
+    """Each run of the fleet."""
+    found = []
+    for one in real.runs:
+        run = FleetRun(fleet_like(costs, real, one), costs)
+        outcome = run.play(least=LEAST_ROLLOUTS)
+        worker_s, done = outcome.worker_cores / outcome.rollouts_a_s, run.counts.done
+        wakes = [count / done for count in run.wakes]
+        found.append(_Simulated(one, worker_s, outcome.redis_cpu_a_rollout_s, run.worker_switches / done, *wakes))
+    return found

@@ -76,8 +76,6 @@ class RedisCosts:
     token_bytes: float = 0.0
     wake_s: float = 0.0
     """What a call costs more after a pause."""
-    switch_s: float = 0.0
-    """What it costs more where Redis shares its core."""
     idle: float = 0.0
     """Share of a core with a worker that has nothing to do."""
     growth: Mapping[str, float] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def rehearse(fleet: Fleet, costs: Costs, seed: int = 0) -> Rehearsal:
     small = fleet.scaled(SLOTS) if fleet.slots > SLOTS else fleet
     small = replace(small, workers=replace(small.workers, shared=False))
     # Celery's messages and the renewals of leases are no calls of the log, which are made without pauses.
-    redis = replace(costs.redis, message_s=0.0, renew_job_s=0.0, wake_s=0.0, switch_s=0.0, idle=0.0)
+    redis = replace(costs.redis, message_s=0.0, renew_job_s=0.0, wake_s=0.0, idle=0.0)
     counted = replace(costs, redis=redis)
     log: Log = []
     run = FleetRun(small, counted, seed, log)

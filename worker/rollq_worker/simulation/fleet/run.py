@@ -52,7 +52,7 @@ class FleetRun:
         self._producer, self._consumer = one_each.process(), one_each.process()
         self._engine_cpus = [one_each.process() for _ in range(fleet.engines.count if fleet.engines.cpu_s else 0)]
         self._redis = Server(clock, costs.redis.wake_s)
-        on_core = cores.process(costs.redis.wake_s, costs.redis.switch_s)
+        on_core = cores.process(costs.redis.wake_s)
         self._redis_cpu: Process | None = on_core if workers.shared else None
         cores.disturb(workers.foreign)
         self._engines = engine_fleet(clock, fleet.engines, self._answered, self._random)
@@ -304,11 +304,16 @@ class FleetRun:
     def _note_entries(self, name: str, rollout: Rollout, turn: int) -> None:
         self._note(name, rollout.group.seq, rollout.sample, turn, rollout.prompt, rollout.sampled, rollout.observed)
 
-    def interruptions(self, cost: str) -> tuple[int, int]:
-        """How often workers and Redis have paid `wake_s` or `switch_s`, where Redis shares the workers' cores."""
+    @property
+    def worker_switches(self) -> int:
+        """How often a worker has paid `switch_s`."""
+        return sum(one.switches for one in self._processes)
+
+    @property
+    def wakes(self) -> tuple[int, int]:
+        """How often workers and Redis have paid `wake_s`, where Redis shares the workers' cores."""
         assert self._redis_cpu is not None
-        name = {"wake_s": "wakes", "switch_s": "switches"}[cost]
-        return sum(getattr(one, name) for one in self._processes), getattr(self._redis_cpu, name)
+        return sum(one.wakes for one in self._processes), self._redis_cpu.wakes
 
     @property
     def redis_s(self) -> float:

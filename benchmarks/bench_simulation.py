@@ -1,7 +1,7 @@
 """`rollq simulate` against real runs: 1, 2 and 4 worker processes, busy and waiting, on two cores of this machine.
 
 In each round the costs are measured as `rollq simulate --measure` does, and each fleet is played for real: Redis,
-replay engine and workers are processes on the same cores. Then the fleet is simulated with the costs of that round and
+replay engine and workers are processes on the same cores. Then each run is simulated with the costs of all rounds and
 the episodes that were played, beside programs that want as much CPU as others used meanwhile. A prediction may be 15 %
 off, in the median of the rounds.
 
@@ -19,7 +19,7 @@ from cpu import require_linux
 from tables import table
 
 from rollq_worker.commands.simulate.fitting import Real, fleet_like
-from rollq_worker.commands.simulate.measuring import WAITING_S, Measurement
+from rollq_worker.commands.simulate.measuring import WAITING_S, Measurement, Round
 from rollq_worker.commands.simulate.site import SIZE, Site, Steady, few_cores
 from rollq_worker.simulation.costs.table import Costs
 from rollq_worker.simulation.fleet.outcome import Outcome
@@ -52,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_linux()
     fleets = [(latency, processes) for latency in LATENCIES for processes in args.processes]
     with few_cores(), Compare(args.env, args.tokenizer, fleets) as compare:
-        rounds = [compare.round() for _ in range(args.rounds)]
-    results = [summary(*fleet, [one[fleet] for one in rounds]) for fleet in fleets]
+        for number in range(1, args.rounds + 1):
+            print(f"round {number} of {args.rounds} ...", flush=True)
+            compare.round()
+        results = compare.results()
     report(results)
     checks = [
         Check(f"{title(result)}: {name}, off", abs(result["off"][name]), MOST_OFF)
@@ -70,10 +72,12 @@ class Compare:
         self._env, self._tokenizer, self._fleets = env, tokenizer, fleets
         self._measurement = Measurement(env, tokenizer, lambda text: print(text, flush=True))
         self._stack = ExitStack()
+        self._sites: dict[Fleet, Site] = {}
+        self._measured: list[Round] = []
+        self._played: dict[Fleet, list[Steady]] = {}
 
     def __enter__(self) -> "Compare":
         measurement = self._stack.enter_context(self._measurement)
-        self._sites = {}
         for latency, processes in self._fleets:
             engine = measurement.waiting if latency else measurement.busy
             site = self._stack.enter_context(Site(self._env, latency, self._tokenizer, engine))
@@ -87,25 +91,31 @@ class Compare:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def round(self) -> dict[Fleet, Compared]:
-        """Measure the costs and play each fleet once."""
-        measured = self._measurement.round()
-        reals = {}
+    def round(self) -> None:
+        """Measure the costs and play each fleet once, those that are alike one after the other."""
+        self._play(0.0)
+        self._measured.append(self._measurement.round())
+        self._play(WAITING_S)
+
+    def _play(self, latency_s: float) -> None:
         for (latency, processes), site in self._sites.items():
-            run = site.play_steadily(processes * CONCURRENCY, BEFORE, MEASURED[latency])
-            reals[latency, processes] = Real(processes, CONCURRENCY, latency, [run])
-        costs = self._measurement.costs([measured])
-        return {fleet: compared(costs, real) for fleet, real in reals.items()}
+            if latency == latency_s:
+                run = site.play_steadily(processes * CONCURRENCY, BEFORE, MEASURED[latency])
+                self._played.setdefault((latency, processes), []).append(run)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Each fleet beside its simulation."""
+        costs, found = self._measurement.costs(self._measured), []
+        for (latency, processes), runs in self._played.items():
+            real = Real(processes, CONCURRENCY, latency, runs)
+            found.append(summary(latency, processes, [compared(costs, real, run) for run in runs]))
+        return found
 
 
-def compared(costs: Costs, real: Real) -> Compared:
-    """The run beside its simulation, which is another one than those that the costs come from."""
-    [run] = real.runs
+def compared(costs: Costs, real: Real, run: Steady) -> Compared:
+    """A run beside its simulation, with another seed than those that the costs come from."""
     found = FleetRun(fleet_like(costs, real, run), costs, seed=1).play(least=LEAST_ROLLOUTS)
-    played, simulated = of_run(run), of_simulation(found)
-    print(f"{real.processes} processes, {real.latency_s:g} s a turn, others {run.others:.2f} cores; real, simulated:")
-    print("; ".join(f"{name} {played[name]:.3g}, {simulated[name]:.3g}" for name in FIGURES), flush=True)
-    return played, simulated, run.others
+    return of_run(run), of_simulation(found), run.others
 
 
 def of_run(real: Steady) -> Figures:

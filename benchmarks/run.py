@@ -1,9 +1,10 @@
 """Run all benchmarks, and write what they found, with facts of the machine, as JSON and as one Markdown table.
 
-    python benchmarks/run.py [--tokenizer DIR] [--only NAME ...] [--out benchmarks/results/bench]
+    python benchmarks/run.py [--tokenizer DIR] [--templates DIR] [--only NAME ... [--keep]] [--out FILE]
 
-Each benchmark is a process of its own, one after the other; its output goes through. Exit code 1 when one of them fails
-or misses a target. The others run nevertheless.
+Each benchmark is a process of its own, one after the other; its output goes through. Each result has its own time and
+load, because `--keep` leaves the results of an earlier run where they are. Exit code 1 when one of them fails or misses
+a target. The others run nevertheless.
 """
 
 import argparse
@@ -41,18 +42,24 @@ SIMULATED = ("bench_engines",)
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", metavar="DIR", help="for the benchmarks that encode (bundled)")
+    parser.add_argument("--templates", metavar="DIR", help="chat templates for bench_tokens")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run (all)")
+    parser.add_argument("--keep", action="store_true", help="keep what the files have of other benchmarks")
     parser.add_argument("--out", type=Path, default=RESULTS / "bench", help="files to write, without suffix")
     args = parser.parse_args(argv)
-    found: dict[str, Any] = {"machine": machine(args.tokenizer), "benchmarks": {}}
+    results = kept(args.out) if args.keep else {}
     failed = []
-    for title, words in plan(args.only).items():
+    for title, words in plan(args.only, args.templates).items():
         print(f"\n== {title}", flush=True)
-        began = time.monotonic()
+        began, facts = time.monotonic(), {"at": now(), "load before": load()}
         code, result = measure(words, args.tokenizer)
-        found["benchmarks"][title] = {"exit_code": code, "seconds": time.monotonic() - began, **result}
+        facts |= {"load after": load(), "commit": commit()}
+        results[title] = {"exit_code": code, "seconds": time.monotonic() - began, **facts, **result}
         failed += [title] * (code != 0)
-    found["machine"]["load at the end"] = load()
+    found = {
+        "machine": machine(args.tokenizer),
+        "benchmarks": {name: results[name] for name in plan() if name in results},
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     page = markdown(found)
@@ -62,11 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(failed))
 
 
-def plan(only: Sequence[str] | None) -> dict[str, list[str]]:
+def kept(out: Path) -> dict[str, Any]:
+    """What the files have."""
+    text = _text(out.with_suffix(".json"))
+    return dict(json.loads(text)["benchmarks"]) if text else {}
+
+
+def plan(only: Sequence[str] | None = None, templates: str | None = None) -> dict[str, list[str]]:
     """Title and words of each benchmark to run."""
     envs = [env for env in TURNS if not env.startswith("tau_bench") or find_spec("tau_bench")]
     every = {f"bench_turn {env}": ["bench_turn", "--env", env] for env in envs}
     every |= {name: [name] for name in (*OTHERS, *SIMULATED) if (HERE / f"{name}.py").exists()}
+    if templates:
+        every["bench_tokens"] += ["--templates", templates]
     return {title: words for title, words in every.items() if only is None or words[0] in only}
 
 
@@ -93,18 +108,25 @@ def machine(tokenizer: str | None) -> dict[str, str]:
     """Facts on which absolute figures depend."""
     models = [line for line in _text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")]
     redis = subprocess.run([binary(), "--version"], capture_output=True, text=True).stdout.split(" sha=")[0]
-    commit = subprocess.run(["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit.stdout.strip() or "unknown",
+        "date": now(),
+        "commit": commit(),
         "cores": str(len(os.sched_getaffinity(0))),
         "CPU": models[0].partition(": ")[2] if models else platform.machine(),
         "system": platform.platform(),
         "Python": platform.python_version(),
         "Redis": redis.strip(),
         "tokenizer": "given" if tokenizer else "bundled",
-        "load at the start": load(),
     }
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def commit() -> str:
+    words = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def load() -> str:
@@ -130,8 +152,13 @@ def markdown(found: Mapping[str, Any]) -> str:
             rows.append([title, "", "", f"exit code {one['exit_code']}", title])
     figures = table(["figure", "measured", "at most", "", "benchmark"], rows)
     facts = table(["machine", ""], [[name, value] for name, value in found["machine"].items()])
+    when = [
+        [title, one["at"], f"{one['seconds']:.0f}", one["load before"], one["load after"], one["commit"]]
+        for title, one in found["benchmarks"].items()
+    ]
+    times = table(["benchmark", "at", "seconds", "load before", "load after", "commit"], when)
     intro = "# What the benchmarks found\n\nWritten by `make bench`; a figure without unit is a ratio."
-    return f"{intro}\n\n{figures}\n\n{facts}\n"
+    return f"{intro}\n\n{figures}\n\n{facts}\n\n{times}\n"
 
 
 if __name__ == "__main__":

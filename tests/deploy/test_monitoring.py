@@ -1,0 +1,99 @@
+"""The dashboard, the alerts and the table of docs/metrics.md, against the metrics that the code has."""
+
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+import yaml
+
+from rollq.metrics.metric import Kind, Metric
+from rollq.metrics.of_runs import LEDGER_METRICS
+from rollq_worker.process.monitoring.metrics import WORKER_METRICS
+from tests.conftest import REPO
+from tests.deploy.monitoring import FOLDER, PANELS, RULES, expressions, grouped_by, selectors
+
+METRICS = {metric.name: metric for metric in (*LEDGER_METRICS, *WORKER_METRICS)}
+OF_PROMETHEUS = {"job", "instance"}
+"""Labels that Prometheus adds to every metric."""
+OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+GROWING = re.compile(r"\b(?:rate|increase)\((\w+)")
+
+
+@pytest.mark.parametrize("expression", expressions().values(), ids=expressions())
+def test_an_expression_names_metrics_and_labels_that_there_are(expression: str) -> None:
+    labels = set[str]()
+    for name, matchers in selectors(expression):
+        assert name in METRICS.keys() | OTHERS
+        known = set(METRICS[name].labels) if name in METRICS else set()
+        assert matchers.keys() <= known | OF_PROMETHEUS
+        labels |= known
+    assert grouped_by(expression) <= labels | OF_PROMETHEUS
+    for name in GROWING.findall(expression):
+        assert name not in METRICS or METRICS[name].kind is Kind.COUNTER
+
+
+def test_an_expression_that_is_no_promql_is_found() -> None:
+    with pytest.raises(ValueError):
+        selectors("sum by (run) (rate(rollq_turns_total[1m])")
+    assert selectors('sum(rate(a{x="y"}[1m])) / b > 1') == [("a", {"x": "y"}), ("b", {})]
+    assert grouped_by("sum by (u, v) (a) > max by (w) (b)") == {"u", "v", "w"}
+
+
+def test_metrics_follow_the_conventions_of_prometheus() -> None:
+    assert len(METRICS) == len(LEDGER_METRICS) + len(WORKER_METRICS)
+    for metric in METRICS.values():
+        assert re.fullmatch(r"rollq_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER)
+        assert metric.says.endswith(".")
+        assert set(metric.labels) <= {"run", "class", "state", "stop", "waiting_for", "then", "why", "finish"}
+
+
+def test_the_page_has_every_metric() -> None:
+    page = (REPO / "docs" / "metrics.md").read_text()
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in page.splitlines() if line[:3] == "| `"]
+    assert [row for row in rows if row[0].startswith("`rollq_")] == [_row(metric) for metric in METRICS.values()]
+
+
+def _row(metric: Metric) -> tuple[str, ...]:
+    return f"`{metric.name}`", metric.kind.value, ", ".join(f"`{label}`" for label in metric.labels), metric.says
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names)
+    for rule in RULES:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "remedy"}
+        known = {label for name, _ in selectors(rule["expr"]) if name in METRICS for label in METRICS[name].labels}
+        used = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
+        assert set(used) <= known | OF_PROMETHEUS
+
+
+def _inside(panel: dict[str, Any]) -> set[tuple[int, int]]:
+    at = panel["gridPos"]
+    return {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+
+
+def test_panels_lie_beside_each_other() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    assert max(x for panel in PANELS for x, _ in _inside(panel)) < 24
+    for one, other in combinations(PANELS, 2):
+        assert not _inside(one) & _inside(other)
+    for panel in PANELS:
+        if panel["type"] != "row":
+            references = [target["refId"] for target in panel["targets"]]
+            assert len(set(references)) == len(references) > 0
+
+
+def test_prometheus_and_grafana_find_what_the_files_name() -> None:
+    prometheus = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    assert [job["job_name"] for job in prometheus["scrape_configs"]] == ["rollq-ledger", "rollq-worker"]
+    assert [rule.rpartition("/")[2] for rule in prometheus["rule_files"]] == ["alerts.yml"]
+    jobs = {matchers["job"] for e in expressions().values() for _, matchers in selectors(e) if "job" in matchers}
+    assert jobs <= {"rollq-ledger", "rollq-worker"}
+    (source,) = yaml.safe_load((FOLDER / "grafana" / "datasource.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    (provider,) = yaml.safe_load((FOLDER / "grafana" / "dashboards.yml").read_text())["providers"]
+    assert provider["type"] == "file"

@@ -5,7 +5,7 @@ replay engine and workers are processes on the same cores. Then each run is simu
 the episodes that were played, beside programs that want as much CPU as others used meanwhile. A prediction may be 15 %
 off, in the median of the rounds.
 
-    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 5] [--json]
+    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 3] [--json]
 """
 
 import statistics
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--env", default="shop", help="environment (%(default)s)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each fleet is played (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times each fleet is played (%(default)s)")
     add_tokenizer(parser)
     args = parser.parse_args(argv)
     require_linux()

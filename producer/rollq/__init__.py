@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Unconfirmed,
         UnknownSchema,
         Unwritable,
+        RewardFailure,
         UserFailure,
         WorkerFailure,
     )
@@ -87,6 +88,7 @@ __all__ = [
     "Unconfirmed",
     "UnknownSchema",
     "Unwritable",
+    "RewardFailure",
     "UserFailure",
     "VersionSpan",
     "WorkerFailure",

@@ -21,6 +21,7 @@
         │   └── EngineBreach   a ContractError as well: a reply breaks an invariant of token fidelity
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
+        ├── RewardFailure      class reward   (infrastructure: retried, resumed; never a reward of 0)
         ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
             └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
@@ -44,6 +45,8 @@ class FailureClass(StrEnum):
     """The user simulator: its endpoint failed or answered nothing."""
     WORKER = "worker"
     """The worker: died, lost its lease, ran out of memory."""
+    REWARD = "reward"
+    """The job's reward function: its judge did not answer, it raised, it returned no number."""
     ENV = "env"
     """The environment: raised, hung, broke its protocol."""
     JOB = "job"
@@ -163,6 +166,12 @@ class WorkerFailure(RolloutFailure):
     """The worker failed."""
 
     failure = FailureClass.WORKER
+
+
+class RewardFailure(RolloutFailure):
+    """The job's reward function failed. The episode is in the journal, so the next attempt only asks it again."""
+
+    failure = FailureClass.REWARD
 
 
 class EnvironmentFailure(RolloutFailure):

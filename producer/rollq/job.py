@@ -41,6 +41,10 @@ GIVEN_TO_TEMPLATES = frozenset(
 """What a chat template gets without being asked. No job may give it."""
 
 
+MAPPINGS = tuple("env_args agent_args reward_args user template_kwargs sampling routed_experts labels".split())
+"""The fields of a job that are mappings."""
+
+
 class Purpose(StrEnum):
     """What a group is for. Eval groups are never handed to a trainer."""
 
@@ -111,6 +115,11 @@ class Job:
     few-shot needs `examples`, a list of texts. act and react have no options."""
     user: Mapping[str, Json] = field(default_factory=lambda: {"kind": "scripted"})
     """The user simulator: `{"kind": "scripted"}`, or `{"kind": "openai", "endpoint": NAME, "model": M, ...}`."""
+    reward: str = ""
+    """Name of the reward function that grades the episode in the worker, after the environment; "" takes the
+    environment's grade."""
+    reward_args: Mapping[str, Json] = field(default_factory=dict)
+    """Arguments of the reward function."""
     history: History = History.KEEP
     """What happens to earlier turns. It matters for templates that rewrite history, for example by dropping earlier
     reasoning. Evaluate with the value that you train with."""
@@ -169,7 +178,11 @@ class Job:
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
         if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
             raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
-        for name in ("env_args", "agent_args", "user", "template_kwargs", "sampling", "routed_experts", "labels"):
+        if not isinstance(self.reward, str) or (self.reward_args and not self.reward):
+            raise ContractError(
+                f"{where}: reward must be the name of a reward function, not {self.reward!r}, and reward_args need one"
+            )
+        for name in MAPPINGS:
             if not isinstance(getattr(self, name), Mapping):
                 raise ContractError(f"{where}: {name} must be a mapping, not {type(getattr(self, name)).__name__}")
         for name in self.template_kwargs:

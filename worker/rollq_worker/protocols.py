@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rollq.errors import RollqError
 from rollq.job import Json
-from rollq.trajectory import Event, Finish, Message, VersionSpan
+from rollq.trajectory import Event, Finish, Message, Trajectory, VersionSpan
 from rollq.trajectory_extras import ExpertShape, Extra
 from rollq_worker.images import Image
 
@@ -124,6 +124,11 @@ class Task:
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
     outputs: Sequence[str] = ()
     """Texts that the agent must tell the user."""
+
+
+RewardFunction = Callable[[Trajectory, Grade], "float | Grade"]
+"""Grades an episode after its environment. The trajectory has every event but the closing one; an episode that the
+environment did not end has a grade of 0.0. Raises RewardFailure; any other exception counts as one."""
 
 
 class Domain(Protocol):

@@ -14,12 +14,13 @@ BUDGETS = {
     FailureClass.ENGINE: 5,
     FailureClass.USER: 5,
     FailureClass.WORKER: 5,
+    FailureClass.REWARD: 5,
     FailureClass.ENV: 2,
     FailureClass.JOB: 2,
     FailureClass.CANCELLED: 1,
 }
 """The number of failures of each class that kills a job, unless the run has its own (`Ledger.fix_budgets`)."""
-INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER)
+INFRASTRUCTURE = (FailureClass.ENGINE, FailureClass.USER, FailureClass.WORKER, FailureClass.REWARD)
 """Classes after whose failures the next attempt waits for a backoff and goes on with the journal. After the others it
 starts again with an empty one."""
 LONGEST_BACKOFF_S = 30.0

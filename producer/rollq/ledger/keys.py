@@ -43,9 +43,9 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
                                        room share the session `producers`
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
-                                       by +spare, +template_kwargs and +routed_experts where it has them), body (the
-                                       first job); state (open ready held dropped); done, dead, surplus (members so
-                                       far); started (the published step at its first claim); token (of the last
+                                       by +spare, +template_kwargs, +routed_experts and +reward where it has them),
+                                       body (the first job); state (open ready held dropped); done, dead, surplus
+                                       (members so far); started (the published step at its first claim); token (of the last
                                        hold), handed (times); at (when it was submitted), submitted, resubmitted
                                        (tokens of the first and the last submission); discarded (dead members whose
                                        remains were deleted); tally:<sample> (what a done member adds to the totals)

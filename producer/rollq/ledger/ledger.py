@@ -82,7 +82,8 @@ class Ledger:
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         args += [token or uuid.uuid4().hex]
         args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA]
-        args += [first.spare, encode_job(first), kwargs_text(first), int(bool(first.routed_experts))]
+        later = "".join(f"+{name}" for name in ("routed_experts", "reward") if getattr(first, name))
+        args += [first.spare, encode_job(first), kwargs_text(first), later]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]

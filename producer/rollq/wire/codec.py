@@ -61,7 +61,7 @@ def encode_job(job: Job) -> bytes:
 
 _JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "agent_args", "user", "sampling")
 """The first fields of a job, in the order of the wire."""
-_LATER = ("spare", "template_kwargs", "routed_experts")
+_LATER = ("spare", "template_kwargs", "routed_experts", "reward", "reward_args")
 """Fields that the schema got later. A map at the end of the blob has those that are not 0 or empty."""
 
 

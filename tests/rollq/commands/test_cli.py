@@ -77,7 +77,7 @@ WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     ((*SUBMIT, "--user", "gpt"), "--user: expected scripted, oracle, openai:ENDPOINT:MODEL"),
     ((*SUBMIT, "--user", '{"kind": "foo"}'), 'expected an object with a "kind", which is scripted, oracle, openai'),
     ((*SUBMIT, "--user", '{"kind": "oracle", "x": 1}'), "--user: user kind 'oracle' takes no x"),
-    ((*SUBMIT, "--user", '{"kind": "openai", "model": "q"}'), "--user: user kind 'openai' needs endpoint"),
+    ((*SUBMIT, "--user", '{"kind": "openai", "model": "q"}'), "--user: user model needs endpoint"),
     ((*SUBMIT, "--seed", "9" * 20), "--seed: expected a whole number of at least 0 and at most 9007199254740991, not"),
     ((*SUBMIT, "--tasks", "0-" + "9" * 20), "--tasks: expected A-B with A not above B and at most 9007199254740991"),
     ((*SUBMIT, "--deadline", "1e999"), "--deadline: expected a number above 0 and at most 1.79769"),

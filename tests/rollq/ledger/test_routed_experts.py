@@ -158,8 +158,18 @@ def test_damage_costs_its_job_alone(ledger: Ledger) -> None:
 
 
 def test_a_group_agrees_on_them(ledger: Ledger) -> None:
-    with pytest.raises(ContractError, match="routed_experts or template_kwargs differ within the group"):
+    with pytest.raises(ContractError, match="routed_experts, reward or template_kwargs differ within the group"):
         ledger.submit([job(0, routed_experts=ASKED), job(1)])
+
+
+def test_a_reward_function_keeps_older_workers_away_too(ledger: Ledger) -> None:
+    ledger.submit(group("a", routed_experts=ASKED, reward="judge", reward_args={"endpoint": "e"}))
+    assert ledger.redis.hget(ledger.keys.group("a"), "schema") == f"{SCHEMA}+routed_experts+reward".encode()
+    found = ledger.claim("r/a/0", worker="w", token="t")
+    assert not isinstance(found, Refusal)
+    assert (found.job.reward, found.job.reward_args) == ("judge", {"endpoint": "e"})
+    with pytest.raises(ContractError, match="reward must be the name"):
+        job(0, reward_args={"endpoint": "e"})
 
 
 def test_workers_that_cannot_record_them_are_kept_away_by_the_groups_schema(ledger: Ledger) -> None:

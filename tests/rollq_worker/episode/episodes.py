@@ -24,6 +24,7 @@ def play_with_fakes(
     user: Any = None,
     journal: Any = None,
     recorded: Sequence[Event] = (),
+    grader: Any = None,
     **job: Any,
 ) -> Trajectory:
     """Play an episode whose engine samples `texts`."""
@@ -35,6 +36,7 @@ def play_with_fakes(
         user=user or FakeUser(),
         journal=journal or FakeJournal(),
         recorded=recorded,
+        reward=grader,
     )
 
 

@@ -13,11 +13,13 @@ from rollq.job import Budget, Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
 from rollq_worker.process import job_task
 from rollq_worker.process.job_task import JobRunner
+from rollq_worker.protocols import Grade
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
 from tests.rollq import samples
@@ -334,6 +336,24 @@ class TestFailures:
         summary = self.play(runner, monkeypatch, PoisonJob("r/g/0: this job kills engines"), submit(ledger))
         assert (summary["failure"], summary["then"]) == ("job", "dead")
         assert reader(ledger).stats()["dead"] == 1
+
+    def test_a_reward_function_that_fails_is_asked_again_about_the_same_episode(
+        self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[Trajectory] = []
+
+        def grade(trajectory: Trajectory, grade: Grade) -> float:
+            seen.append(trajectory)
+            return float("nan") if len(seen) == 1 else 0.5
+
+        monkeypatch.setattr(job_task, "reward_factory", lambda *args, **more: grade)
+        job_id = submit(ledger, reward="mine")
+        summary = runner.run(job_id)
+        assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "reward", "queued")
+        ledger.redis.hdel(ledger.keys.job(job_id), "not_before")  # its backoff
+        assert runner.run(job_id)["reward"] == 0.5
+        assert seen[0].tokens == seen[1].tokens
+        assert [event.at for event in seen[0].events] == [event.at for event in seen[1].events]  # from the journal
 
     def test_a_lost_lease_is_no_failure(
         self, runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch

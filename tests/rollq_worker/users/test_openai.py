@@ -12,6 +12,7 @@ import pytest
 
 from rollq.errors import Fenced, UserFailure
 from rollq.settings import Endpoint
+from rollq_worker import chat_model
 from rollq_worker.protocols import STOP_MARKER, User
 from rollq_worker.users import openai, user_factory
 from tests.conftest import free_port
@@ -23,10 +24,10 @@ KEY = "sk-very-secret-1234"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
-    monkeypatch.setattr(openai, "BACKOFF_S", (0.01, 8.0))
+    monkeypatch.setattr(chat_model, "BACKOFF_S", (0.01, 8.0))
     with scripted_engine() as server:
         yield server
-    openai._http_client().close()
+    chat_model._http_client().close()
 
 
 def bodies(server: ScriptedEngine) -> list[dict[str, Any]]:
@@ -128,12 +129,12 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
         ((200, b"[]"), "not with a chat completion"),
         ((200, b'{"choices": []}'), "not with a chat completion"),
         ((200, b'{"choices": [null]}'), "not with a chat completion"),
-        ((200, b"x" * (openai.MAX_BYTES + 1)), "not with a chat completion"),
+        ((200, b"x" * (chat_model.MAX_BYTES + 1)), "not with a chat completion"),
         (CUT_SHORT, "no answer|not with a chat completion"),
         (say(None), "answered nothing"),
         (say(" \n"), "answered nothing"),
         (say([{"type": "text", "text": "hi"}]), "answered nothing"),
-        (say("<think>on and on", finish_reason="length"), "cut short: the user's max_tokens is too low"),
+        (say("<think>on and on", finish_reason="length"), "cut short: max_tokens is too low"),
         (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),
         (say(None, finish_reason="tool_calls"), "calls a tool"),
         (say(None, finish_reason=["stop"]), "answered nothing"),
@@ -178,7 +179,7 @@ def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Script
 
 def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(openai, "wait", lambda seconds, check: pauses.append(seconds))
+    monkeypatch.setattr(chat_model, "wait", lambda seconds, check: pauses.append(seconds))
     user = make_user(
         server,
         (429, b"", {"Retry-After": "3"}),
@@ -225,7 +226,7 @@ def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tm
     key_file.write_text("newer")
     user.reply("?")
     assert [headers["Authorization"] for _, _, headers in server.requests] == [f"Bearer {KEY}", "Bearer newer"]
-    assert KEY not in repr(user) + repr(vars(user)) + repr(vars(openai._http_client()._session))
+    assert KEY not in repr(user) + repr(vars(user)) + repr(vars(chat_model._http_client()._session))
 
 
 @pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])

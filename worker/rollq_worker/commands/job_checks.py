@@ -9,18 +9,21 @@ from rollq.settings import Endpoint
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.protocols import Task
+from rollq_worker.rewards import reward_factory
 from rollq_worker.users import user_factory
 
 
 def check(job: Job) -> str:
     """A warning when this machine does not know the job's task, because the workers may know it; else empty.
 
-    Raises JobFailure for an agent strategy or a user simulator that no worker can play.
+    Raises JobFailure for an agent strategy, a user simulator or a reward function that no worker can play.
     """
     agent_factory(job.agent, job.agent_args)
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
     endpoints = {str(job.user.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     user_factory(job.user, task, seed=0, endpoints=endpoints)
+    judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
+    reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
     unknown = _unknown_part(job)
     return f"{unknown} is not known on this machine; do the workers have it?" if unknown else ""
 

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.errors import EnvironmentFailure, JobFailure, RewardFailure
 from rollq.images import content_with
 from rollq.job import History, Job, Json
 from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
@@ -33,6 +33,7 @@ from rollq_worker.protocols import (
     Observation,
     ReadTurn,
     Renderer,
+    RewardFunction,
     TurnRefused,
     User,
 )
@@ -53,19 +54,25 @@ def play(
     journal: Journal,
     header: Header | None = None,
     recorded: Sequence[Event] = (),
+    reward: RewardFunction | None = None,
 ) -> Trajectory:
     """Play `job` to its end and return the graded trajectory, whose last event is `Closed`.
 
     By then `journal` has every event but that last one, with which the caller ends the job in one atomic step.
     `recorded` are the events of an earlier attempt's journal. They are replayed without asking engine or user, and the
-    episode goes on from there. Raises RolloutFailure when the episode cannot be finished for a reason that is not the
-    policy's (Diverged when a replay differs from its journal), and whatever `journal.check` raises.
+    episode goes on from there. `reward` has the last word on the grade. Raises RolloutFailure when the episode cannot
+    be finished for a reason that is not the policy's (Diverged when a replay differs from its journal), and whatever
+    `journal.check` raises.
     """
     recording = Recording(recorded)
     episode = _Episode(job, engine, renderer, environment, journal, recording)
     closed = episode.run(recording.user(user))
-    events = (*episode.events, closed)
-    return Trajectory(job=job, header=header or Header(attempt=1), events=events, extras=episode.images.extras())
+    played = Trajectory(
+        job=job, header=header or Header(attempt=1), events=episode.events, extras=episode.images.extras()
+    )
+    if reward is not None:
+        closed = rewarded(played, closed, reward)
+    return replace(played, events=(*episode.events, closed))
 
 
 class _Episode:
@@ -316,6 +323,18 @@ class _Episode:
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)
+
+
+def rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Closed:
+    """The end of the episode with the reward function's grade. Its info also has the environment's, as `env_reward`."""
+    before = Grade(closed.reward or 0.0, closed.info)
+    with errors_become(RewardFailure, f"the reward {played.job.reward!r}"):
+        found = reward(played, before)
+        grade = found if isinstance(found, Grade) else Grade(found)
+        check_reward(grade.reward)
+        info = {**before.info, **grade.info, "env_reward": before.reward}
+        json.dumps(info, allow_nan=False)
+    return replace(closed, reward=float(grade.reward), info=info)
 
 
 def check_reward(reward: object) -> None:

@@ -45,9 +45,16 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.renderer_cache import RendererCache
-from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, ThreadAbandoned, TimedEnvironment
+from rollq_worker.process.attempts.time_limits import (
+    OPEN_LIMIT_S,
+    STEP_LIMIT_S,
+    ThreadAbandoned,
+    TimedEnvironment,
+    timed_reward,
+)
 from rollq_worker.process.time_spent import TimeSpent
-from rollq_worker.protocols import Domain, Environment, Task, WorkerEngine
+from rollq_worker.protocols import Domain, Environment, Task, User, WorkerEngine
+from rollq_worker.rewards import longest_s, reward_factory
 from rollq_worker.tokens.respelling import Respelling
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
@@ -112,6 +119,10 @@ class JobRunner:
         """Runs that this worker does not play, with the reason, once it has said so."""
         self._left_alone: dict[str, float] = {}
         """Runs of which nothing is claimed, and the monotonic time until then."""
+        self.on_end: list[Callable[[Attempt, Summary], object]] = []
+        """Told how each attempt ended. They must not raise."""
+        self.watch: Callable[[Attempt, Environment, User], tuple[Environment, User]] | None = None
+        """Puts something that watches around an episode's environment and user."""
 
     def run(self, job_id: str) -> Summary:
         """Run the job if this worker can claim it."""
@@ -136,7 +147,10 @@ class JobRunner:
         if isinstance(claim, Refusal):
             return self._refused(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
-            return self._run_attempt(attempt, claim)
+            summary = self._run_attempt(attempt, claim)
+        for on_end in self.on_end:
+            on_end(attempt, summary)
+        return summary
 
     def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
         """The message is spent. The ledger publishes the job again if another worker may play it."""
@@ -265,15 +279,22 @@ class JobRunner:
             at=time.time(),
         )
         recorded = self._open_journal(attempt, claim, header)
+        timed: Environment = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
+        if self.watch is not None:
+            timed, user = self.watch(attempt, timed, user)
+        reward = reward_factory(
+            job.reward, job.reward_args, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check
+        )
         return loop.play(
             job,
             engine=self.time_spent.engine,
             renderer=renderer,
-            environment=TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools),
+            environment=timed,
             user=user,
             journal=attempt,
             header=header,
             recorded=recorded,
+            reward=reward and timed_reward(reward, attempt.time_limits, longest_s(reward)),
         )
 
     def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:

@@ -44,16 +44,10 @@ def user_factory(
 
 def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str, Endpoint], **more: Any) -> User:
     # Imported here: the replay engine plays scripted users and is installed without requests.
-    from rollq_worker.users.openai import OpenAIUser, read_options
+    from rollq_worker.chat_model import ChatOptions
+    from rollq_worker.users.openai import OpenAIUser
 
-    chosen = read_options(options)
-    if (endpoint := endpoints.get(chosen.endpoint)) is None:
-        known = ", ".join(sorted(endpoints)) or "none"
-        raise JobFailure(
-            f"user endpoint {chosen.endpoint!r} is unknown to this worker, which knows {known}: "
-            "name its address in ROLLQ_USER_ENDPOINTS"
-        )
-    return OpenAIUser(task.instruction, chosen, endpoint, **more)
+    return OpenAIUser(task.instruction, ChatOptions.read(options, "user"), endpoints, **more)
 
 
 def longest_reply_s(user: User) -> float:

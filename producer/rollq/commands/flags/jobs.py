@@ -24,7 +24,8 @@ TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
-    " single_tool history template_kwargs routed_experts seed user purpose spare min_viable queue labels"
+    " single_tool history template_kwargs routed_experts seed user reward reward_args purpose spare min_viable queue"
+    " labels"
 ).split()
 """Flags that shape jobs, in the order of `describe`."""
 
@@ -36,14 +37,19 @@ def describe(args: argparse.Namespace) -> str:
     labels = ",".join(f"{key}={value}" for key, value in args.labels.items()) or None
     queue = None if args.queue == QUEUE else args.queue
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
-    shown["spare"] = args.spare or None
-    shown["template_kwargs"] = ",".join(f"{key}={json.dumps(to)}" for key, to in args.template_kwargs.items()) or None
+    shown["spare"], shown["reward"] = args.spare or None, args.reward or None
+    shown["reward_args"] = _assignments(args.reward_args)
+    shown["template_kwargs"] = _assignments(args.template_kwargs)
     shown["routed_experts"] = "x".join(map(str, args.routed_experts.values())) or None
     shown["agent"] = args.agent[0]
     given = {name: value for name in DESCRIBED if (value := shown[name]) is not None and value is not False}
     return f"run {args.run_name}: " + ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in given.items()
     )
+
+
+def _assignments(values: Mapping[str, Any]) -> str | None:
+    return ",".join(f"{key}={json.dumps(to)}" for key, to in values.items()) or None
 
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -62,6 +68,8 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
         task=task,
         agent=args.agent[0],
         agent_args=_strategy(args),
+        reward=args.reward,
+        reward_args=args.reward_args,
         history=args.history,
         template_kwargs=args.template_kwargs,
         user=args.user,
@@ -133,7 +141,8 @@ def _installed_checks(args: argparse.Namespace) -> str:
         except ImportError:
             continue  # a package that it needs is not installed
         except JobFailure as e:
-            flag = "agent" if str(e).startswith("agent") else "user"
+            flag = next((flag for flag in ("agent", "reward", "judge") if str(e).startswith(flag)), "user")
+            flag = "reward_args" if flag == "judge" else flag
             raise SettingsError(f"{_flag(args, flag)}: {e}") from e
     return "; ".join(filter(None, warnings))
 
@@ -147,7 +156,7 @@ def source_name(args: argparse.Namespace) -> str:
         args.queue,
         args.labels,
         args.agent[0],
-        *filter(None, (args.spare, args.template_kwargs, args.routed_experts)),
+        *filter(None, (args.spare, args.template_kwargs, args.routed_experts, args.reward, args.reward_args)),
     ]
     return "line-" + hashlib.sha256(json.dumps([jobs, shape], sort_keys=True).encode()).hexdigest()[:20]
 

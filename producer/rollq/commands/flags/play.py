@@ -8,6 +8,7 @@ from rollq.commands.flags.shared import (
     Merge,
     add_template_kwargs,
     agent,
+    assignments,
     environment,
     labels,
     name,
@@ -52,6 +53,20 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         default={"kind": "scripted"},
         metavar="USER",
         help="user simulator: scripted, oracle, openai:ENDPOINT:MODEL, or its specification as JSON (scripted)",
+    )
+    parser.add_argument(
+        "--reward",
+        default="",
+        metavar="NAME",
+        help="reward function that grades in the worker: judge, or that of a package (the environment's grade)",
+    )
+    parser.add_argument(
+        "--reward-args",
+        action=Merge,
+        type=assignments,
+        default={},
+        metavar="NAME=JSON",
+        help="an argument of --reward, or a JSON object of them; may be repeated",
     )
     add_routing(parser)
 

@@ -248,8 +248,8 @@ def labels(text: str) -> dict[str, str]:
     raise argparse.ArgumentTypeError(f"expected KEY=TEXT or a JSON object of texts, not {text!r}")
 
 
-def template_kwargs(text: str) -> dict[str, Any]:
-    """An argument type: one argument for the chat template, `name=value` with a value in JSON, or a JSON object."""
+def assignments(text: str) -> dict[str, Any]:
+    """An argument type: `name=value` with a value in JSON, or a JSON object of such values."""
     name, equals, value = text.partition("=")
     with contextlib.suppress(ValueError):
         if text.startswith("{"):
@@ -286,7 +286,7 @@ def add_template_kwargs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template-kwargs",
         action=Merge,
-        type=template_kwargs,
+        type=assignments,
         default={},
         metavar="NAME=JSON",
         help="an argument for the chat template, such as enable_thinking=false, or a JSON object of them; may be"

@@ -4,8 +4,8 @@
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
 --                   job:<job>
 -- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema
---        spare body (of the first job) template_kwargs (as JSON) experts (1: it records routed
---        experts), then for each job: id digest deadline_s body ('': the first job's)
+--        spare body (of the first job) template_kwargs (as JSON) later (names of other fields that older workers do not
+--        know, each behind a +), then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
 --        template_kwargs theirs (the run's first group fixes them)
 check_indexes()
@@ -66,10 +66,10 @@ end
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local publish_at = publish_in_s > 0 and now() + publish_in_s or 0
 if kwargs ~= '{}' then redis.call('HSET', meta, 'template_kwargs', kwargs) end
--- A worker that knows no spare members must not play the group: it would count them wrongly. One that knows no
--- template_kwargs or routed experts could not read its jobs.
+-- A worker that knows no spare members must not play the group: it would count them wrongly. One that does not
+-- know the other fields could not read its jobs.
 local schema = ARGV[12] .. (spare > 0 and '+spare' or '') .. (kwargs ~= '{}' and '+template_kwargs' or '')
-  .. (ARGV[16] == '1' and '+routed_experts' or '')
+  .. ARGV[16]
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
   'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', schema, 'body', ARGV[14],
   'at', seconds(now()))

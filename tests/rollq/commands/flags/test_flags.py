@@ -51,7 +51,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     ),
     flags.labels: ("", "uid", "=7", "{", '{"uid": 7}', "[]"),
     flags.expert_shape: ("", "48", "48x8", "8x8x4", "0x1x1", "48x8x128x1", "{", '{"layers": 48}', "48,8,128"),
-    flags.template_kwargs: (
+    flags.assignments: (
         "",
         "thinking",
         "=true",
@@ -92,7 +92,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
 }
 UNCHECKED = set(
     "env split broker redis tokenizer template config host dir out file jobs what path api_key_file "
-    "fleet costs shape profile".split()
+    "fleet costs shape profile reward".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from rollq.errors import EnvironmentFailure, FailureClass, RolloutFailure, UserFailure
+from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
 from rollq.job import Json
+from rollq.trajectory import Trajectory
 from rollq_worker.failures import typed
-from rollq_worker.protocols import Action, Environment, Grade, Observation, User
+from rollq_worker.protocols import Action, Environment, Grade, Observation, RewardFunction, User
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -164,6 +165,15 @@ class TimedEnvironment:
 
     def grade(self) -> Grade:
         return self._limits.run(EnvironmentFailure, "environment.grade", STEP_LIMIT_S, self._environment.grade)
+
+
+def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> RewardFunction:
+    """The reward function, with a limit on its time."""
+
+    def timed(trajectory: Trajectory, grade: Grade) -> float | Grade:
+        return limits.run(RewardFailure, "the reward function", limit_s, reward, trajectory, grade)
+
+    return timed
 
 
 class _TimedUser:

@@ -1,0 +1,223 @@
+"""Asks a language model behind an OpenAI-compatible endpoint for a message.
+
+A job names the endpoint and the model; the worker knows the address and the key. The invariants: every error of the
+endpoint becomes the failure that the caller names, and no key gets into a message, a repr or the cause of an error. It
+does not know what the model is asked for.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Self
+
+from rollq.errors import JobFailure, RolloutFailure
+from rollq.job import Json
+from rollq.sampling import number
+from rollq.settings import Endpoint
+from rollq_worker.http_client import HttpClient, NoResponse, Response
+from rollq_worker.waiting import backoff, wait
+
+BACKOFF_S = (0.5, 8.0)
+"""First and longest pause in seconds between two requests, before jitter."""
+MAX_RETRY_AFTER_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
+SPARE_S = 10.0
+MAX_BYTES = 1 << 20
+"""Longest answer in bytes; a longer one is not a chat message."""
+RETRIED = frozenset({408, 425, 429})
+"""Statuses below 500 after which a repeat may help."""
+
+UNFINISHED = {
+    "length": "was cut short: max_tokens is too low for it",
+    "content_filter": "was cut short by a filter",
+    "tool_calls": "calls a tool, and it was given none",
+}
+"""Answers that are not complete, by finish_reason. Half a message would be taken for the whole."""
+
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What a job says about a model that is asked."""
+
+    endpoint: str
+    """Name of the endpoint. The worker knows its address."""
+    model: str
+    temperature: float | None = None
+    """Sampling temperature; None: the endpoint's default."""
+    max_tokens: int = 1024
+    """Most tokens of one message, reasoning included."""
+    timeout_s: float = 60.0
+    """Seconds for one request. All requests for one message take at most (retries + 1) times that."""
+    retries: int = 4
+
+    @classmethod
+    def read(cls, options: Mapping[str, Json], role: str) -> Self:
+        """The options in a job; `role` is what the model plays. Raises JobFailure."""
+        known = [part.name for part in fields(cls)]
+        if unknown := sorted(str(name) for name in options if name not in known):
+            raise JobFailure(f"{role} model takes no {', '.join(unknown)}; it takes {', '.join(known)}")
+        if missing := [name for name in ("endpoint", "model") if name not in options]:
+            raise JobFailure(f"{role} model needs {' and '.join(missing)}")
+        read = cls(**options)
+        for name, valid in (
+            ("endpoint", isinstance(read.endpoint, str) and bool(read.endpoint)),
+            ("model", isinstance(read.model, str) and bool(read.model)),
+            ("temperature", read.temperature is None or (number(read.temperature) and 0 <= read.temperature <= 2)),
+            ("max_tokens", type(read.max_tokens) is int and read.max_tokens >= 1),
+            ("timeout_s", number(read.timeout_s) and 0 < read.timeout_s <= 3600),
+            ("retries", type(read.retries) is int and 0 <= read.retries <= 100),
+        ):
+            if not valid:
+                raise JobFailure(f"{role} {name} cannot be {getattr(read, name)!r}")
+        return read
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds for all requests for one message, with some to spare."""
+        return self.timeout_s * (self.retries + 1) + SPARE_S
+
+
+class ChatModel:
+    """A model that plays a `role`, such as the user. Threads may share it."""
+
+    def __init__(
+        self,
+        options: ChatOptions,
+        endpoints: Mapping[str, Endpoint],
+        *,
+        role: str,
+        failure: type[RolloutFailure],
+        seed: int,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """`failure` is raised when the endpoint does not answer. `check` is called while this waits and raises when the
+        attempt must stop. Raises JobFailure for an endpoint that is unknown here."""
+        if (endpoint := endpoints.get(options.endpoint)) is None:
+            known = ", ".join(sorted(endpoints)) or "none"
+            raise JobFailure(
+                f"{role} endpoint {options.endpoint!r} is unknown to this worker, which knows {known}: "
+                "name its address in ROLLQ_USER_ENDPOINTS"
+            )
+        self._options = options
+        self._endpoint = endpoint
+        self._role = role
+        self._failed = failure
+        self._seed = seed
+        self._check = check or (lambda: None)
+
+    def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The model's next message, without its thoughts. Asks until there is one, the retries are spent, or the time
+        for all of them is over."""
+        tries = self._options.retries + 1
+        deadline = time.monotonic() + self._options.timeout_s * tries
+        for attempt in range(tries):
+            self._check()
+            try:
+                return self._request(messages, min(self._options.timeout_s, deadline - time.monotonic()))
+            except _Retry as e:
+                problem, pause_s = str(e), e.pause_s
+            if pause_s is None:
+                pause_s = backoff(attempt, *BACKOFF_S)
+            if attempt + 1 == tries or time.monotonic() + pause_s >= deadline:
+                break
+            wait(pause_s, self._check)
+        raise self._failure(f"{problem} (tried {attempt + 1} times)")
+
+    def _request(self, messages: Sequence[Mapping[str, str]], timeout_s: float) -> str:
+        """One request. Raises _Retry if a repeat may help, else the failure."""
+        body: dict[str, Json] = {
+            "model": self._options.model,
+            "messages": messages,
+            "max_tokens": self._options.max_tokens,
+            "seed": self._seed,
+        }
+        if self._options.temperature is not None:
+            body["temperature"] = self._options.temperature
+        key = self._key()
+        try:
+            response = _http_client().request(
+                "POST",
+                f"{self._endpoint.url.rstrip('/')}/chat/completions",
+                json.dumps(body).encode(),
+                headers={"Authorization": f"Bearer {key}"} if key else None,
+                timeout_s=timeout_s,
+                total=True,
+            )
+        except NoResponse as e:
+            raise _Retry(f"no answer ({e})") from None
+        if response.status == 200:
+            return _text(response)
+        if response.status >= 500 or response.status in RETRIED:
+            raise _Retry(f"answered {response.status}", _retry_after(response))
+        raise self._failure(f"answered {response.status}{self._explain(response, key)}")
+
+    def _explain(self, response: Response, key: str | None) -> str:
+        if response.status in (401, 403):  # servers quote parts of the key
+            return f": it needs another key than {self._endpoint.key_file or 'none'}"
+        if 300 <= response.status < 400:
+            return ": it has moved, and redirects are not followed"
+        text = " ".join(response.body.decode("utf-8", "replace").split())
+        # The key goes before the text is cut: a part of a key is also too much.
+        return f": {(text.replace(key, '***') if key else text)[:400]}"
+
+    def _key(self) -> str | None:
+        if self._endpoint.key_file is None:
+            return None
+        try:
+            key = self._endpoint.key_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"its key file {self._endpoint.key_file} cannot be read ({type(error).__name__})"
+        else:
+            if key and key.isascii() and key.isprintable():
+                return key
+            problem = f"its key file {self._endpoint.key_file} holds no key"
+        raise self._failure(problem)
+
+    def _failure(self, problem: str) -> RolloutFailure:
+        return self._failed(
+            f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}: {problem}"
+        )
+
+
+class _Retry(Exception):
+    """A repeat may help. `pause_s` is how long the server asked us to wait."""
+
+    def __init__(self, problem: str, pause_s: float | None = None) -> None:
+        super().__init__(problem)
+        self.pause_s = pause_s
+
+
+@cache
+def _http_client() -> HttpClient:
+    """One client for all episodes of the process, so that connections are kept."""
+    return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
+
+
+def _retry_after(response: Response) -> float | None:
+    try:
+        return min(max(0.0, float(response.retry_after)), MAX_RETRY_AFTER_S)
+    except ValueError:
+        return None
+
+
+def _text(response: Response) -> str:
+    """The reply in a chat completion, without the model's thoughts. Raises _Retry."""
+    try:
+        choice: dict[str, Any] = json.loads(response.body)["choices"][0]
+        content = choice["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        raise _Retry("answered, but not with a chat completion") from None
+    finish_reason = choice.get("finish_reason")
+    if (problem := UNFINISHED.get(str(finish_reason))) is not None:
+        raise _Retry(f"its answer {problem}")
+    text = content if isinstance(content, str) else ""
+    # Some templates open the thought in the prompt, so that only its end is in the reply.
+    text = _THOUGHT.sub("", text).rpartition("</think>")[2].strip()
+    if not text:
+        raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
+    return text

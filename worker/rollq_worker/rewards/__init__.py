@@ -1,0 +1,70 @@
+"""Reward functions by name: `judge`, and whatever installed packages add.
+
+A name is an entry point of the group `rollq.rewards`: a function of the trajectory and the environment's grade, and of
+the job's reward_args by keyword. It grades in the worker, so what it raises fails the attempt and is never a reward.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib.metadata import entry_points
+
+from rollq.errors import JobFailure
+from rollq.job import Json
+from rollq.settings import Endpoint
+from rollq_worker.protocols import Grade, RewardFunction
+
+GROUP = "rollq.rewards"
+JUDGE = "judge"
+LONGEST_S = 60.0
+"""Seconds for a reward function that has no `longest_s` of its own."""
+
+
+def reward_factory(
+    name: str,
+    args: Mapping[str, Json],
+    *,
+    seed: int,
+    endpoints: Mapping[str, Endpoint],
+    check: Callable[[], None] | None = None,
+) -> RewardFunction | None:
+    """The reward function of a job; None: the environment's grade counts.
+
+    `check` is called while the judge waits, and raises when the attempt must stop. Raises JobFailure for an unknown
+    name and for arguments that the function does not take.
+    """
+    if not name:
+        return None
+    if name == JUDGE:
+        from rollq_worker.rewards.judge import Judge  # it needs requests
+
+        return Judge(args, endpoints, seed=seed, check=check)
+    function = _load(name)
+    try:
+        inspect.signature(function).bind(None, None, **args)
+    except TypeError as e:
+        raise JobFailure(f"reward {name!r} with reward_args {dict(args)!r:.200}: {e}") from e
+    return partial(function, **args)
+
+
+@cache
+def _load(name: str) -> Callable[..., float | Grade]:
+    entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    if len({entry.value for entry in entries}) > 1:
+        values = " and ".join(entry.value for entry in entries)
+        raise JobFailure(f"reward {name!r} is claimed by {values}: uninstall one of the two packages")
+    if not entries:
+        names = ", ".join(sorted({JUDGE, *(entry.name for entry in entry_points(group=GROUP))}))
+        raise JobFailure(f"reward {name!r} is unknown here; there are {names} (packages add more: {GROUP!r})")
+    try:
+        function: Callable[..., float | Grade] = entries[0].load()
+    except Exception as e:  # other people's code
+        raise JobFailure(f"reward {name!r} ({entries[0].value}): {type(e).__name__}: {e}") from e
+    if not callable(function):
+        raise JobFailure(f"reward {name!r}: {entries[0].value} is a {type(function).__name__}, not a function")
+    return function
+
+
+def longest_s(reward: RewardFunction) -> float:
+    """Longest time in seconds that this function takes."""
+    return float(getattr(reward, "longest_s", LONGEST_S))

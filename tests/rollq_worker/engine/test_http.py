@@ -16,6 +16,8 @@ from rollq_worker.http_client import NoResponse
 from tests.rollq_worker.engine.clients import KEY, Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
 
+READY = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
 
 @contextmanager
 def raw_server(answer: bytes) -> Iterator[str]:
@@ -31,7 +33,7 @@ def raw_server(answer: bytes) -> Iterator[str]:
                     with connection:
                         connection.settimeout(30)
                         post = connection.recv(1 << 16).startswith(b"POST")
-                        connection.sendall(answer if post else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                        connection.sendall(answer if post else READY)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -100,7 +102,7 @@ def test_a_generation_is_in_flight_until_its_answer(routing_key: str) -> None:
         http = EngineHttp(engine.url, 1)
         for _ in range(4):
             with suppress(NoResponse):
-                http.generate("/generate", BODY, rid="rid", key=KEY, timeout_s=60.0, routing_key=routing_key)
+                http.generate("/generate", BODY, rid="rid", key=KEY, routing_key=routing_key)
             assert http.in_flight.rids() == [] and http.in_flight.cut(None, hung=True) == 0
         http.close()
     assert seen == [True, True]

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rollq.trajectory import Finish
 from rollq_worker.engine import http
 from rollq_worker.engine.http import EngineHttp
-from rollq_worker.engine.plain_http import MAX_PIECES, Connection, PlainHttp
+from rollq_worker.engine.plain_http import FIRST_READ, MAX_PIECES, PlainHttp
 from rollq_worker.http_client import ConnectFailed, NoResponse, Response, ResponseTimeout
 from tests.rollq_worker.engine.clients import Connect, generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
@@ -24,33 +25,40 @@ GROUP = ("X-SMG-Routing-Key", "run/group")
 
 
 class SlowSocket(socket.socket):
-    """A socket that gives a few bytes at a time."""
+    """A socket that gives a few bytes at a time, and at first so many."""
 
-    most = 1 << 16
+    first = most = FIRST_READ
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        return super().recv(min(size, self.most), flags)
+        most, self.first = self.first, self.most
+        return super().recv(min(size, most), flags)
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        return super().recv_into(buffer, min(size or len(buffer), self.most), flags)
+
+
+def client(timeout_s: float = 60.0, host: str = "host", port: int = 80, prefix: str = "") -> PlainHttp:
+    return PlainHttp(host, port, prefix, {}, max_bytes=MOST, connect_timeout_s=3.0, timeout_s=timeout_s)
 
 
 @contextmanager
-def answered(answer: bytes, most: int) -> Iterator[Connection]:
+def answered(answer: bytes, first: int, most: int) -> Iterator[SlowSocket]:
     """A connection to a server that gives this answer and hangs up."""
     here, there = socket.socketpair()
     with there, SlowSocket(fileno=here.detach()) as sock:
-        sock.most = most
+        sock.first, sock.most = first, most
         there.sendall(answer)
         there.shutdown(socket.SHUT_WR)
-        yield Connection(sock)
+        yield sock
 
 
 Outcome = tuple[Response | type[NoResponse], bool]
 
 
-def plain(answer: bytes, most: int) -> Outcome:
-    client = PlainHttp("host", 80, "", {}, max_bytes=MOST, connect_timeout_s=1.0)
-    with answered(answer, most) as kept:
+def plain(answer: bytes, first: int, most: int) -> Outcome:
+    with answered(answer, first, most) as sock:
         try:
-            return client.post(kept, "/generate", GROUP, [b"{}"], 60.0)
+            return client().post(sock, "/generate", GROUP, [b"{}"])
         except NoResponse as e:
             assert e.__cause__ is e.__context__ is None
             return type(e), False
@@ -58,10 +66,9 @@ def plain(answer: bytes, most: int) -> Outcome:
 
 def by_library(answer: bytes) -> Outcome:
     """The same answer, of which urllib3 reads all."""
-    client = PlainHttp("host", 80, "", {}, max_bytes=MOST, connect_timeout_s=1.0)
-    with answered(answer, MOST) as kept:
+    with answered(answer, FIRST_READ, FIRST_READ) as sock:
         try:
-            return client._other(kept.sock, b"")
+            return client()._by_library(sock, b"")
         except Exception:
             return NoResponse, False
 
@@ -111,9 +118,9 @@ def answers(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=500, deadline=None)
-@given(answers(), st.sampled_from([1, 7, 1 << 16]))
-def test_it_reads_what_urllib3_reads(answer: bytes, most: int) -> None:
-    (expected, expected_reusable), (found, reusable) = by_library(answer), plain(answer, most)
+@given(answers(), st.sampled_from([1, 70, FIRST_READ]), st.sampled_from([1, 7, FIRST_READ]))
+def test_it_reads_what_urllib3_reads(answer: bytes, first: int, most: int) -> None:
+    (expected, expected_reusable), (found, reusable) = by_library(answer), plain(answer, first, most)
     if isinstance(found, Response):
         assert found == expected
     else:
@@ -136,8 +143,8 @@ def test_a_body_of_any_size_arrives(pieces: Sequence[bytes]) -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     with here:
-        client = PlainHttp("host", 8000, "/engine", {}, max_bytes=MOST, connect_timeout_s=1.0)
-        assert client.post(Connection(here), "/generate", GROUP, pieces, 60.0) == (Response(200, b"{}"), True)
+        post = client(port=8000, prefix="/engine").post
+        assert post(here, "/generate", GROUP, pieces) == (Response(200, b"{}"), True)
         thread.join()
     head, _, body = b"".join(arrived).partition(b"\r\n\r\n")
     assert body == whole and head.startswith(b"POST /engine/generate HTTP/1.1\r\n")
@@ -148,40 +155,60 @@ def test_a_body_of_any_size_arrives(pieces: Sequence[bytes]) -> None:
 
 @pytest.mark.parametrize("came", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 503 Busy\r\n\r\n"])
 def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(came)
-        client = PlainHttp("host", 80, "", {}, max_bytes=MOST, connect_timeout_s=1.0)
-        with pytest.raises(ResponseTimeout):
-            client.post(Connection(here), "/generate", GROUP, [b"{}"], 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        http = client(0.05, *server.getsockname())
+        with http.take(3.0).sock as sock, server.accept()[0] as there, pytest.raises(ResponseTimeout):
+            there.sendall(came)
+            http.post(sock, "/generate", GROUP, [b"{}"])
 
 
-def test_a_connection_that_the_server_closed_is_not_used(connect: Connect) -> None:
-    with scripted_engine() as engine:
-        client = connect(engine)
-        generate(client)
-        plain = client._http._plain
-        assert plain is not None
-        [kept] = plain._idle
-        there = socket.socket(fileno=socket.dup(kept.sock.fileno()))
-        there.shutdown(socket.SHUT_RDWR)
-        there.close()
-        until(kept.dropped)
-        assert generate(client).finish is Finish.STOP
-        assert len(engine.bodies()) == 2 and list(plain._idle) != [kept]
+@pytest.mark.parametrize("surplus", [b"", b"HTTP/1.1 200 OK\r\n"], ids=["closed", "said more"])
+def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        http = client(60.0, *server.getsockname())
+        kept = http.take(3.0)
+        with server.accept()[0] as there:
+            there.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            assert http.post(kept.sock, "/generate", GROUP, [b"{}"]) == (Response(200, b"{}"), True)
+            http.give_back(kept, True)
+            there.sendall(surplus)
+            there.shutdown(socket.SHUT_WR)
+            until(lambda: not kept.silent())
+            with http.take(3.0).sock as other:
+                assert other is not kept.sock and kept.sock.fileno() == -1
+
+
+def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
+    """It closes with the rest unread, which resets the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        http = client(60.0, *server.getsockname())
+        with http.take(3.0).sock as sock:
+            with server.accept()[0] as there:
+                sock.sendall(b"POST /generate HTTP/1.1\r\n")
+                until(lambda: there.recv(1 << 16, socket.MSG_PEEK))
+                there.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+            assert http.post(sock, "/generate", GROUP, [b"{}"]) == (Response(503, b"busy"), False)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"]
+)
+def test_after_another_status_the_connection_is_not_used(answer: bytes) -> None:
+    """The answer itself may come after it, and would be taken for that to the next request."""
+    assert [by_library(answer)[1], plain(answer, FIRST_READ, FIRST_READ)[1]] == [False, False]
 
 
 def test_the_connection_that_was_used_last_is_used_next() -> None:
     with scripted_engine() as engine:
-        client = PlainHttp("127.0.0.1", engine.port, "", {}, max_bytes=MOST, connect_timeout_s=3.0)
-        first, second = client.take(3.0), client.take(3.0)
-        client.give_back(first, True)
-        client.give_back(second, True)
-        assert client.take(3.0) is second and client.take(3.0) is first
-        client.give_back(first, False)
-        client.close()
-        client.give_back(second, True)
-        assert first.sock.fileno() == second.sock.fileno() == -1 and not client._idle
+        http = client(60.0, "127.0.0.1", engine.port)
+        first, second = http.take(3.0), http.take(3.0)
+        http.give_back(first, True)
+        http.give_back(second, True)
+        assert http.take(3.0) is second and http.take(3.0) is first
+        http.give_back(first, False)
+        http.close()
+        http.give_back(second, True)
+        assert first.sock.fileno() == second.sock.fileno() == -1 and not http._idle
 
 
 @pytest.mark.parametrize(
@@ -197,20 +224,20 @@ def test_the_connection_that_was_used_last_is_used_next() -> None:
     ],
 )
 def test_what_is_not_plain_goes_through_requests(url: str, options: dict[str, str]) -> None:
-    client = EngineHttp(url, 1, **options)
-    assert client._plain is None
+    http = EngineHttp(url, 1, **options)
+    assert http._plain is None
     with pytest.raises(NoResponse) as caught:
-        client.generate("/generate", [b"{}"], rid="rid", key="key", timeout_s=1.0, routing_key="group")
+        http.generate("/generate", [b"{}"], rid="rid", key="key", routing_key="group")
     assert "secret" not in str(caught.value)
-    client.close()
+    http.close()
 
 
 def test_an_address_without_a_server_is_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
     for host in ("127.0.0.1", "no-such-host.invalid", "[::1]"):
-        client = EngineHttp(f"http://{host}:9", 1)
+        engine = EngineHttp(f"http://{host}:9", 1)
         with pytest.raises(ConnectFailed):
-            client.generate("/generate", [b"{}"], rid="rid", key="key", timeout_s=1.0, routing_key="group")
+            engine.generate("/generate", [b"{}"], rid="rid", key="key", routing_key="group")
 
 
 def test_a_key_and_an_answer_in_chunks(connect: Connect) -> None:
@@ -219,7 +246,7 @@ def test_a_key_and_an_answer_in_chunks(connect: Connect) -> None:
         return 200, lambda: [b"%x\r\n%b\r\n" % (len(text), text), b"0\r\n\r\n"], {"Transfer-Encoding": "chunked"}
 
     with scripted_engine(chunked, chunked) as engine:
-        client = connect(engine, api_key="key")
-        assert generate(client).finish is generate(client).finish is Finish.STOP
+        engine_client = connect(engine, api_key="key")
+        assert generate(engine_client).finish is generate(engine_client).finish is Finish.STOP
         assert [headers["Authorization"] for _, _, headers in engine.requests if "Authorization" in headers]
-        assert client._http._plain is not None and len(client._http._plain._idle) == 1
+        assert engine_client._http._plain is not None and len(engine_client._http._plain._idle) == 1

@@ -52,13 +52,11 @@ class GenerateEndpoint:
         shared: Shared,
         *,
         stop_ids: Sequence[int],
-        read_timeout_s: float,
     ) -> None:
         self._http = http
         self._control = control
         self._shared = shared
         self._stop_ids = tuple(stop_ids)
-        self._read_timeout_s = read_timeout_s
         self._name = uuid.uuid4().hex
         """What no other process calls its requests."""
         self._requests = itertools.count()
@@ -90,9 +88,8 @@ class GenerateEndpoint:
 
     def _send(self, rid: str, body: Sequence[bytes], call: Call) -> Response:
         """Raises EngineUnavailable, RequestFailed, WaitCut."""
-        timeout_s = self._read_timeout_s
         try:
-            return self._http.generate(PATH, body, rid=rid, key=call.key, timeout_s=timeout_s, routing_key=call.group)
+            return self._http.generate(PATH, body, rid=rid, key=call.key, routing_key=call.group)
         except ConnectFailed as e:
             raise EngineUnavailable(str(e), unreachable=True) from e
         except ResponseTimeout as e:

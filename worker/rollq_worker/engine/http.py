@@ -24,6 +24,8 @@ from rollq_worker.engine.plain_http import PlainHttp
 from rollq_worker.http_client import HttpClient, NoResponse, Response
 
 CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 900.0
+"""Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine long before."""
 MAX_BYTES = 256 << 20
 """Longest response in bytes. 100,000 sampled tokens take about 5 MB, routed experts of 48 layers 2 kB a token."""
 MAX_IDLE_S = 3.0
@@ -59,13 +61,23 @@ class WaitCut(Exception):
 class EngineHttp:
     """GET and POST to the engine at `url`, from up to `threads` threads at once."""
 
-    def __init__(self, url: str, threads: int, *, api_key: str | None = None, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        threads: int,
+        *,
+        api_key: str | None = None,
+        max_bytes: int = MAX_BYTES,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        """`read_timeout_s` limits each read of a generation's answer."""
         self._url = url
+        self._read_timeout_s = read_timeout_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.in_flight = RequestsInFlight()
         self._adapter = _Adapter(self.in_flight, pool_connections=1, pool_maxsize=threads, max_retries=0)
         self._client = HttpClient(self._adapter, max_bytes=max_bytes, connect_timeout_s=CONNECT_TIMEOUT_S)
-        self._plain = _plain_http(url, self._headers, max_bytes)
+        self._plain = _plain_http(url, self._headers, max_bytes, read_timeout_s)
 
     def get(self, path: str, *, timeout_s: float) -> Response:
         """Raises NoResponse."""
@@ -76,20 +88,18 @@ class EngineHttp:
         headers = {**self._headers, **(headers or {})}
         return self._client.request("POST", self._url + path, body, timeout_s=timeout_s, headers=headers)
 
-    def generate(
-        self, path: str, body: Sequence[bytes], *, rid: str, key: str, timeout_s: float, routing_key: str
-    ) -> Response:
+    def generate(self, path: str, body: Sequence[bytes], *, rid: str, key: str, routing_key: str) -> Response:
         """POST a body in pieces: the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
         NoResponse."""
         request = self.in_flight.add(rid, key)
-        plain = self._plain if HEADER_VALUE.fullmatch(routing_key) else None
         kept, reusable = None, False
         try:
-            if plain is None:
-                return self.post(path, b"".join(body), timeout_s=timeout_s, headers={ROUTING_KEY: routing_key})
-            kept = plain.take(MAX_IDLE_S)
+            if self._plain is None or not HEADER_VALUE.fullmatch(routing_key):
+                headers = {ROUTING_KEY: routing_key}
+                return self.post(path, b"".join(body), timeout_s=self._read_timeout_s, headers=headers)
+            kept = self._plain.take(MAX_IDLE_S)
             request.sock = kept.sock
-            response, reusable = plain.post(kept, path, (ROUTING_KEY, routing_key), body, timeout_s)
+            response, reusable = self._plain.post(kept.sock, path, (ROUTING_KEY, routing_key), body)
             return response
         except NoResponse as e:
             if request.cut is not None:
@@ -97,8 +107,8 @@ class EngineHttp:
             raise
         finally:
             self.in_flight.remove()  # before another thread can take the connection
-            if plain is not None and kept is not None:
-                plain.give_back(kept, reusable)
+            if self._plain is not None and kept is not None:
+                self._plain.give_back(kept, reusable)
 
     def close_idle(self) -> None:
         """Close idle connections. The server has closed its ends, and a quiet worker would keep ours open."""
@@ -112,7 +122,7 @@ class EngineHttp:
             self._plain.close()
 
 
-def _plain_http(url: str, headers: Mapping[str, str], max_bytes: int) -> PlainHttp | None:
+def _plain_http(url: str, headers: Mapping[str, str], max_bytes: int, timeout_s: float) -> PlainHttp | None:
     """None if the address or a header is not plain."""
     try:
         parts = parse_url(url)
@@ -124,12 +134,13 @@ def _plain_http(url: str, headers: Mapping[str, str], max_bytes: int) -> PlainHt
     if not all(map(HEADER_VALUE.fullmatch, headers.values())):
         return None
     return PlainHttp(
-        parts.host.strip("[]"),
+        parts.host,
         parts.port or 80,
         (parts.path or "").rstrip("/"),
         headers,
         max_bytes=max_bytes,
         connect_timeout_s=CONNECT_TIMEOUT_S,
+        timeout_s=timeout_s,
         socket_options=SOCKET_OPTIONS,
     )
 

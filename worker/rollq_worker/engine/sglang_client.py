@@ -22,7 +22,7 @@ from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
 from rollq_worker.engine.generate import ConnectionLost, GenerateEndpoint, probe
-from rollq_worker.engine.http import EngineHttp, WaitCut
+from rollq_worker.engine.http import READ_TIMEOUT_S, EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 RETRIES = 3
 """Number of times that a failed request is sent again."""
-READ_TIMEOUT_S = 900.0
-"""Longest generation in seconds, a pause for new weights included. `HangWatch` finds a hung engine long before."""
 BACKOFF_S = (0.1, 2.0)
 """First and longest pause in seconds between two tries, before jitter."""
 CONNECTION_LOST_BACKOFF_S = (1.0, 4.0)
@@ -76,12 +74,11 @@ class SGLangEngine:
         self._shared = share or Shared(vocab_size=vocab_size, engines=1)
         self._availability = Availability(self.name, self._shared.away)
         self._suspect_lock = suspect_lock
-        self._http = EngineHttp(self.url, concurrency + PARALLEL_ABORTS, api_key=api_key)
+        threads = concurrency + PARALLEL_ABORTS
+        self._http = EngineHttp(self.url, threads, api_key=api_key, read_timeout_s=read_timeout_s)
         self._control = EngineControl(self._http)
         self._in_flight = self._http.in_flight
-        self._generate = GenerateEndpoint(
-            self._http, self._control, self._shared, stop_ids=stop_ids, read_timeout_s=read_timeout_s
-        )
+        self._generate = GenerateEndpoint(self._http, self._control, self._shared, stop_ids=stop_ids)
         self._limits = EngineLimits(self._control.get_json)
         self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)
         self._test_text_ids = test_text_ids
@@ -212,6 +209,10 @@ class SGLangEngine:
     def load(self) -> EngineLoad | None:
         """How busy the engine says it is; None when it does not tell. Raises NoResponse while it is away."""
         return self._control.load()
+
+    def paused(self) -> bool:
+        """Ask the engine whether it is paused, for new weights for example. Not every server says."""
+        return self._control.paused()
 
     def hangs(self) -> bool:
         """Ask the engine to generate a token. An engine that is paused or starting does not hang."""

@@ -1,6 +1,6 @@
 """Redis, the replay engine and workers as real processes that play real rollouts, and what the system says they used.
 
-It needs Linux (/proc), and no GPU: the replay engine plays the engine's part.
+It needs Linux (/proc, see `few_cores`), and no GPU: the replay engine plays the engine's part.
 """
 
 from __future__ import annotations
@@ -136,8 +136,6 @@ class Site(DemoProcesses):
     def __init__(self, env: str, latency_s: float, tokenizer: str | None, beside: Site | None = None) -> None:
         """With `beside`, it uses that site's engine, whose latency it takes."""
         super().__init__(_quiet)
-        if not Path("/proc/self/stat").exists():
-            raise SettingsError("costs are measured by /proc, which only Linux has: measure on Linux, or pass --costs")
         self.env, self._tokenizer = env, tokenizer
         self._tasks = min(TASKS, load_domain(env, "simulate").splits()[SPLIT])
         flags = ["--tokenizer", tokenizer] if tokenizer else []
@@ -311,7 +309,9 @@ def busy_s() -> float:
 
 @contextmanager
 def few_cores() -> Iterator[None]:
-    """What is started inside the block shares CORES cores."""
+    """What is started inside the block shares CORES cores. Raises SettingsError on another system than Linux."""
+    if not Path("/proc/self/stat").exists():
+        raise SettingsError("costs are measured by /proc, which only Linux has: measure on Linux, or pass --costs")
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:CORES])
     try:

@@ -26,7 +26,9 @@ SHARED = ("common", "admission", "settle", "holds", "journal")
 PART = re.compile(r"^local (?:function )?(\w+).*\n(?:(?!local ).*\n)*", re.MULTILINE)
 """A function or value of a shared file, with its name; what follows up to the next one belongs to it."""
 RARE = re.compile(r"^( *)-- rare: .*\n((?:\1.*\n|\n)*)", re.MULTILINE)
-"""The end of a block that is seldom reached. Its first line says so, and its shared functions are made only there."""
+"""The rest of a block, from a comment on that says that it is seldom reached. Shared functions that are used in such
+places alone are made there."""
+CONSTANT = re.compile(r"\bconstants\.(\w+)")
 COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 WORD = re.compile(r"\w+")
 
@@ -115,22 +117,20 @@ class Scripts:
 def source(name: str) -> tuple[str, str]:
     """The text of a run's script and its SHA-1.
 
-    It holds the constants, functions and values of the shared files that it needs, because Redis makes all that a text
-    names again at each call. Those that only a rare block needs are in that block.
+    It holds the functions and values of the shared files that it needs, because Redis makes all that a text names again
+    at each call. Those that only rare blocks need are in these blocks. Constants stand there as their values.
     """
     text = _text(name)
-    rare = RARE.search(text)
-    common = COMMENT.sub("", text if rare is None else text[: rare.start()] + text[rare.end() :])
+    common = COMMENT.sub("", RARE.sub("", text))
     shared = _needed(common)
-    if rare is not None:
-        block = COMMENT.sub("", rare[2])
-        own = [part for part in _needed(common + block) if part not in shared]
-        before = COMMENT.sub("", text[: rare.start()])
-        common = before + "".join(own) + block + common[len(before) :]
-    text = "".join(shared) + common
-    used = set(re.findall(r"constants\.(\w+)", text))
-    values = ", ".join(f"{name} = {value}" for name, value in _constants().items() if name in used)
-    text = f"local constants = {{ {values} }}\n{text}"
+
+    def block(rare: re.Match[str]) -> str:
+        own = COMMENT.sub("", rare[2])
+        return "".join(part for part in _needed(own) if part not in shared) + own
+
+    text = "".join(shared) + COMMENT.sub("", RARE.sub(block, text))
+    constants = _constants()
+    text = CONSTANT.sub(lambda constant: str(constants[constant[1]]), text)
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -178,7 +178,7 @@ def _constants() -> dict[str, Any]:
 
 
 def _table(entries: Mapping[Any, Any]) -> str:
-    return "{ " + ", ".join(f"{name} = {value}" for name, value in entries.items()) + " }"
+    return "({ " + ", ".join(f"{name} = {value}" for name, value in entries.items()) + " })"
 
 
 TABLES = {

@@ -34,18 +34,21 @@ def appends(draw: st.DrawFn) -> list[tuple[int, str, bytes, list[bytes]]]:
     st.fixed_dictionaries(dict.fromkeys(("reach", "kept", "turned", "fail:worker"), NUMBERS)),
     st.sampled_from(["leased", "leased", "leased", "done"]),
     st.booleans(),
+    st.integers(0, 2),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_common_case_does_what_the_general_way_does(
     ledger: Ledger,
     calls: list[tuple[int, str, bytes, list[bytes]]],
     record: dict[str, bytes | None],
     state: str,
     held: bool,
+    length: int,
 ) -> None:
     assert TEXT.count(COMMON) == 1
     general = TEXT.replace(COMMON, "if false and")
-    assert played(ledger, TEXT, calls, record, state, held) == played(ledger, general, calls, record, state, held)
+    case = (calls, record, state, held, length)
+    assert played(ledger, TEXT, *case) == played(ledger, general, *case)
 
 
 def played(
@@ -55,14 +58,16 @@ def played(
     record: dict[str, bytes | None],
     state: str,
     held: bool,
+    length: int,
 ) -> list[object]:
-    """The replies, and what the ledger holds after each."""
+    """The replies to appends to a journal of that length, and what the ledger holds after each."""
     redis, keys = ledger.redis, ledger.keys
     redis.flushdb()
     job, journal, leased = keys.job("r/g/0"), keys.journal("r/g/0"), keys.leased
     redis.hset(keys.meta, "any", 1)
     redis.hset(job, mapping={"state": state, "deadline": 2e9} | {k: v for k, v in record.items() if v is not None})
-    redis.rpush(journal, b"header", b"prompt")
+    for entry in [b"header", b"prompt"][:length]:
+        redis.rpush(journal, entry)
     if held:
         redis.zadd(leased, {f"r/g/0#{LEASE}": 1.0})
     seen: list[object] = []

@@ -9,6 +9,8 @@ local till = redis.pcall('ZSCORE', leased, held)
 local got = redis.pcall('HMGET', job, 'state', 'deadline', 'reach', 'kept', 'turned')
 local length, clock = redis.pcall('LLEN', journal), redis.call('TIME')
 local time, number = tonumber(clock[1]) + tonumber(clock[2]) / 1000000, #ARGV - 7
+local prompts = ARGV[6] ~= '' and KEYS[1] .. 'prompts:' .. (string.match(id, '^[^/]+/([^/]+)/%d+$') or '')
+local known = prompts and redis.pcall('HEXISTS', prompts, ARGV[6]) -- a table for a key of another type
 local ends_at = math.min(time + constants.lease_s, tonumber(got[2]) or time)
 local renewed = type(till) == 'string' and tonumber(till) >= time + constants.lease_s * 2 / 3
 
@@ -16,11 +18,13 @@ local renewed = type(till) == 'string' and tonumber(till) >= time + constants.le
 -- functions. test_append.py compares it with what follows.
 local reach, turned, kept = tonumber(got[3] or '0'), string.match(got[5] or '0', '^%d%d?%d?%d?$'), tonumber(got[4])
 if type(till) == 'string' and got[1] == 'leased' and length == index and string.match(ARGV[5], '^0*1$')
-  and ARGV[6] == '' and number < 100 and reach and reach < length + number and turned and kept and kept < length then
+  and type(known) ~= 'table' and number < 100 and reach and reach < length + number and turned and kept
+  and (kept < 2 or kept < length) then
   -- As allow_without_memory() does.
   redis.call('DEL', KEYS[1] .. 'nothing')
+  if known == 0 then redis.call('HSET', prompts, ARGV[6], ARGV[7]) end
   redis.call('RPUSH', journal, unpack(ARGV, 8))
-  redis.call('HSET', job, 'turned', turned + 1, 'reach', length + number, 'fail:worker', 0)
+  redis.call('HSET', job, 'turned', turned + 1, 'reach', length + number, 'fail:worker', '0')
   if not renewed then redis.call('ZADD', leased, 'XX', 'GT', ends_at, held) end
   return { 'ok' }
 end

@@ -15,6 +15,7 @@ typed('leased', 'zset')
 local got = redis.pcall('HMGET', job, 'state', 'attempt', 'token', 'body', 'deadline_s', 'not_before', 'restart',
   'set_aside', 'aside')
 if not due and not got.err and not got[1] and redis.call('EXISTS', job) == 0 then
+  -- rare: its group is acknowledged, or there is no such job
   local group, sample = parse(id)
   local acked = acked_record(group or '')
   return { acked and (acked.surplus[sample] and 'surplus' or 'done') or 'unknown' }
@@ -27,18 +28,18 @@ local function read_job()
   if not JOB_STATES[got[1]] or not got[2] or not (got[5] > 0) then
     damaged(job, 'has no readable state, attempt or deadline_s')
   end
-  return open_group(id)
+  return open_group(id, 'body', 'schema')
 end
 
-local well, group = pcall(read_job)
+local well, group, of_group, written = pcall(read_job)
 if not well then
+  -- rare: it cannot be read
   check_indexes()
   end_unreadable(id, reason(group), time)
   return { 'dead' }
 end
 local state, attempt, not_before = got[1], got[2], backoff_end(got[6], time)
 if state ~= 'queued' and (state ~= 'leased' or got[3] ~= token) then return { state } end
-local of_group, written = unpack(redis.call('HMGET', group.key, 'body', 'schema'))
 local body, length = got[4] or of_group or '', redis.pcall('LLEN', journal)
 local is_list = type(length) == 'number'
 if not is_list then length = 0 end
@@ -49,7 +50,7 @@ end
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
 local plain = written or ''
-for _, known in ipairs(plain ~= schema and { 'routed_experts', 'template_kwargs', 'spare' } or {}) do
+for _, known in ipairs(plain ~= schema and { 'reward', 'routed_experts', 'template_kwargs', 'spare' } or {}) do
   plain = string.gsub(plain, '%+' .. known .. '$', '')
 end
 if other or plain ~= schema then
@@ -73,7 +74,10 @@ end
 attempt = attempt + 1
 local deadline = time + got[5]
 redis.call('HSET', job, 'state', 'leased', 'attempt', attempt, 'token', token, 'worker', worker, 'claimed', time,
-  'deadline', deadline, 'restart', 0, 'set_aside', set_aside, 'aside', aside, 'kept', length)
+  'deadline', deadline, 'kept', length)
+if got[7] or got[8] or set_aside == 1 then
+  redis.call('HSET', job, 'restart', 0, 'set_aside', set_aside, 'aside', aside)
+end
 redis.call('ZREM', prefix .. 'queued', id)
 redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadline), id .. '#' .. attempt .. '#' .. token)
 local step = hashes[3] or (hashes[4] and '0')

@@ -1,12 +1,13 @@
--- What all scripts share. scripts.py puts it in front of each, with the constants and the other shared files that it
--- uses (settle, holds, journal). keys.py says what the keys hold.
+-- What all scripts share. scripts.py puts in front of each what it uses of this and the other shared files (settle,
+-- holds, journal). keys.py says what the keys hold.
 --
 -- KEYS[1]  the prefix of all keys of the run, 'rollq:{run}:', so that all of them lie in the run's slot
 -- ARGV[1]  the run
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
 --
--- `constants` (scripts.py puts them in front) has lease_s, publishing_s, confirmed_s, refused_s, outage_s, grace_s,
--- wake_s, longest_backoff_s, largest_group, budgets (failures by class), infrastructure (true by class), priorities.
+-- `constants` are lease_s, publishing_s, confirmed_s, refused_s, outage_s, grace_s, wake_s, longest_backoff_s,
+-- largest_group, budgets (failures by class), infrastructure (true by class), priorities; scripts.py puts their values
+-- in their places.
 --
 -- A script reads and checks everything before its first write, because Redis keeps what a failing script has written.
 -- Counters come last and cannot fail. Only scripts write these keys, so what they hold is not checked further than its
@@ -58,7 +59,7 @@ end
 
 -- A stored count when it is a whole number within bounds, else nil. Lua alone would also take 'nan', 'inf' and '0x10'.
 local function whole(text, least, most)
-  local number = type(text) == 'string' and #text <= 10 and string.match(text, '^%d+$') and tonumber(text)
+  local number = type(text) == 'string' and #text <= 10 and string.find(text, '^%d+$') and tonumber(text)
   return number and number >= least and number <= most and number or nil
 end
 
@@ -100,15 +101,14 @@ end
 
 -- Adds a done job and its numbers to the totals: 'name number name number ...', no name twice.
 local function tally(text, sign)
-  local names, numbers, fields = { 'done' }, { 1 }, {}
+  local names, fields, last = { 'done' }, { 'done', sign }, 1
   for name, number in string.gmatch(text, '(%S+) (%S+)') do
-    names[#names + 1], numbers[#numbers + 1] = name, stored_number(number)
+    last = last + 1
+    names[last], fields[2 * last - 1], fields[2 * last] = name, name, sign * (tonumber(number) or 0)
   end
   local totals = redis.pcall('HMGET', prefix .. 'count', unpack(names))
   if totals.err then return end
-  for i, name in ipairs(names) do
-    fields[2 * i - 1], fields[2 * i] = name, string.format('%.17g', stored_number(totals[i]) + sign * numbers[i])
-  end
+  for i = 1, last do fields[2 * i] = fields[2 * i] + (tonumber(totals[i]) or 0) end
   redis.call('HSET', prefix .. 'count', unpack(fields))
 end
 
@@ -133,11 +133,12 @@ local function at_once(seq)
   return seq / MOST
 end
 
--- The group as a table with its key, checked so that settle() cannot fail half-way.
-local function read_group(name)
+-- The group as a table with its key, checked so that settle() cannot fail half-way; also the values of the fields that
+-- follow its name.
+local function read_group(name, ...)
   local key = prefix .. 'group:' .. name
   local got = checked('group:' .. name, 'hash', 'HMGET', 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state',
-    'token', 'handed', 'discarded', 'queue', 'spare', 'surplus', 'started')
+    'token', 'handed', 'discarded', 'queue', 'spare', 'surplus', 'started', ...)
   local size, spare = whole(got[2], 1, constants.largest_group), whole(got[12] or '0', 0, constants.largest_group)
   local members = size and spare and size + spare or 0
   local group = {
@@ -146,19 +147,23 @@ local function read_group(name)
     discarded = whole(got[10] or '0', 0, members), surplus = whole(got[13] or '0', 0, members),
     purpose = PURPOSES[got[4]] and got[4], state = GROUP_STATES[got[7]] and got[7],
   }
-  for _, of in ipairs({ 'size', 'spare', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'surplus', 'purpose',
-    'state' }) do
-    if not group[of] then damaged(key, 'has no readable ' .. of) end
+  if not (size and spare and group.seq and group.handed and group.viable and group.done and group.dead
+    and group.discarded and group.surplus and group.purpose and group.state) then
+    for _, of in ipairs({ 'size', 'spare', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'surplus', 'purpose',
+      'state' }) do
+      if not group[of] then damaged(key, 'has no readable ' .. of) end
+    end
   end
   group.name, group.key, group.token, group.queue, group.started = name, key, got[8], got[11] or '', got[14] or ''
-  return group
+  return group, unpack(got, 15)
 end
 
--- The group of a job that has not ended.
-local function open_group(id)
-  local group = read_group(parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run'))
+-- The group of a job that has not ended; also the values of the fields that follow its id.
+local function open_group(id, ...)
+  local name = parse(id) or damaged(prefix .. 'job:' .. id, 'is no job of this run')
+  local group, one, other = read_group(name, ...)
   if group.state ~= 'open' then damaged(group.key, 'is ' .. group.state .. ' although job ' .. id .. ' has not ended') end
-  return group
+  return group, one, other
 end
 
 -- How far a source got: groups, jobs and mark. Unreadable ones count as none: the producer sends everything again.

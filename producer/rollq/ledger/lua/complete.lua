@@ -14,12 +14,22 @@ end
 local length, unfit = conflict(id, journal, index, entries)
 if unfit or length >= index + entries.count then return { 'conflict', length } end
 local group = open_group(id)
-check_before_settling(group)
+local over = group.done + 1 >= group.size or group.done + group.dead + group.surplus + 1 >= group.members
+if over then
+  -- rare: the group ends
+  check_indexes()
+end
 
 allow_without_memory()
 local changes = push(id, journal, index, length, entries, got[4], got[5], got[6])
 redis.call('ZREM', prefix .. 'leased', held)
 redis.call('HSET', job, 'state', 'done', 'ended', lease, 'ended_by', 'complete', unpack(changes))
-settle(group, 'done', 'tally:' .. select(2, parse(id)), added)
+local sample = 'tally:' .. string.match(id, '%d+$')
+if over then
+  -- rare: the group ends
+  settle(group, 'done', sample, added)
+else
+  redis.call('HSET', group.key, 'done', group.done + 1, sample, added)
+end
 tally(added, 1)
 return { 'ok' }

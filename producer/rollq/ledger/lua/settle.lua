@@ -131,11 +131,6 @@ local function end_surplus(group)
   redis.call('HSET', group.key, 'surplus', group.surplus)
 end
 
--- Before the first write of a script that ends one member, and writes to the indexes only if that ends the group.
-local function check_before_settling(group)
-  if group.done + 1 >= group.size or group.done + group.dead + group.surplus + 1 >= group.members then check_indexes() end
-end
-
 -- One more member of the group is 'done' or 'dead'. The group is over when `size` members are done, or all have ended;
 -- then it is ready or dropped. What follows are further fields of its record, and their values.
 local function settle(group, outcome, ...)

@@ -19,7 +19,7 @@ from rollq.client.arguments import Order, check_consumer, check_wanted
 from rollq.client.hold_renewal import HoldRenewal
 from rollq.client.selection import Selection, UnreadableJob
 from rollq.client.shortfall import late, missing_groups
-from rollq.client.waits import WaitLog, explain
+from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import (
     FunctionError,
     LedgerError,
@@ -155,7 +155,7 @@ class Consumer:
         check_wanted(groups, timeout)
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
-        wait_log = WaitLog(lambda: self._explain(groups))
+        wait_log = WaitLog(lambda: self._said_by(explain, groups))
         if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
             self._since = 0.0
         while True:
@@ -177,7 +177,7 @@ class Consumer:
                 raise missing_groups(self._deliveries.run, taken, groups, len(self._selection))
             self._since = self._since or taken.at
             if time.monotonic() >= deadline:
-                why = self._explain(groups)
+                why = self._said_by(holdup, groups)
                 self._timed_out = time.monotonic()
                 raise PullTimeout(late(self._deliveries.run, taken, groups, timeout or 0.0, self.held, why))
             self._wait(taken, deadline, wait_log, exact)
@@ -222,9 +222,9 @@ class Consumer:
             if self._deliveries.wait(self._session, min(left, BLOCK_S)):
                 return
 
-    def _explain(self, groups: int) -> str:
+    def _said_by(self, explanation: Callable[..., str], groups: int) -> str:
         wanted = groups - len(self._selection)
-        return explain(self._reader, self._purpose, wanted=wanted, own=self.held)
+        return explanation(self._reader, self._purpose, wanted=wanted, own=self.held)
 
     def _exhausted(self, taken: Taken, lacking: int, began: float) -> bool:
         """Whether the batch stays short unless more groups are submitted."""

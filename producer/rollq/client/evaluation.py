@@ -13,7 +13,7 @@ from functools import partial
 
 from rollq.client.collector import Collector
 from rollq.client.submission import group_name
-from rollq.client.waits import WaitLog, explain
+from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import ContractError, PullTimeout, RollqError
 from rollq.evaluation.result import Result
 from rollq.job import NAME_CHARACTERS, Job, Purpose
@@ -102,7 +102,7 @@ class Evaluation:
         if not self._over.wait(timeout):
             collector = self._collector
             total = len(collector.jobs) * collector.jobs[0].size
-            why = explain(collector.reader, Purpose.EVAL)
+            why = holdup(collector.reader, Purpose.EVAL)
             raise PullTimeout(
                 f"run {collector.reader.run}: {collector.graded} of {total} tries were graded within {timeout:g} s."
                 f" {why or 'Ask again later'}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from rollq.client.client import Client
 from rollq.client.collector import Collector
-from rollq.client.waits import WaitLog, explain
+from rollq.client.waits import WaitLog, holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import play, run_file
@@ -191,7 +191,7 @@ def _collect(
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
     total, shown = len(collector.jobs) * args.size, float("-inf")
     deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
-    why = partial(explain, client.reader, Purpose.EVAL)
+    why = partial(holdup, client.reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
         if collector.look():  # Redis came back without its last writes

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollq.batch import Batch
 from rollq.client.client import Client
-from rollq.client.waits import explain
+from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.shared import (
     Commands,
@@ -205,19 +205,25 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
     with client.consumer(args.purpose, keep=args.keep, reward=args.reward, extras=args.extras) as consumer:
-        why = partial(explain, client.reader, args.purpose)
-        for batch in batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups)):
-            try:
-                pull.receive(batch)
-            except NotHeld as e:
-                progress.say(f"written down too late, and so not acknowledged: {e}")
+        why = partial(holdup, client.reader, args.purpose)
+        waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
+        try:
+            for batch in waited:
+                try:
+                    pull.receive(batch)
+                except NotHeld as e:
+                    progress.say(f"written down too late, and so not acknowledged: {e}")
+        except PullTimeout:
+            look()  # what is shown last is how it ended
+            raise
+        look()
 
 
 def _missing(pull: Pull, client: Client) -> str:
     stats = client.stats()
     purpose: Purpose = pull.args.purpose
     standing = client.reader.standing(purpose)
-    hint = explain(client.reader, purpose, wanted=pull.missing)
+    hint = holdup(client.reader, purpose, wanted=pull.missing)
     if not hint and stats["groups_dropped"]:
         hint = f"{stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
     return (

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rollq.client.waits import explain
+from rollq.client.waits import holdup
 from rollq.commands.connect import check_run, open_redis, settings
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
 from rollq.errors import LedgerError
-from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.time_spent import time_spent
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         check_run(reader, settings(args).redis_url)
         counts = reader.stats()
         counts["seconds"] = time_spent(reader.scripts)
-        counts["waits"] = next(filter(None, (explain(reader, purpose) for purpose in Purpose)), "")
+        counts["waits"] = holdup(reader)
     print(json.dumps(counts) if args.json else "\n".join(table(counts)))
     return 0
 

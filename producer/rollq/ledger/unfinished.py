@@ -14,7 +14,15 @@ from rollq.job import Purpose
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
-from rollq.ledger.workers.live_workers import AWAY, REGISTER_EVERY_S, LiveWorker, Wait, live_workers
+from rollq.ledger.workers.live_workers import (
+    AWAY,
+    PAUSED,
+    REGISTER_EVERY_S,
+    SILENT_S,
+    LiveWorker,
+    Wait,
+    live_workers,
+)
 
 _OF_GROUP = ("purpose", "size", "spare", "done", "at")
 _OF_JOB = ("state", "attempt", "worker", "claimed", "turned", *(f"fail:{failure}" for failure in FailureClass))
@@ -116,11 +124,19 @@ def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str,
     worker = workers.get(name)
     if worker is None:
         return f"its worker is gone: the job goes back to the queue within {LEASE_S:g} s", None
+    if worker.age_s >= SILENT_S:
+        return f"nothing was heard of its worker for {worker.age_s:g} s", None
     wait: Wait | None = next((wait for wait in worker.waits if wait.job_id == id), None)
     if wait is None:
         return f"no wait of more than {REGISTER_EVERY_S:g} s", None
-    away = " (away)" if wait.what == "engine" and worker.engine == AWAY else ""
-    return wait.what + away, wait.seconds
+    return wait.what + (_state_of_engines(worker) if wait.what == "engine" else ""), wait.seconds
+
+
+def _state_of_engines(worker: LiveWorker) -> str:
+    """Why none of them generates, in brackets; empty when one may."""
+    if worker.engine == AWAY:
+        return " (away)"
+    return " (paused)" if worker.engines and all(engine.state == PAUSED for engine in worker.engines) else ""
 
 
 def _queued(due: float | None, failed: int, now: float) -> tuple[str, float | None]:

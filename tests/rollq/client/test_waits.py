@@ -3,17 +3,28 @@
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from rollq.client import waits
 from rollq.client.client import Client
-from rollq.client.waits import WaitLog, explain, other_runs
+from rollq.client.waits import WaitLog, explain, facts, holdup, other_runs
 from rollq.errors import PullTimeout
 from rollq.job import Purpose
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
+from rollq.ledger.workers.live_workers import (
+    AWAY,
+    PAUSED,
+    READY,
+    SILENT_S,
+    EngineUse,
+    LiveWorker,
+    Wait,
+    live_workers,
+    register,
+)
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import claim, group, job, reader
 from tests.waiting import until
@@ -128,7 +139,18 @@ def test_another_consumer_holds_the_last_groups(redis_url: str, client: Client, 
     with client.consumer() as other:
         assert other.next(1)
         assert "a consumer waits for 1 group of another consumer" in explain(client.reader, wanted=1)
+        assert "Another consumer holds 1 group and has not acknowledged them" in explain(client.reader, wanted=1)
         assert explain(client.reader, wanted=1, own=1) == ""
+
+
+def test_another_consumer_holds_all_groups_of_a_run_that_is_not_sealed(client: Client, ledger: Ledger) -> None:
+    finish_groups(ledger, "a", "b")
+    with client.consumer() as other:
+        assert other.next(2)
+        said = explain(client.reader, wanted=1)
+        assert "Another consumer holds 2 groups and has not acknowledged them (batch.ack()). They come when" in said
+        assert "Another consumer" not in explain(client.reader, wanted=1, own=2)
+        assert "2 groups are held by a consumer that has not acknowledged them yet" in holdup(client.reader)
 
 
 @pytest.mark.parametrize("side", [{"wanted": 1}, {"ahead": 1}, {}], ids=["consumer", "producer", "onlooker"])
@@ -166,10 +188,83 @@ class TestWorkers:
         live(ledger, "v")
         assert explain(client.reader, **side) == ""
 
+    def test_nothing_was_heard_of_them(
+        self, client: Client, ledger: Ledger, side: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after kill -9 of the only worker, before its entry is gone."""
+        ledger.submit(group())
+        claim(ledger, "r/g/0")
+        live(ledger)
+        live(ledger, "v")
+        ages = {"w": SILENT_S, "v": SILENT_S + 2}
+        found = [replace(worker, age_s=ages[worker.name]) for worker in live_workers(ledger.redis)]
+        monkeypatch.setattr(facts, "live_workers", lambda client: found)
+        said = explain(client.reader, **side)
+        assert f"nothing was heard of all 2 live workers for {SILENT_S + 2} s: if it died, start `rollq worker`" in said
+        ages["v"] = 0
+        found[:] = [replace(worker, age_s=ages[worker.name]) for worker in found]
+        assert explain(client.reader, **side) == ""
+
+    def test_their_engines_are_paused(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        live(ledger, engines=(used("http://a", PAUSED), used("http://b", AWAY)))
+        said = explain(client.reader, **side)
+        assert "the engine at http://a is paused, as for new weights. If no update is under way, repeat" in said
+        live(ledger, "v", engines=(used("http://a", PAUSED), used("http://c", READY)))
+        assert explain(client.reader, **side) == ""
+
+    def test_the_broker_gets_no_messages(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        live(ledger)
+        ledger.redis.zadd(ledger.keys.queued, {"r/g/0": reader(ledger).scripts.now() - 40})
+        assert "for 40 s no message of a queued job has reached the broker: check" in explain(client.reader, **side)
+
     def test_they_are_busy_with_other_runs(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger, busy=4)
         assert "all 4 slots of the only live worker play other runs" in explain(client.reader, **side)
+
+
+class TestOrdinaryWaits:
+    def test_nothing_is_pending(self, client: Client, ledger: Ledger) -> None:
+        assert holdup(client.reader).startswith("run r: it does not exist yet")
+        finish_groups(ledger, "a")
+        assert "1 group is ready, and no consumer has taken them yet" in holdup(client.reader)
+        next(client.batches(1)).ack()
+        assert holdup(client.reader) == ""
+
+    def test_what_the_episodes_wait_for_and_for_how_long(self, client: Client, ledger: Ledger) -> None:
+        ledger.submit(group("g", size=3))
+        for sample in range(3):
+            claim(ledger, f"r/g/{sample}")
+        waits = (Wait("r/g/1", "the user", 75.0), Wait("r/g/0", "engine", 2.0), Wait("other/g/1", "engine", 99.0))
+        live(ledger, busy=3, waits=waits)
+        assert explain(client.reader, wanted=1) == ""
+        assert holdup(client.reader, Purpose.TRAIN, wanted=1) == (
+            "run r: 0 queued, 3 being played: 1 waits for the user, 1 waits for engine; r/g/1 has waited the longest,"
+            " 75 s for the user. `rollq late --run r` shows each of them"
+        )
+
+    def test_what_keeps_queued_jobs_waiting(self, client: Client, ledger: Ledger) -> None:
+        ledger.submit(group("g", size=3))
+        claim(ledger, "r/g/0")
+        live(ledger, busy=4, engines=(used("http://a", READY, 4, limit=4),))
+        assert "All 4 slots are taken: another worker, or a larger -c, would help" in holdup(client.reader)
+        live(ledger, busy=2, engines=(used("http://a", READY, 2, limit=2), used("http://b", AWAY, 0, limit=4)))
+        said = holdup(client.reader)
+        assert "Away: http://b. The engines have as many episodes as they can serve, 2 by their load: another" in said
+        live(ledger, busy=1, engines=(used("http://a", READY, 1, limit=4),))
+        assert holdup(client.reader).endswith("`rollq late --run r` shows the oldest")
+
+    def test_the_problem_of_either_purpose_comes_first(self, client: Client, ledger: Ledger) -> None:
+        finish_groups(ledger, "a")
+        ledger.submit(group("e", purpose=Purpose.EVAL))
+        assert "no worker is alive" in holdup(client.reader)
+        assert "1 group is ready" in holdup(client.reader, Purpose.TRAIN)
+
+
+def used(url: str, state: str, episodes: int = 0, limit: int = 4) -> EngineUse:
+    return EngineUse(url=url, state=state, episodes=episodes, limit=limit, waiting=0)
 
 
 def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
@@ -177,16 +272,25 @@ def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(waits.time, "monotonic", lambda: clock[0])
-    said = iter(["first", "", "third"])
-    wait = WaitLog(lambda: next(said))
-    for clock[0] in (0.0, waits.FIRST_S - 0.1):
-        wait.look()
-    assert not caplog.records
-    for clock[0] in (waits.FIRST_S, waits.FIRST_S + waits.EVERY_S, waits.FIRST_S + 2 * waits.EVERY_S):
+    said = [""]
+    wait = WaitLog(lambda: said[0])
+
+    def looked(after_s: float, text: str) -> list[str]:
+        """What is logged by looks at that time after the first explanation."""
+        caplog.clear()
+        clock[0], said[0] = waits.FIRST_S + after_s, text
         for _ in range(3):
             wait.look()
-    assert [record.message for record in caplog.records] == ["first", "third"]
+        return [record.message for record in caplog.records]
+
+    assert looked(-0.1, "early") == []
+    assert looked(0, "") == []
+    assert looked(waits.LOOK_S, "1 queued, w-1 is away") == ["1 queued, w-1 is away"]
     assert caplog.records[0].levelno == logging.WARNING
+    assert looked(2 * waits.LOOK_S, "23 queued, w-25 is away") == []
+    assert looked(3 * waits.LOOK_S, "23 queued, another reason") == ["23 queued, another reason"]
+    assert looked(4 * waits.LOOK_S, "2 queued, w-2 is away") == []
+    assert looked(waits.LOOK_S + waits.EVERY_S, "2 queued, w-2 is away") == ["2 queued, w-2 is away"]
 
 
 def test_what_cannot_be_read_is_the_explanation(client: Client, ledger: Ledger) -> None:

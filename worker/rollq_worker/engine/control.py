@@ -51,6 +51,13 @@ class EngineControl:
         except NoResponse:
             return True
 
+    def paused(self) -> bool:
+        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say."""
+        try:
+            return self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503
+        except NoResponse:
+            return False
+
     def abort(self, rid: str) -> bool:
         """Have the engine end this request with what it has sampled. False when it could not be asked."""
         try:

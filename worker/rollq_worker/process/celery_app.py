@@ -23,7 +23,6 @@ from celery.worker import consumer, state
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
 from rollq.ledger.keys import QUEUE, celery_queue
-from rollq.ledger.workers.live_workers import AWAY, MAX_WAITS, READY, LiveWorker, Wait
 from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
@@ -34,6 +33,7 @@ from rollq_worker.process import freeze_watchdog, kombu_transport, memory, start
 from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
+from rollq_worker.process.monitoring.description import Description
 from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -96,7 +96,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
     clock = LoopClock()
 
     impatient, publisher = connect(settings.redis_url, retries=RETRIES), Publisher(settings.broker_url)
-    reaper = Reaper(impatient, publisher, partial(describe, runner), settings.alive_file, clock.is_alive)
+    reaper = Reaper(impatient, publisher, Description(runner, engine), settings.alive_file, clock.is_alive)
     app = make_app(settings, runner)
     check_broker(app, settings)
     worker = make_worker(app, settings, name)
@@ -135,22 +135,6 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
         vocab_size=tokenizer.vocab_size,
         suspect_lock=partial(RedisLock, connection),
         test_text_ids=tokenizer.encode(TEST_TEXT),
-    )
-
-
-def describe(runner: JobRunner) -> LiveWorker:
-    """What this worker says of itself."""
-    held = runner.leases.held()
-    waits = sorted((Wait(attempt.job.id, *attempt.waits_for) for attempt in held), key=lambda wait: -wait.seconds)
-    return LiveWorker(
-        name=runner.name,
-        queues=tuple(runner.settings.queues),
-        tokenizer=runner.tokenizer.hash,
-        template=runner.tokenizer.template_hash,
-        engine=READY if runner.engine.available else AWAY,
-        slots=runner.settings.concurrency,
-        busy=len(held),
-        waits=tuple(waits[:MAX_WAITS]),
     )
 
 

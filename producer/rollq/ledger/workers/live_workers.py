@@ -1,4 +1,4 @@
-"""The live workers: who plays at this moment, which queues, and with which tokenizer.
+"""The live workers: who plays at this moment, which queues, with which tokenizer, and on which engines.
 
 Every worker registers itself every few seconds in one hash of the ledger's Redis. An entry that was not renewed for
 LIVE_S seconds of Redis's clock is a dead worker's. Reapers and people decide with it whether a run can be played at
@@ -7,7 +7,7 @@ all; no job's state depends on it.
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.ledger.keys import WORKERS
@@ -23,10 +23,14 @@ REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""
 LIVE_S = 15
 """Seconds without a registration after which a worker counts as dead."""
-READY, AWAY = "ready", "away"
-"""What a worker says of its engine."""
+SILENT_S = 8
+"""Seconds without a registration after which a worker may well be dead."""
+READY, AWAY, PAUSED = "ready", "away", "paused"
+"""What a worker says of its engine. A paused one generates nothing until it is told to continue."""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
+MAX_ENGINES = 64
+"""Number of engines that a worker tells of."""
 
 
 class Wait(NamedTuple):
@@ -37,6 +41,28 @@ class Wait(NamedTuple):
     """`engine`, `redis`, `start`, `the user`, or the call of the environment, such as `environment.step(get_order)`."""
     seconds: float
     """For how long."""
+
+
+class EngineUse(NamedTuple):
+    """What a worker says of one of its engines. The load is the engine's own, with the requests of all workers; None
+    where it is not known."""
+
+    url: str
+    """Without a password."""
+    state: str
+    """READY, AWAY or PAUSED."""
+    episodes: int
+    """Episodes of this worker that may be in a turn there."""
+    limit: int
+    """Most such episodes."""
+    waiting: int
+    """Episodes of this worker that wait to be among them."""
+    running: int | None = None
+    """Requests that the engine generates for."""
+    queued: int | None = None
+    """Requests in its own queue."""
+    token_usage: float | None = None
+    """Share of its KV cache that running requests hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +84,14 @@ class LiveWorker:
     """Episodes that it plays now."""
     waits: tuple[Wait, ...] = ()
     """The episodes that have been waiting the longest, at most MAX_WAITS of them."""
+    engines: tuple[EngineUse, ...] = ()
+    """At most MAX_ENGINES of them."""
+    turns_s: float = 0.0
+    """Turns a second, lately."""
+    tokens_s: float = 0.0
+    """Sampled tokens a second, lately."""
+    age_s: float = field(default=0.0, compare=False)
+    """Seconds since it registered, by Redis's clock, in whole seconds."""
 
     def plays(self, tokenizer: str, template: str) -> bool:
         """Whether it may play a run with these hashes; empty ones are not fixed yet, so every worker may."""
@@ -68,6 +102,7 @@ def register(client: "redis.Redis", worker: LiveWorker) -> None:
     """Say that this worker lives. It counts as live for LIVE_S seconds. Raises LedgerError."""
     entry = asdict(worker)
     name = entry.pop("name")
+    del entry["age_s"]  # the script writes the time
     guarded(WORKERS, lambda: _eval(client, "register_worker", name, json.dumps(entry)), REMEDY)
 
 
@@ -79,7 +114,7 @@ def unregister(client: "redis.Redis", name: str) -> None:
 def live_workers(client: "redis.Redis") -> list[LiveWorker]:
     """The live workers, by name, without entries that another program wrote. Raises LedgerError."""
     rows: Any = guarded(WORKERS, lambda: _eval(client, "live_workers", LIVE_S), REMEDY)
-    workers = filter(None, map(_worker, rows[::2], rows[1::2]))
+    workers = filter(None, map(_worker, rows[::3], rows[1::3], rows[2::3]))
     return sorted(workers, key=lambda worker: worker.name)
 
 
@@ -92,7 +127,7 @@ def _eval(client: "redis.Redis", script: str, *args: Any) -> Any:
     return client.eval(lone_script(script), 1, WORKERS, *args)
 
 
-def _worker(name: bytes, entry: bytes) -> LiveWorker | None:
+def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
     try:
         found = json.loads(entry)
         return LiveWorker(
@@ -104,6 +139,24 @@ def _worker(name: bytes, entry: bytes) -> LiveWorker | None:
             slots=int(found["slots"]),
             busy=int(found["busy"]),
             waits=tuple(Wait(str(job), str(what), float(seconds)) for job, what, seconds in found.get("waits", ())),
+            engines=tuple(_engine(*engine) for engine in found.get("engines", ())),
+            turns_s=float(found.get("turns_s", 0.0)),
+            tokens_s=float(found.get("tokens_s", 0.0)),
+            age_s=max(0.0, float(age_s)),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
+
+
+def _engine(url: object, state: object, episodes: Any, limit: Any, waiting: Any, *load: Any) -> EngineUse:
+    running, queued, usage = load
+    return EngineUse(
+        url=str(url),
+        state=str(state),
+        episodes=int(episodes),
+        limit=int(limit),
+        waiting=int(waiting),
+        running=None if running is None else int(running),
+        queued=None if queued is None else int(queued),
+        token_usage=None if usage is None else float(usage),
+    )

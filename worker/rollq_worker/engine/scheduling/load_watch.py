@@ -21,6 +21,8 @@ INTERVAL_S = 2.0
 """Seconds between two looks, before jitter. Other workers look too."""
 SILENT_LOOKS = 30
 """Number of looks for which an engine that tells no load is not asked again."""
+SLOW_S = 5.0
+"""Seconds without a reply to a request after which an engine is asked whether it is paused."""
 
 
 class Engine(Protocol):
@@ -31,6 +33,14 @@ class Engine(Protocol):
 
     @property
     def available(self) -> bool: ...
+
+    def longest_wait_s(self) -> float:
+        """Seconds that the oldest request has been waiting for its reply."""
+        ...
+
+    def paused(self) -> bool:
+        """Whether the engine says that it is paused."""
+        ...
 
     def load(self) -> EngineLoad | None:
         """None when it tells none. Raises Exception while it is away."""
@@ -43,6 +53,7 @@ class LoadWatch:
         self._engines = engines
         self._placement = placement
         self._silent: dict[str, int] = {}
+        self._paused: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-load-watch", daemon=True)
 
@@ -59,9 +70,18 @@ class LoadWatch:
                     return
                 self.look(engine)
 
+    def is_paused(self, url: str) -> bool:
+        """Whether that engine was paused at the last look."""
+        return url in self._paused
+
     def look(self, engine: Engine) -> None:
         """Ask an engine, if there is a reason to, and adapt its limit."""
-        if not engine.available or not self._placement.episodes(engine.url):
+        asked = engine.available and self._placement.episodes(engine.url) > 0
+        if asked and engine.longest_wait_s() >= SLOW_S and engine.paused():
+            self._paused.add(engine.url)
+        else:
+            self._paused.discard(engine.url)
+        if not asked:
             return
         if left := self._silent.pop(engine.url, 0):
             self._silent.update({engine.url: left - 1} if left > 1 else {})

@@ -15,6 +15,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.seats import Granted, Seats
@@ -27,11 +28,25 @@ NEVER_FULL = 8
 """So many episodes are never too many for an engine, so that a usual group stays together."""
 
 
+class Usage(NamedTuple):
+    """How one engine is used."""
+
+    episodes: int
+    """Episodes of this process that have a seat."""
+    limit: int
+    """Most of them."""
+    waiting: int
+    """Episodes of this process that wait for a seat."""
+    load: EngineLoad | None
+    """What the engine said last; None when it has no episodes, or does not tell."""
+
+
 class _Engine:
     def __init__(self, ceiling: int) -> None:
         self.seats = Seats(ceiling)
         self.episodes = 0
         """Those that have a seat or wait for one."""
+        self.load: EngineLoad | None = None
 
 
 class EnginePlacement:
@@ -66,6 +81,7 @@ class EnginePlacement:
         """The engine at that address is as busy as that. With None it does not tell, and is not limited."""
         with self._lock:
             if (engine := self._engines.get(url)) is not None:
+                engine.load = load
                 engine.seats.observe(load)
 
     def has_seat(self, fit: Sequence[str]) -> bool:
@@ -82,6 +98,13 @@ class EnginePlacement:
         """How many episodes may be in their turns on that engine."""
         with self._lock:
             return self._engine(url).seats.limit.value
+
+    def usage(self, url: str) -> Usage:
+        """How the engine at that address is used, for people."""
+        with self._lock:
+            engine = self._engine(url)
+            seats, load = engine.seats, engine.load if engine.episodes else None
+            return Usage(seats.held, seats.limit.value, seats.waiting, load)
 
     def _engine(self, url: str) -> _Engine:
         if url not in self._engines:

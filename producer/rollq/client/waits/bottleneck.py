@@ -1,0 +1,65 @@
+"""What an ordinary wait is for: work is under way, and this is what most of it waits for. Pure: it judges `Facts`."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rollq.client.waits.facts import Facts
+from rollq.ledger.workers.live_workers import AWAY, EngineUse, LiveWorker, Wait
+
+
+def bottleneck(facts: Facts) -> str:
+    """What is being waited for, and what would make it shorter; empty when nothing is pending."""
+    if not facts.known:
+        return ""
+    if facts.open and (facts.queued or facts.leased):
+        return _played(facts)
+    if facts.held:
+        own = f"{facts.held} group{' is' if facts.held == 1 else 's are'} held by a consumer"
+        return f"{own} that has not acknowledged them yet (batch.ack()), and none is being played"
+    if facts.ready:
+        return f"{facts.ready} group{' is' if facts.ready == 1 else 's are'} ready, and no consumer has taken them yet"
+    return ""
+
+
+def _played(f: Facts) -> str:
+    text = f"{f.queued} queued, {f.leased} being played"
+    waits = [wait for worker in f.able for wait in worker.waits if wait.job_id.startswith(f"{f.run}/")]
+    if waits:
+        text += f": {_kinds(waits)}; {_longest(waits)}"
+    return f"{text}. {_advice(f) if f.queued else f'`rollq late --run {f.run}` shows each of them'}"
+
+
+def _kinds(waits: Sequence[Wait]) -> str:
+    """What the episodes wait for, the most frequent first."""
+    counts = Counter(wait.what for wait in waits).most_common(3)
+    return ", ".join(f"{count} wait{'s' * (count == 1)} for {what}" for what, count in counts)
+
+
+def _longest(waits: Sequence[Wait]) -> str:
+    longest = max(waits, key=lambda wait: wait.seconds)
+    return f"{longest.job_id} has waited the longest, {longest.seconds:.0f} s for {longest.what}"
+
+
+def _advice(f: Facts) -> str:
+    """What keeps the queued jobs waiting."""
+    engines = [(worker, engine) for worker in f.able for engine in worker.engines]
+    away = sorted({engine.url for _, engine in engines if engine.state == AWAY})
+    text = f"Away: {', '.join(away)}. " if away else ""
+    if engines and all(_full(worker, engine) for worker, engine in engines):
+        limit = sum(engine.limit for _, engine in engines if engine.state != AWAY)
+        return (
+            f"{text}The engines have as many episodes as they can serve, {limit} by their load: another engine would"
+            " help, another worker would not"
+        )
+    if f.able and all(worker.busy >= worker.slots for worker in f.able):
+        return f"{text}All {_slots(f.able)} slots are taken: another worker, or a larger -c, would help"
+    return f"{text}`rollq late --run {f.run}` shows the oldest"
+
+
+def _full(worker: LiveWorker, engine: EngineUse) -> bool:
+    """Whether its load keeps the engine from more of the worker's episodes."""
+    return engine.state == AWAY or (engine.limit < worker.slots and engine.episodes >= engine.limit)
+
+
+def _slots(workers: Sequence[LiveWorker]) -> int:
+    return sum(worker.slots for worker in workers)

@@ -1,0 +1,144 @@
+"""What is known of a run while a producer or a consumer waits. It only reads, and judges nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rollq.job import Purpose, parse_id
+from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.replies import Admission, Standing
+from rollq.ledger.workers.live_workers import LiveWorker, live_workers
+
+SOME_JOBS = 20
+"""Number of queued jobs whose queues are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a run while a producer or a consumer waits. Groups are those of one purpose."""
+
+    run: str
+    known: bool = True
+    """Whether anything was ever submitted to the run."""
+    runs: Sequence[str] = ()
+    """The runs that exist, when this one does not."""
+    purpose: Purpose = Purpose.TRAIN
+    open: int = 0
+    ready: int = 0
+    held: int = 0
+    acked: int = 0
+    """Groups of both purposes, as is `dropped`."""
+    dropped: int = 0
+    elsewhere: int = 0
+    """Groups of the other purpose that are not acknowledged."""
+    sealed: bool = False
+    queued: int = 0
+    """Jobs of both purposes, as is `leased`."""
+    leased: int = 0
+    ahead: int = 0
+    """The limit at which a producer waits; 0: none waits there."""
+    admission: Admission | None = None
+    published: bool = False
+    """Whether a policy was ever published."""
+    blocked: bool = False
+    """Whether a producer waits for admission."""
+    wanted: int = 0
+    """Groups that a consumer waits for; 0: none waits."""
+    own: int = 0
+    """Groups that the caller itself holds."""
+    queues: Sequence[str] = ()
+    """The queues of the run's jobs."""
+    overdue_s: float = 0.0
+    """Seconds for which a queued job should have had its message at the broker; 0: none is late."""
+    tokenizer: str = ""
+    """Hash of the run's tokenizer; empty while it is not fixed."""
+    template: str = ""
+    workers: Sequence[LiveWorker] = field(default_factory=list)
+
+    @property
+    def serving(self) -> Sequence[LiveWorker]:
+        """The live workers that take jobs from the queues of the run's jobs."""
+        return [worker for worker in self.workers if not self.queues or set(self.queues) & set(worker.queues)]
+
+    @property
+    def able(self) -> Sequence[LiveWorker]:
+        """Those of them that have the run's tokenizer, too."""
+        return [worker for worker in self.serving if worker.plays(self.tokenizer, self.template)]
+
+
+def read_facts(
+    reader: LedgerReader,
+    purpose: Purpose,
+    *,
+    wanted: int = 0,
+    own: int = 0,
+    ahead: int = 0,
+    workers: Sequence[LiveWorker] | None = None,
+) -> Facts:
+    """See `waits.explain`. Raises LedgerError."""
+    standing = reader.standing(purpose)
+    if not standing.known:
+        return Facts(run=reader.run, known=False, runs=runs(reader.redis))
+    bound = standing.admission
+    full = bound is not None and bound.capacity <= 0
+    if full and standing.unacknowledged < ahead:
+        ahead = 0  # it is not what the producer waits for
+    facts = Facts(
+        run=reader.run,
+        purpose=purpose,
+        open=standing.open,
+        ready=standing.ready,
+        held=standing.held,
+        sealed=standing.sealed,
+        queued=standing.queued,
+        leased=standing.leased,
+        ahead=ahead or standing.full or 0,
+        admission=bound,
+        published=standing.published is not None,
+        blocked=full and standing.full == 0,
+        wanted=wanted or _missed(standing),
+        own=own,
+    )
+    if not facts.open:
+        return _with_totals(facts, reader)
+    return _with_workers(facts, reader, workers) if facts.queued or facts.leased else facts
+
+
+def _missed(standing: Standing) -> int:
+    """The groups that a waiting consumer cannot go on without. One that has the batch of its step, and asks for a part
+    of the next one, reads ahead as asynchronous trainers do."""
+    bound = standing.admission
+    if bound and standing.held and standing.wanted < bound.groups_per_batch:
+        given = standing.held + bound.trained
+        return standing.wanted if given < (bound.step + 1) * bound.groups_per_batch else 0
+    return standing.wanted
+
+
+def _with_totals(facts: Facts, reader: LedgerReader) -> Facts:
+    other = reader.standing(Purpose.EVAL if facts.purpose is Purpose.TRAIN else Purpose.TRAIN)
+    stats = reader.stats()
+    acked, dropped = stats["groups_acked"], stats["groups_dropped"]
+    return replace(facts, acked=acked, dropped=dropped, elsewhere=other.unacknowledged)
+
+
+def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWorker] | None) -> Facts:
+    fields = ("tokenizer_hash", "template_hash")
+    found = reader.scripts.guard(reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, *fields))
+    tokenizer, template = ((value or b"").decode() for value in found)
+    workers = live_workers(reader.redis) if workers is None else workers
+    queues, overdue_s = _queued_jobs(reader)
+    return replace(facts, tokenizer=tokenizer, template=template, queues=queues, overdue_s=overdue_s, workers=workers)
+
+
+def _queued_jobs(reader: LedgerReader) -> tuple[list[str], float]:
+    """The queues of some of the run's queued jobs, and for how many seconds the first one's message is overdue."""
+    key, last = reader.keys.queued, SOME_JOBS - 1
+    rows = reader.scripts.guard(key, lambda: reader.redis.zrange(key, 0, last, withscores=True))
+    if not rows:
+        return [], 0.0
+    groups = dict.fromkeys(parse_id(job_id.decode())[1] for job_id, _ in rows)
+    pipe = reader.redis.pipeline(transaction=False)
+    for group in groups:
+        pipe.hget(reader.keys.group(group), "queue")
+    found = reader.scripts.guard(key, pipe.execute)
+    overdue_s = max(0.0, reader.scripts.now() - rows[0][1])
+    return sorted({queue.decode() for queue in found if queue}), overdue_s

@@ -1,0 +1,60 @@
+"""What a pool says of its engines: how they are used, and whether they are paused."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.scheduling import load_watch
+from rollq_worker.engine.scheduling.engine_load import EngineLoad
+from rollq_worker.engine.scheduling.placement import Usage
+from tests.rollq_worker.engine.clients import generate
+from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
+
+LOAD = {"num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.25}
+LOADS = "v1/loads?include=core,queues"
+
+
+def test_an_engine_is_used_by_the_episodes_that_play_there() -> None:
+    with scripted_engine(**{LOADS: (200, {"loads": [LOAD]})}) as engine:
+        pool = EnginePool([engine.url], concurrency=4)
+        assert [use for _, _, use in pool.usage()] == [Usage(0, 4, 0, None)]
+        generate(pool, "run/group/0")
+        pool._loads.look(pool.engines[0])
+        load = EngineLoad(running=2, waiting=0, token_usage=0.25, retracted=0)
+        assert [use for _, _, use in pool.usage()] == [Usage(1, 4, 0, load)]
+        pool.end("run/group/0")
+        assert [use for _, _, use in pool.usage()] == [Usage(0, 4, 0, None)]  # it is not asked any more
+        pool.close()
+
+
+@pytest.mark.parametrize(("ready", "paused"), [((503, {}), True), ((200, {}), False), ((404, {}), False)])
+def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
+    ready: Any, paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def late(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        over.wait(60)
+        return good_reply(body)
+
+    def is_paused() -> list[bool]:
+        pool._loads.look(pool.engines[0])
+        return [paused for _, paused, _ in pool.usage()]
+
+    with scripted_engine(late, ready=ready) as engine, ThreadPoolExecutor(1) as thread:
+        pool = EnginePool([engine.url], concurrency=4)
+        played = thread.submit(generate, pool, "run/group/0")
+        assert asked.wait(60)
+        monkeypatch.setattr(load_watch, "SLOW_S", 1e9)
+        assert is_paused() == [False]
+        monkeypatch.setattr(load_watch, "SLOW_S", 0.0)
+        assert is_paused() == [paused]
+        over.set()
+        played.result(60)
+        pool.end("run/group/0")
+        assert is_paused() == [False]  # it has nothing to do
+        pool.close()

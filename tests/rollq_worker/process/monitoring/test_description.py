@@ -1,0 +1,48 @@
+"""What a worker says of itself, from what it counts while it plays a real job."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from rollq.job import Job
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, EngineUse, live_workers, register
+from rollq_worker.engine.pool import EnginePool
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.process.monitoring.description import WINDOW_S, Description
+
+
+def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) -> None:
+    clock = [100.0]
+    describe = Description(runner, cast(EnginePool, runner.engine), lambda: clock[0])
+    assert (describe().turns_s, describe().tokens_s) == (0.0, 0.0)
+    (job_id,) = ledger.submit([Job(run="r", group="g", env="shop", task=0)]).new
+    runner.run(job_id)
+    clock[0] += 10.0
+    worker = describe()
+    sampled = runner.time_spent.engine.replies().sampled_tokens
+    assert sampled > 0
+    assert worker.turns_s == pytest.approx(runner.leases.played().turns / 10, abs=0.01)
+    assert worker.tokens_s == pytest.approx(sampled / 10, abs=0.1)
+    for _ in range(3):  # looks that are older than the window count no more
+        clock[0] += WINDOW_S
+        worker = describe()
+    assert (worker.turns_s, worker.tokens_s) == (0.0, 0.0)
+
+
+def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(runner: JobRunner, ledger: Ledger) -> None:
+    pool = cast(EnginePool, runner.engine)
+    describe = Description(runner, pool)
+    url = pool.engines[0].name
+    worker = describe()
+    assert worker.engines == (EngineUse(url, READY, 0, 64, 0),)
+    assert (worker.name, worker.slots, worker.busy, worker.waits, worker.engine) == ("w", 4, 0, (), READY)
+    pool._loads._paused.add(pool.engines[0].url)
+    assert describe().engines[0].state == PAUSED
+    pool.engines[0]._availability.mark_down("gone", unreachable=True)
+    worker = describe()
+    assert (worker.engine, worker.engines[0].state) == (AWAY, AWAY)
+    told = replace(worker, engines=(EngineUse(url, PAUSED, 1, 4, 2, 7, 3, 0.5), *worker.engines))
+    register(ledger.redis, told)
+    assert live_workers(ledger.redis) == [told]

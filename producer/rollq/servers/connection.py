@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis
-from redis.backoff import EqualJitterBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
 from redis.retry import Retry
 
@@ -23,6 +23,7 @@ from rollq.errors import LedgerError, SettingsError, Unwritable
 from rollq.servers import held_connections
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.held_connections import HeldConnections
+from rollq.servers.patience import patience
 from rollq.urls import CLUSTER, EXPECTED, Servers, check_url, mask_url, parse_servers
 
 log = logging.getLogger("rollq")
@@ -71,7 +72,7 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
         "health_check_interval": 15,
         "max_connections": max_connections + held_connections.MOST,
     }
-    patient = {"retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
+    patient = {"retry": patience(retries, mask_url(url)), "retry_on_error": list(CONNECTION_ERRORS)}
     several = url.partition("://")[0] in EXPECTED
     servers = parse_servers(url) if several else None
     try:
@@ -98,7 +99,8 @@ def _servers_client(servers: Servers, options: dict[str, Any], retries: int) -> 
         # A Sentinel that is away must not hold up the question to the next one.
         brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
         sentinels = library.sentinel.Sentinel(servers.hosts, sentinel_kwargs=brief | tls | servers.sentinel_login)
-        options |= {"db": servers.database, "retry": _patience(retries), "retry_on_error": list(CONNECTION_ERRORS)}
+        retry = patience(retries, ", ".join(f"{host}:{port}" for host, port in servers.hosts))
+        options |= {"db": servers.database, "retry": retry, "retry_on_error": list(CONNECTION_ERRORS)}
         options["connection_class"] = _sentinel_connection(library.sentinel, servers.tls)
         client = sentinels.master_for(servers.options["service"], redis_class=SentinelClient, **options)
     return client  # type: ignore[no-any-return]
@@ -117,10 +119,6 @@ def _sentinel_connection(library: Any, tls: bool) -> Any:
             super().send_packed_command(command, check_health)
 
     return SentinelConnection
-
-
-def _patience(retries: int) -> Retry:
-    return Retry(EqualJitterBackoff(cap=2.0, base=0.1), retries)
 
 
 class OneServer(redis.Redis):

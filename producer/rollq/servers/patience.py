@@ -1,0 +1,41 @@
+"""How long a call waits for a Redis that is away, and that it says so: a wait in silence looks like a program that
+hangs."""
+
+import logging
+import time
+
+from redis.backoff import EqualJitterBackoff
+from redis.retry import Retry
+
+log = logging.getLogger("rollq")
+
+SILENT_S = 2.0
+"""Seconds without Redis that are worth no word."""
+SAY_EVERY_S = 30.0
+
+_said: dict[str, float] = {}
+"""When each address was last said to be away. Hundreds of threads wait for the same one."""
+
+
+def patience(retries: int, name: str) -> Retry:
+    """That many retries of each call to the server of that name, with pauses of up to 2 s."""
+    return Retry(Backoff(name), retries)
+
+
+class Backoff(EqualJitterBackoff):
+    """Pauses between retries. A wait that lasts is logged, once in SAY_EVERY_S for all threads of the process."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(cap=2.0, base=0.1)
+        self._name = name
+        self._since = 0.0
+        """Monotonic time of the first failure. redis-py copies the object for each connection."""
+
+    def compute(self, failures: int) -> float:
+        now = time.monotonic()
+        if failures <= 1:
+            self._since = now
+        elif now - self._since >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
+            _said[self._name] = now
+            log.warning("Redis at %s does not answer. Nothing that was written is lost; trying again", self._name)
+        return float(super().compute(failures))

@@ -34,6 +34,15 @@ def test_a_body_that_is_not_json_is_none(client: HttpClient, body: bytes) -> Non
         assert client.request("GET", server.url + "/path", timeout_s=60.0).json() is None
 
 
+@pytest.mark.parametrize("size", [b"zz", b"-5"])
+def test_a_chunk_of_no_size_is_a_broken_response(client: HttpClient, size: bytes) -> None:
+    with (
+        scripted_engine(path=(200, lambda: [size + b"\r\n{}"], {"Transfer-Encoding": "chunked"})) as server,
+        pytest.raises(NoResponse),
+    ):
+        client.request("GET", server.url + "/path", timeout_s=60.0)
+
+
 def test_failures_are_told_apart_and_show_no_header(client: HttpClient) -> None:
     headers = {"Authorization": KEY}
     with scripted_engine(reset="reset", hang="hang") as server:

@@ -97,7 +97,7 @@ class HttpClient:
             ) as response:
                 content = read_body(response.raw, self._max_bytes, until)
                 return Response(response.status_code, content, response.headers.get("Retry-After", ""))
-        except (OSError, HTTPError) as e:  # all errors of requests are OSErrors
+        except (OSError, HTTPError, ValueError) as e:  # all errors of requests are OSErrors
             failure = failure_of(e)
         raise failure  # outside of the except block: the library's exception holds the request with its headers
 
@@ -127,7 +127,7 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 def failure_of(error: Exception) -> NoResponse:
     """The error as a NoResponse, without the request, the address and anything else that may hold a key."""
-    if isinstance(error, ValueError):  # a bad address or header, which its text repeats
+    if isinstance(error, ValueError):  # a bad address or header, which its text repeats, or a negative chunk
         return NoResponse(type(error).__name__)
     reason = getattr(error.args[0] if error.args else None, "reason", None) or error
     text = f"{type(error).__name__}: {str(reason).partition('): ')[2] or reason}"

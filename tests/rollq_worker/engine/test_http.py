@@ -50,6 +50,7 @@ GARBAGE = [
     b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
     b"HTTP/1.1 204 No Content\r\n\r\n",

@@ -99,6 +99,10 @@ LINES = st.sampled_from(
         b"X: y\nTransfer-Encoding: chunked",
         b"Content-Length: 5",
         b"content-length:+5",
+        b"Content-Length: -1",
+        b"Content-Length: 5, 5",
+        b"Content-Length: 999999999999",
+        b"Content-Length: " + b"9" * 5000,
         b"no colon",
         b"X: a\rTransfer-Encoding: chunked",
         b"",
@@ -106,9 +110,19 @@ LINES = st.sampled_from(
 )
 
 
+BODIES = [
+    b"3\r\nabc\r\n0\r\n\r\n",
+    b"-5\r\nabc\r\n0\r\n\r\n",
+    b"-1\r\nabc\r\n0\r\n\r\n",
+    b"f" * 40 + b"\r\nabc",
+    b"x" * (MOST + 50),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+]
+
+
 @st.composite
 def answers(draw: st.DrawFn) -> bytes:
-    body = draw(st.binary(max_size=40) | st.sampled_from([b"3\r\nabc\r\n0\r\n\r\n", b"x" * (MOST + 50)]))
+    body = draw(st.binary(max_size=40) | st.sampled_from(BODIES))
     length = len(body) + draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
     lines = draw(st.lists(LINES, max_size=3))
     if draw(st.integers(0, 5)):

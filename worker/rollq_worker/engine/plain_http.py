@@ -137,7 +137,7 @@ class PlainHttp:
             return self._by_library(sock, received)
         except BlockingIOError:  # so the kernel says that time is up
             failure: NoResponse = failure_of(TimeoutError("the read or write timed out"))
-        except (OSError, HTTPError, client.HTTPException) as e:
+        except (OSError, HTTPError, client.HTTPException, ValueError) as e:
             failure = failure_of(e)
         raise failure
 

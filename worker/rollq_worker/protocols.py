@@ -80,7 +80,8 @@ class Environment(Protocol):
     """One episode of one task, deterministic given the actions and the user's replies.
 
     It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are observations. Raises
-    RolloutFailure; any other exception counts as EnvironmentFailure.
+    RolloutFailure; any other exception counts as EnvironmentFailure. A method `close`, if it has one, is called at the
+    episode's end.
     """
 
     @property

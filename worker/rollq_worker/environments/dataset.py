@@ -1,12 +1,13 @@
-"""Tasks from a file of questions with answers: one prompt, one answer, no tools.
+"""Tasks from a file of questions with answers: one prompt, one answer, and no tools or those of a server.
 
 `--env maths.jsonl:number` plays such a file as it is. In a file of your own, `dataset` makes the environment:
 
     load = dataset(Path(__file__).with_name("maths.jsonl"), reward=lambda answer, row: float(row["answer"] in answer))
 
 A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the user's, perhaps behind a
-system message) and `answer`. `system` and `response` (what a perfect agent says, if that is not the answer) are
-optional. What else it has is for the reward function. It does not know how the file is named in a job.
+system message) and `answer`. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
+makes, and what it says if that is not the answer. What else a row has is for the reward function. It does not know how
+the file is named in a job.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.environments.mcp import Tools
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 
 Row = Mapping[str, Json]
@@ -34,29 +36,40 @@ _SAME = (("\\left", ""), ("\\right", ""), ("\\!", ""), ("\\,", ""), ("dfrac", "f
 
 
 def dataset(
-    data: str | Path | Mapping[str, str | Path], *, reward: str | Reward = "exact", system: str = ""
+    data: str | Path | Mapping[str, str | Path],
+    *,
+    reward: str | Reward = "exact",
+    system: str = "",
+    tools: Callable[[], Tools] | None = None,
 ) -> Callable[[str | None], "Dataset"]:
     """The `load` of an environment with the rows of a file as its tasks, or of one file for each split.
 
-    `reward` is a name in REWARDS or a function. `system` is the system prompt of rows that have none. Raises JobFailure
-    for an unknown name and for a file that cannot be read.
+    `reward` is a name in REWARDS or a function. `system` is the system prompt of rows that have none. `tools` opens the
+    tools of an episode (`mcp_server`). Raises JobFailure for an unknown name and for a file that cannot be read.
     """
     files = data if isinstance(data, Mapping) else {"train": data}
     chosen = _reward(reward)
-    found = Dataset({split: _read(Path(path)) for split, path in files.items()}, chosen, system)
+    found = Dataset({split: _read(Path(path)) for split, path in files.items()}, chosen, system, tools)
     return lambda variant: found
 
 
 class Dataset:
     """Implements protocols.Domain."""
 
-    def __init__(self, rows: Mapping[str, Sequence[bytes]], reward: Reward, system: str) -> None:
+    def __init__(
+        self,
+        rows: Mapping[str, Sequence[bytes]],
+        reward: Reward,
+        system: str,
+        tools: Callable[[], Tools] | None,
+    ) -> None:
         """`rows` are the rows of each split, as JSON."""
         self.name = "dataset"
         self.version = f"dataset {sha256(b''.join(b''.join(part) for part in rows.values())).hexdigest()[:12]}"
         self._rows = rows
         self._reward = reward
         self._system = system
+        self._tools = tools
 
     def splits(self) -> Mapping[str, int]:
         return {split: len(rows) for split, rows in self._rows.items()}
@@ -71,14 +84,18 @@ class Dataset:
             instruction=question,
             opening=question,
             replies=(STOP_MARKER,),
-            moves=(Action(RESPOND, {"content": answer if isinstance(answer, str) else json.dumps(answer)}),),
+            moves=(
+                *(Action(call["name"], call["arguments"]) for call in row.get("calls", ())),
+                Action(RESPOND, {"content": answer if isinstance(answer, str) else json.dumps(answer)}),
+            ),
         )
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "Question":
         if args:
             raise JobFailure(f"a dataset takes no env_args, not {dict(args)!r:.200}")
         where, row = self._row(split, index)
-        return Question(self._prompt(where, row)[0], row, self._reward)
+        system, _ = self._prompt(where, row)
+        return Question(system, row, self._reward, self._tools() if self._tools else None)
 
     def _row(self, split: str, index: int) -> tuple[str, Row]:
         rows = self._rows.get(split, ())
@@ -108,10 +125,10 @@ class Dataset:
 class Question:
     """Implements protocols.Environment: the first thing that the policy says is its answer."""
 
-    tools: Sequence[Json] = ()
-
-    def __init__(self, system_prompt: str, row: Row, reward: Reward) -> None:
+    def __init__(self, system_prompt: str, row: Row, reward: Reward, tools: Tools | None) -> None:
         self.system_prompt = system_prompt
+        self.tools: Sequence[Json] = tools.schemas if tools else ()
+        self._tools = tools
         self._row = row
         self._reward = reward
         self._answer = ""
@@ -120,12 +137,18 @@ class Question:
         return user.open()
 
     def step(self, action: Action) -> Observation:
+        if action.name != RESPOND and self._tools:
+            return Observation(self._tools.call(action))
         self._answer = str(action.arguments["content"])
         return Observation("", done=True)
 
     def grade(self) -> Grade:
         found = self._reward(self._answer, self._row)
         return found if isinstance(found, Grade) else Grade(float(found))
+
+    def close(self) -> None:
+        if self._tools:
+            self._tools.close()
 
 
 def exact(answer: str, row: Row) -> float:

@@ -80,6 +80,10 @@ Summary = dict[str, Any]
 """What the task returns, for Flower. rollq's own counts come from the ledger."""
 
 
+def _nothing() -> None:
+    """Closes an environment that has no `close`."""
+
+
 class JobRunner:
     """Runs jobs, one per thread. The threads share everything that it holds."""
 
@@ -248,6 +252,7 @@ class JobRunner:
                 )
             else:
                 environment = found.open(job.split, job.task, job.env_args)
+                stack.callback(getattr(environment, "close", _nothing))
             opened = stack.pop_all()
         with opened:
             return self._play_episode(environment, attempt, claim, found, task)

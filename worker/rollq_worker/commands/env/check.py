@@ -6,7 +6,8 @@ the checks here. A second play from the first one's journal shows whether anothe
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -139,22 +140,33 @@ class _Player:
 
     def __init__(self, domain: Domain, split: str, index: int, task: Task) -> None:
         self._domain, self._split, self._index, self._task = domain, split, index, task
-        self.tools = schemas_of(domain.open(split, index, {}))
+        with _opened(domain, split, index) as environment:
+            self.tools = schemas_of(environment)
 
     def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
         """An episode in which the policy says these turns, and then small talk."""
         budget = Budget(max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST)
         job = Job(run="check", group=group, env="checked", split=self._split, task=self._index, budget=budget)
         events = recorded.events[:-1] if recorded else ()
-        return loop.play(
-            job,
-            engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
-            renderer=FakeRenderer(),
-            environment=_Typed(self._domain.open(self._split, self._index, {})),
-            user=ScriptedUser(self._task.opening, self._task.replies),
-            journal=FakeJournal(),
-            recorded=events,
-        )
+        with _opened(self._domain, self._split, self._index) as environment:
+            return loop.play(
+                job,
+                engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
+                renderer=FakeRenderer(),
+                environment=_Typed(environment),
+                user=ScriptedUser(self._task.opening, self._task.replies),
+                journal=FakeJournal(),
+                recorded=events,
+            )
+
+
+@contextmanager
+def _opened(domain: Domain, split: str, index: int) -> Iterator[Environment]:
+    environment = domain.open(split, index, {})
+    try:
+        yield environment
+    finally:
+        getattr(environment, "close", lambda: None)()
 
 
 class _Typed:

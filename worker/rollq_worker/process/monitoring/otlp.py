@@ -1,9 +1,10 @@
 """Sends a worker's spans to a collector by OTLP over HTTP, as the standard variables `OTEL_*` say.
 
-Nothing of OpenTelemetry is imported unless one of ENDPOINTS is set. Spans travel in a thread of the library. When the
+rollq imports nothing of OpenTelemetry unless one of ENDPOINTS is set. Spans travel in a thread of the library. When the
 collector is away the library logs it, and drops spans when its queue is full; rollouts never wait for it.
 """
 
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class TraceExport:
         with needs("traces"):
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # it would log every try
         most = None if os.environ.get(QUEUE) else MOST_SPANS
         self._processor = BatchSpanProcessor(exporter or OTLPSpanExporter(), max_queue_size=most)
 

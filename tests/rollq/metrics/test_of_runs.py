@@ -1,0 +1,136 @@
+"""What `rollq metrics` reads of the ledger: runs, groups, dead jobs, the fleet."""
+
+from collections.abc import Mapping
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import FailureClass
+from rollq.job import Job
+from rollq.ledger.dead_letters import DeadLetters
+from rollq.ledger.keys import ACTIVE, RUNS, Keys
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.versions import Versions
+from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, register
+from rollq.metrics import of_runs
+from rollq.metrics.metric import Kind, Sample, counter, gauge, spread
+from rollq.metrics.of_runs import LEDGER_METRICS, MOST_RUNS, RunMetrics
+from rollq.servers.connection import connect
+from tests.rollq.samples import claim
+
+Values = Mapping[tuple[str, ...], float]
+
+
+def values(metrics: RunMetrics) -> Values:
+    """By the metric's name and its labels."""
+    samples = metrics.read()
+    found = {(sample.metric.name, *sample.labels): sample.value for sample in samples}
+    assert len(found) == len(samples)
+    assert all(sample.metric in LEDGER_METRICS for sample in samples)
+    assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
+    return found
+
+
+def submit(ledger: Ledger, group: str, size: int = 1) -> list[str]:
+    jobs = [Job(run=ledger.run, group=group, env="shop", task=0, size=size, sample=n) for n in range(size)]
+    return list(ledger.submit(jobs).new)
+
+
+def test_a_run_without_work_and_one_with_it(ledger: Ledger) -> None:
+    metrics = RunMetrics(ledger.redis)
+    assert values(metrics)["rollq_ledger_up",] == 1
+    assert not any(len(key) > 1 for key in values(metrics))
+    submit(ledger, "g", 3)
+    found = values(metrics)
+    assert found["rollq_jobs_queued", "r"] == found["rollq_jobs_submitted_total", "r"] == 3
+    assert (found["rollq_groups", "r", "open"], found["rollq_groups", "r", "ready"]) == (1, 0)
+    assert found["rollq_group_wait_seconds", "r", "open"] >= 0 == found["rollq_group_wait_seconds", "r", "held"]
+    assert ("rollq_reward_mean", "r") not in found and ("rollq_policy_step", "r") not in found
+    assert {key[2] for key in found if key[0] == "rollq_failures_total"} == set(FailureClass)
+    ledger.seal()
+
+
+def test_only_the_runs_that_matter_most_are_shown(ledger: Ledger) -> None:
+    for n in range(MOST_RUNS + 5):
+        ledger.redis.zadd(RUNS, {f"old{n:02}": n})
+    submit(Ledger(ledger.redis, "old00"), "g")  # the oldest one has work
+    ledger.redis.zadd(ACTIVE, {"old00": 1.0})
+    shown = {key[1] for key in values(RunMetrics(ledger.redis)) if key[0] == "rollq_jobs_queued"}
+    assert shown == {"old00", *(f"old{n:02}" for n in range(MOST_RUNS + 5)[-(MOST_RUNS - 1) :])}
+    one = {key[1] for key in values(RunMetrics(ledger.redis, "old03")) if key[0] == "rollq_jobs_queued"}
+    assert one == {"old03"}
+
+
+def test_dead_jobs_by_class_are_looked_up_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = submit(ledger, "g", 3)
+    metrics = RunMetrics(ledger.redis)
+    for job_id, failure in zip(ids, (FailureClass.JOB, FailureClass.ENV, FailureClass.ENV), strict=True):
+        ledger.fail(job_id, claim(ledger, job_id).lease, failure, "why", final=True)
+    found = values(metrics)
+    assert (found["rollq_jobs_dead", "r", "env"], found["rollq_jobs_dead", "r", "job"]) == (2, 1)
+    assert found["rollq_failures_total", "r", "env"] == 2
+    ledger.redis.hset(Keys("r").job(ids[0]), "class", "engine")  # a second look would show this
+    assert values(metrics)["rollq_jobs_dead", "r", "job"] == 1
+    monkeypatch.setattr(of_runs, "MOST_DEAD", 1)
+    assert values(RunMetrics(ledger.redis))["rollq_jobs_dead", "r", "earlier"] == 2
+
+
+def test_a_requeued_job_that_dies_again_is_looked_up_again(ledger: Ledger) -> None:
+    (job_id,) = submit(ledger, "g")
+    metrics = RunMetrics(ledger.redis)
+    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.ENV, "why", final=True)
+    assert values(metrics)["rollq_jobs_dead", "r", "env"] == 1
+    DeadLetters(ledger.redis, "r").requeue(job_id)
+    assert values(metrics)["rollq_jobs_dead", "r", "env"] == 0
+    ledger.fail(job_id, claim(ledger, job_id).lease, FailureClass.JOB, "why", final=True)
+    assert (values(metrics)["rollq_jobs_dead", "r", "env"], values(metrics)["rollq_jobs_dead", "r", "job"]) == (0, 1)
+
+
+def test_staleness_is_that_of_the_stalest_group(ledger: Ledger) -> None:
+    versions = Versions(ledger.redis, "r")
+    versions.publish(3, "v3", "a")
+    for group in ("first", "second"):
+        claim(ledger, submit(ledger, group)[0])
+        versions.publish(5, "v5", "b")
+    versions.publish(9, "v9", "c")
+    found = values(RunMetrics(ledger.redis))
+    assert found["rollq_policy_step", "r"] == 9
+    assert (found["rollq_staleness_steps", "r", "open"], found["rollq_staleness_steps", "r", "ready"]) == (6, 0)
+
+
+def test_the_fleet(ledger: Ledger) -> None:
+    for name, engine, busy in (("a", READY, 3), ("b", AWAY, 0)):
+        worker = LiveWorker(
+            name=name, queues=("rollq",), tokenizer="t", template="c", engine=engine, slots=8, busy=busy
+        )
+        register(ledger.redis, worker)
+    found = values(RunMetrics(ledger.redis))
+    fleet = ("rollq_live_workers", "rollq_live_slots", "rollq_live_in_flight", "rollq_live_workers_without_engine")
+    assert [found[name,] for name in fleet] == [2, 16, 3, 1]
+    assert found["rollq_redis_memory_bytes",] > 0
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(ledger: Ledger) -> None:
+    submit(ledger, "g")
+    ledger.redis.zadd(RUNS, {"bad": 1})
+    ledger.redis.set(Keys("bad").count, "no hash")
+    found = values(RunMetrics(ledger.redis))
+    assert (found["rollq_runs_unreadable",], found["rollq_jobs_queued", "r"]) == (1, 1)
+    assert ("rollq_jobs_queued", "bad") not in found
+
+
+def test_without_redis_there_is_only_that(redis_url: str) -> None:
+    client: redis.Redis = connect("redis://127.0.0.1:1/0", retries=0)
+    assert values(RunMetrics(client)) == {("rollq_ledger_up",): 0}
+    client.close()
+
+
+@given(st.dictionaries(st.text(max_size=5), st.floats(0, 1e9)), st.lists(st.text(max_size=5)))
+def test_what_is_known_is_there_from_the_start(found: dict[str, float], known: list[str]) -> None:
+    metric = gauge("m", "It.", "run", "what")
+    samples = spread(metric, found, known, ("r",))
+    assert {sample.labels for sample in samples} == {("r", name) for name in {*found, *known}}
+    assert all(sample == Sample(metric, sample.labels, found.get(sample.labels[1], 0.0)) for sample in samples)
+    assert counter("n", "It.").name == "n_total" and counter("n", "It.").kind is Kind.COUNTER

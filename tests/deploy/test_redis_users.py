@@ -19,6 +19,7 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
 from rollq.ledger.workers.live_workers import live_workers
+from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
 from tests.conftest import REPO, free_port, redis_binary, started_redis
 from tests.rollq.samples import group, play, reader
@@ -229,3 +230,12 @@ def test_each_part_as_its_own_user(server: Server, tmp_path: Path) -> None:
         for process in reversed(parts):
             process.terminate()
             process.wait(60)
+
+
+@pytest.mark.parametrize("user", ["trainer", "worker"])
+def test_metrics_are_read_with_the_rights_of(server: Server, user: str, worker: "redis.Redis") -> None:
+    Ledger(worker, "shown").submit(group(run="shown"))
+    reader = connect(server.url(user))
+    found = {sample.metric.name: sample.value for sample in RunMetrics(reader).read() if "shown" in sample.labels}
+    assert found["rollq_jobs_queued"] == 2
+    reader.close()

@@ -1,20 +1,30 @@
 """Connections that a client holds between calls, so that a call is one write and one read.
 
-redis-py's pool polls each connection that it hands out, and its client prepares for retries and for telemetry at each
-call, which costs more than the call itself. This is only for commands that may be sent twice, because the caller sends
-them again in redis-py's own way after an error. The module knows nothing of what is sent.
+redis-py's pool polls each connection that it hands out, its client prepares for retries and for telemetry at each
+call, and its sockets poll before each read and write, which costs more than the call itself. This is only for commands
+that may be sent twice, because the caller sends them again in redis-py's own way after an error. Replies are redis-py's
+to read; only their first bytes are given to its hiredis reader here. The module knows nothing of what is sent.
 """
 
 import os
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+try:
+    import hiredis
+except ImportError:  # it is optional, and redis-py does without it
+    hiredis = None  # type: ignore[assignment]
+
 MOST = 16
 """Number of connections that are held. More calls than that are seldom on their way at once."""
 FRESH_S = 10.0
 """Seconds without use after which a connection goes back to the pool, which finds out whether it still works."""
+READ = 1 << 16
+"""Number of bytes that are read at once."""
 
 
 class HeldConnections:
@@ -36,13 +46,13 @@ class HeldConnections:
             return None
         if time.monotonic() - used_at < FRESH_S:
             return connection
-        self._pool.release(connection)
+        self._leave(connection)
         return None
 
     def call(self, connection: Any, command: Sequence[Any]) -> Any:
         """The reply, or any error of redis-py. After an error the connection is left."""
         try:
-            connection.send_command(*command, check_health=False)
+            _send(connection, command)
             reply = connection.read_response()
         except BaseException:
             # Its reply may still be on its way, to be read by the next command.
@@ -55,7 +65,14 @@ class HeldConnections:
     def fill(self) -> None:
         """Hold one more connection of the pool, which has just worked, if there are not too many."""
         if len(self._idle) < MOST:
-            self._keep(self._pool.get_connection())
+            connection = self._pool.get_connection()
+            if (sock := _plain_socket(connection)) and connection.socket_timeout:
+                # The kernel counts, because Python's own timeouts poll.
+                limit = struct.pack("ll", *divmod(max(1, round(connection.socket_timeout * 1e6)), 1_000_000))
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    sock.setsockopt(socket.SOL_SOCKET, option, limit)
+                sock.settimeout(None)
+            self._keep(connection)
 
     def leave(self) -> None:
         """Close those that are not in use."""
@@ -66,3 +83,26 @@ class HeldConnections:
 
     def _keep(self, connection: Any) -> None:
         self._idle.append((connection, time.monotonic()))
+
+    def _leave(self, connection: Any) -> None:
+        """Give a connection that may still work back to the pool, as the pool gave it."""
+        if sock := _plain_socket(connection):
+            sock.settimeout(connection.socket_timeout)
+        self._pool.release(connection)
+
+
+def _plain_socket(connection: Any) -> socket.socket | None:
+    """The connection's socket; None for one with TLS, and for a connection that is not as redis-py's are."""
+    sock = getattr(connection, "_sock", None)
+    return sock if type(sock) is socket.socket else None
+
+
+def _send(connection: Any, command: Sequence[Any]) -> None:
+    """Send the command. A plain connection has the beginning of the reply then, for hiredis to read."""
+    reader: Any = getattr(getattr(connection, "_parser", None), "_reader", None)
+    sock = _plain_socket(connection)
+    if hiredis is None or sock is None or not hasattr(reader, "feed"):
+        connection.send_command(*command, check_health=False)
+        return
+    sock.sendall(hiredis.pack_command(tuple(command)))
+    reader.feed(sock.recv(READ))

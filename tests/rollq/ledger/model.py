@@ -11,7 +11,8 @@ from rollq.ledger.replies import Claim
 NAMES = ["a", "b", "c", "e"]
 SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1, "e": 1}
 PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
-BUDGET = {"engine": 5, "user": 5, "worker": 5, "env": 2, "job": 2, "cancelled": 1}
+BUDGET = {"engine": 5, "user": 5, "worker": 5, "reward": 5, "env": 2, "job": 2, "cancelled": 1}
+INFRASTRUCTURE = ("engine", "user", "worker", "reward")
 IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
 OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}
 TALLY = {"turns": 2, "sampled_tokens": 4, "total_tokens": 11}
@@ -75,8 +76,8 @@ class Model:
         found = self.jobs[job_id]
         found.failures[failure] = found.failures.get(failure, 0) + 1
         found.state = "dead" if found.failures[failure] >= self.budget[failure] else "queued"
-        found.backoff = found.state == "queued" and how == "fail" and failure in ("engine", "user", "worker")
-        found.restart = found.restart or failure not in ("engine", "user", "worker")
+        found.backoff = found.state == "queued" and how == "fail" and failure in INFRASTRUCTURE
+        found.restart = found.restart or failure not in INFRASTRUCTURE
         found.ended = (found.lease, how)
         if found.state == "dead":
             self.settle(job_id)

@@ -1,6 +1,8 @@
 """A script over a held connection gives what redis-py gives, also after the connection broke or was cut off."""
 
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollq.servers import held_connections
+from rollq.servers import connection, held_connections
 from rollq.servers.connection import connect
 
 ECHO = "return { ARGV, #ARGV, false, { ok = 'fine' } }"
@@ -96,6 +98,36 @@ def test_one_that_was_idle_goes_back_to_the_pool(client: Any, monkeypatch: pytes
     monkeypatch.setattr(held_connections, "FRESH_S", -1.0)
     assert client.held.take() is None
     assert call(client, echo, "a")[0] == [b"a"]
+
+
+def test_a_server_that_is_silent_is_asked_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.1)
+    with connect(redis_url, retries=100) as client, redis.Redis.from_url(redis_url) as other:
+        sha = client.script_load("return 7")
+        call(client, sha)
+        other.execute_command("CLIENT", "PAUSE", 500)
+        assert call(client, sha) == 7
+        assert call(client, sha) == 7
+
+
+def test_the_kernel_counts_the_time_of_a_held_one(client: Any) -> None:
+    call(client, client.script_load(ECHO))
+    held = client.held.take()
+    assert held._sock.gettimeout() is None
+    seconds = struct.unpack("ll", held._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+    assert seconds == (int(connection.SOCKET_TIMEOUT_S), 0)
+    client.held._leave(held)
+    assert held._sock.gettimeout() == connection.SOCKET_TIMEOUT_S
+
+
+@pytest.mark.parametrize("missing", ["hiredis", "socket"])
+def test_without_what_it_needs_redis_py_sends(client: Any, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    if missing == "hiredis":
+        monkeypatch.setattr(held_connections, "hiredis", None)
+    else:
+        monkeypatch.setattr(held_connections, "_plain_socket", lambda connection: None)
+    echo = client.script_load(ECHO)
+    assert [call(client, echo, 1.5)[0] for _ in range(3)] == [[b"1.5"]] * 3
 
 
 def test_a_fork_does_not_share_them(client: Any) -> None:

@@ -31,8 +31,8 @@ Submit jobs and take the results:     rollq submit, rollq pull
 Measure a policy:                     rollq eval
 Load new weights into the engines:    rollq sync, rollq publish
 Change the engines of workers:        rollq engines
-Look at runs and trajectories:        rollq stats, rollq show
-See what a batch is waiting for:      rollq late
+Look at runs and trajectories:        rollq stats, rollq show, rollq view
+See what a fleet does, or waits for:  rollq top, rollq late
 Watch a fleet in Prometheus:          rollq metrics
 Check an exported file:               rollq validate
 Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
@@ -49,9 +49,11 @@ OWN_COMMANDS = {
     "pull": "pull",
     "eval": "evaluate",
     "stats": "stats",
+    "top": "top",
     "late": "late",
     "metrics": "metrics",
     "show": "show",
+    "view": "view",
     "validate": "validate",
     "dead": "dead_jobs",
     "requeue": "dead_jobs",
@@ -78,9 +80,11 @@ SUMMARIES = {
     "pull": "take finished groups off a run",
     "eval": "measure a policy: mean reward and pass^k",
     "stats": "count a run's jobs and groups",
+    "top": "watch runs, engines and workers, and what holds them up",
     "late": "show what the oldest groups are waiting for",
     "metrics": "serve the metrics of runs and workers to Prometheus",
     "show": "show one trajectory, turn by turn",
+    "view": "look at runs and rollouts in a browser",
     "validate": "check an exported file",
     "dead": "list the jobs that ended without a grade",
     "requeue": "play dead jobs again",

@@ -73,20 +73,25 @@ def images_by_hash(trajectory: Trajectory) -> dict[str, bytes]:
 
     Raises ContractError when the trajectory came without the extra IMAGES, or with other bytes than it refers to.
     """
-    found: dict[str, bytes] = {}
-    where = f"job {trajectory.job.id}"
-    shown = {ref.sha256: ref for ref in references(trajectory.messages)}
-    if not shown:
-        return found
+    shown = references(trajectory.messages)
     extra = trajectory.extras.get(IMAGES)
-    if extra is None:
-        raise ContractError(f"{where}: its images were not asked for: take batches with extras=[{IMAGES!r}]")
+    if shown and extra is None:
+        raise ContractError(
+            f"job {trajectory.job.id}: its images were not asked for: take batches with extras=[{IMAGES!r}]"
+        )
+    return files_by_hash(shown, extra.data if extra else b"", trajectory.job.id)
+
+
+def files_by_hash(shown: Iterable[ImageRef], data: bytes, job_id: str) -> dict[str, bytes]:
+    """The files of these images, by sha256, out of the bytes that were kept for a job. Raises ContractError when they
+    are others."""
+    found: dict[str, bytes] = {}
     at = 0
-    for ref in shown.values():
-        found[ref.sha256] = data = extra.data[at : at + ref.bytes]
+    for ref in {ref.sha256: ref for ref in shown}.values():
+        found[ref.sha256] = file = data[at : at + ref.bytes]
         at += ref.bytes
-        if hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise ContractError(f"{where}: the bytes kept for image {ref.sha256} are not that image")
+        if hashlib.sha256(file).hexdigest() != ref.sha256:
+            raise ContractError(f"job {job_id}: the bytes kept for image {ref.sha256} are not that image")
     return found
 
 

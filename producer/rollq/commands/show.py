@@ -36,11 +36,19 @@ def add(commands: Commands) -> None:
     )
     add_redis(parser)
     add_json(parser, "print one JSON object, as in an exported file")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="OUT",
+        help="write a web page that needs nothing else to OUT: the page of `rollq view` for this rollout",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     place = parse_file_line(args.what)
+    if args.html:
+        return write_page(args, place)
     found, facts, reason = (jsonl.read(*place), (), "") if place else from_ledger(args)
     if args.json:
         print(json.dumps(found))
@@ -56,6 +64,34 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nthe last failure of {args.what}:")
         print(clean(reason))
     return 0
+
+
+def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
+    """Writes the rollout's page. Raises RollqError."""
+    from rollq.viewer.exported import page_of_record
+    from rollq.viewer.redis_place import page_of_job
+    from rollq.viewer.single_page import single_page
+
+    if place:
+        page = page_of_record(jsonl.read(*place))
+    else:
+        with open_client(args, run_of(args.what), known=True) as client:
+            state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
+            page = page_of_job(client.reader, state, trajectory, args.attempt)
+    try:
+        args.html.write_text(single_page(page), encoding="utf-8")
+    except OSError as e:
+        raise SettingsError(f"cannot write {args.html}: {e.strerror}") from e
+    print(f"{args.html}: open it in a browser")
+    return 0
+
+
+def run_of(job_id: str) -> str:
+    """The run of a job. Raises SettingsError."""
+    try:
+        return parse_id(job_id)[0]
+    except ContractError as e:
+        raise SettingsError(f"{job_id} is neither a file nor a job: {e}") from e
 
 
 def parse_file_line(what: str) -> tuple[Path, int] | None:
@@ -75,11 +111,7 @@ def from_ledger(args: argparse.Namespace) -> tuple[dict[str, Any], Sequence[tupl
 
     Raises RollqError.
     """
-    try:
-        run_name, _, _ = parse_id(args.what)
-    except ContractError as e:
-        raise SettingsError(f"{args.what} is neither a file nor a job: {e}") from e
-    with open_client(args, run_name, known=True) as client:
+    with open_client(args, run_of(args.what), known=True) as client:
         state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
     reason = state.reason if state.failures and args.attempt in (None, state.attempt) else ""
     return record(trajectory), job_facts(state, trajectory), reason

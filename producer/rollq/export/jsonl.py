@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rollq.errors import ContractError, SettingsError
+from rollq.export.heads import Head, line_head
 from rollq.export.record import digest
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
 from rollq.export.validation import Checked, faults
@@ -105,6 +106,36 @@ def lines_of(path: Path, jobs: Sequence[str]) -> dict[str, int]:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
 
 
+def heads(path: Path, start: tuple[int, int] | None) -> Iterator[Head]:
+    """The lines from `start` on, which is the `end` of an earlier head, without their tokens and messages.
+
+    A torn last line is left out. Raises SettingsError when the file cannot be read.
+    """
+    before, at = start or (0, 0)
+    try:
+        with path.open("rb") as f:
+            f.seek(at)
+            size = max(1, os.fstat(f.fileno()).st_size)
+            for number, line in enumerate(f, before + 1):
+                if not line.endswith(b"\n") and _is_torn(line):
+                    return
+                where, at = at, at + len(line)
+                found, wrong = line_head(line)
+                yield Head(f"line {number}", where, (number, at), found, wrong, at / size)
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+
+
+def read_at(path: Path, where: int) -> dict[str, Json]:
+    """The line that begins at this byte (`Head.where`). Raises SettingsError or ContractError."""
+    try:
+        with path.open("rb") as f:
+            f.seek(where)
+            return _parse(f.readline(), str(path))
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+
+
 def check(path: Path) -> Iterator[Checked]:
     """Every line checked, one at a time in memory. Raises SettingsError when the file cannot be read."""
     at = 0
@@ -143,7 +174,7 @@ def _is_torn(line: bytes) -> bool:
 def _parse(line: bytes, where: str) -> dict[str, Json]:
     try:
         found = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ContractError(f"{where} is not a line of JSON: {e}") from e
     if not isinstance(found, dict) or not isinstance(found.get("job"), str):
         raise ContractError(f"{where} is not an exported trajectory: it names no job")

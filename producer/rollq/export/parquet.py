@@ -8,6 +8,7 @@ files. `rollq.export.rows` decides what a row holds. The only module that import
 from __future__ import annotations  # pyarrow's names are not there at run time
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import ContractError, SettingsError
+from rollq.export.heads import Head
 from rollq.export.record import unexportable
 from rollq.export.rows import record_of, rows
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
@@ -64,6 +66,11 @@ COLUMNS = {
     "template_kwargs": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
+HEAD = (
+    *("job", "began", "run", "group", "sample", "env", "split", "task", "attempt", "stop", "failure", "reward"),
+    *("turns", "info", "digest", "segment"),
+)
+"""Columns that `heads` reads."""
 LATER = ("turn_rewards", "extras", "template_kwargs")
 """Columns that files of an earlier rollq do not have."""
 
@@ -173,6 +180,50 @@ def check(path: Path) -> Iterator[Checked]:
             yield Checked(part.name, "", [f"it cannot be read: {_one_line(e)}"], (number + 1) / len(parts))
 
 
+def heads(path: Path, start: str | None) -> Iterator[Head]:
+    """The trajectories of the files behind the one named `start`, without their tokens and messages.
+
+    Raises SettingsError when pyarrow is not installed or the folder cannot be read, ContractError when it holds
+    something else.
+    """
+    _schema()
+    parts = [part for part in (_parts(path) if path.is_dir() else [path]) if start is None or part.name > start]
+    for number, part in enumerate(parts):
+        share = (number + 1) / len(parts)
+        before = parts[number - 1].name if number else start
+        try:
+            found = [_facts(row) for row in _rows(part, [*HEAD]) if row["segment"] == 0]
+        except (OSError, ValueError, KeyError) as e:
+            yield Head(part.name, (part.name, "", 0), part.name, {}, f"it cannot be read: {_one_line(e)}", share)
+            continue
+        for place, facts in enumerate(found, 1):  # a file is read on from its end only
+            end = part.name if place == len(found) else before
+            where = (part.name, facts["job"], facts["digest"])
+            yield Head(f"{part.name} trajectory {place}", where, end, facts, "", share)
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return row | {"info": json.loads(row["info"] or "{}")}
+    except (ValueError, RecursionError):
+        return row | {"info": {"reason": "its info is no JSON"}}
+
+
+def read_at(path: Path, where: tuple[str, str, int]) -> dict[str, Any]:
+    """The trajectory at that place (`Head.where`), as a record. Raises SettingsError or ContractError."""
+    name, job_id, digest = where
+    part = path / name if path.is_dir() else path
+    try:
+        there = [column for column in COLUMNS if column in _file(part).schema_arrow.names]
+        rows_of_job = [row for row in _rows(part, there, job_id) if row["digest"] == digest]
+        found, wrong = record_of(rows_of_job) if rows_of_job else ({}, ["it is not there any more"])
+    except (OSError, ValueError, KeyError) as e:
+        found, wrong = {}, [f"it cannot be read: {_one_line(e)}"]
+    if wrong:
+        raise ContractError(f"{part.name}, job {job_id}: {'; '.join(wrong)}")
+    return found
+
+
 def _check_part(part: Path) -> Iterator[Checked]:
     at, total = 0, _file(part).metadata.num_rows
     there = [name for name in COLUMNS if name in _file(part).schema_arrow.names]
@@ -198,13 +249,19 @@ def _kind(type: pa.DataType) -> str:
     return re.sub(r"large_|(item|element): | not null|_view", "", str(type))
 
 
-def _rows(part: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Raises OSError or ValueError when the file is damaged, KeyError when a column is missing."""
+def _rows(part: Path, columns: list[str], job_id: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows, or those of one job.
+
+    Raises OSError or ValueError when the file is damaged, KeyError when a column is missing.
+    """
     file = _file(part)
     if missing := set(columns) - set(file.schema_arrow.names):
         raise KeyError(f"it has no column {min(missing)}")
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
-        yield from batch.to_pylist()
+        if job_id is None:
+            yield from batch.to_pylist()
+        elif job_id in (jobs := batch.column("job").to_pylist()):  # most batches need not become Python objects
+            yield from (batch.slice(place, 1).to_pylist()[0] for place, of in enumerate(jobs) if of == job_id)
 
 
 def _file(part: Path) -> Any:

@@ -1,0 +1,195 @@
+"""A rollout as a row of a table, and what the tables and counts of a run are made of.
+
+Pure: it does not know where rows come from, and it never needs an episode's tokens or messages.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollq.evaluation.statistics import SUCCESS
+from rollq.trajectory import GRADED
+
+LONGEST_WHY = 200
+"""Number of characters of a row's `why`."""
+BARS = 10
+"""Number of bars of the histogram of rewards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rollout, finished or not."""
+
+    key: str
+    """Its name within the run or file: the job's id, with `#2` behind it for the second line of the same job."""
+    job: str
+    run: str
+    group: str
+    sample: int
+    env: str
+    split: str
+    task: int
+    state: str
+    """queued, leased, done, dead or surplus; `acked` once its group was acknowledged."""
+    stop: str = ""
+    failure: str = ""
+    reward: float | None = None
+    turns: int = 0
+    sampled: int | None = None
+    """Sampled tokens; None: not known without reading the episode."""
+    attempt: int = 0
+    began: float = 0.0
+    """Unix time at which its attempt began; 0: not known."""
+    why: str = ""
+    """What the grader or the failure says, in short."""
+
+    @property
+    def outcome(self) -> str:
+        """Why it ended, or where it is."""
+        return self.stop or self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which rows, and in which order. Empty values choose all."""
+
+    sort: str = ""
+    descending: bool = False
+    outcome: str = ""
+    state: str = ""
+    failure: str = ""
+    env: str = ""
+    group: str = ""
+    reward: str = ""
+    """`solved`, `failed` (a lower reward) or `none`."""
+    text: str = ""
+    """Occurs in the job's id, the environment, the task or in `why`."""
+    offset: int = 0
+    limit: int = 100
+
+
+SORTS = ("reward", "group", "env", "task", "outcome", "failure", "turns", "sampled", "attempt", "began", "why")
+
+
+def select(rows: Iterable[Row], query: Query) -> list[Row]:
+    """The rows that the query chooses, all of them, in its order. Rows without a value come last in either order."""
+    chosen = [row for row in rows if _fits(row, query)]
+    if query.sort not in SORTS:
+        return chosen
+    known = [row for row in chosen if _known(getattr(row, query.sort))]
+    unknown = [row for row in chosen if not _known(getattr(row, query.sort))]
+    if query.sort == "task":
+        known.sort(key=lambda row: (row.env, row.split, row.task), reverse=query.descending)
+    else:
+        known.sort(key=lambda row: getattr(row, query.sort), reverse=query.descending)
+    return known + unknown
+
+
+def _known(value: Any) -> bool:
+    return value not in (None, "") and not (isinstance(value, float) and math.isnan(value))
+
+
+def _fits(row: Row, query: Query) -> bool:
+    return (
+        query.outcome in ("", row.outcome)
+        and query.state in ("", row.state)
+        and query.failure in ("", row.failure)
+        and query.env in ("", row.env)
+        and query.group in ("", row.group)
+        and query.reward in ("", verdict(row.reward))
+        and (not query.text or query.text.lower() in f"{row.job} {row.env} {row.split} {row.task} {row.why}".lower())
+    )
+
+
+def verdict(reward: float | None) -> str:
+    """`solved`, `failed` or `none`."""
+    if reward is None or math.isnan(reward):
+        return "none"
+    return "solved" if reward >= SUCCESS else "failed"
+
+
+def summary(rows: Iterable[Row]) -> dict[str, Any]:
+    """The counts that a run's page begins with."""
+    rows = list(rows)
+    rewards = [row.reward for row in rows if row.reward is not None and math.isfinite(row.reward)]
+    return {
+        "rollouts": len(rows),
+        "groups": len({row.group for row in rows}),
+        "states": Counter(row.state for row in rows),
+        "outcomes": Counter(row.outcome for row in rows),
+        "failures": Counter(row.failure for row in rows if row.failure),
+        "envs": Counter(row.env for row in rows),
+        "verdicts": Counter(verdict(row.reward) for row in rows if row.stop in GRADED),
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "histogram": histogram(rewards),
+        "turns_mean": _mean([row.turns for row in rows if row.stop]),
+        "sampled": sum(row.sampled or 0 for row in rows),
+    }
+
+
+def histogram(rewards: Sequence[float]) -> dict[str, Any]:
+    """How many rewards lie in each of BARS equal parts of their range, which is at least from 0 to 1."""
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
+    counts = [0] * BARS
+    for reward in rewards:
+        counts[min(BARS - 1, int((reward - low) / (high - low) * BARS))] += 1
+    return {"low": low, "high": high, "counts": counts}
+
+
+def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The groups of these rows in their order, with each member's row. `states`: what is known of groups beside."""
+    members: dict[str, list[Row]] = {}
+    for row in rows:
+        members.setdefault(row.group, []).append(row)
+    return [_group(name, sorted(own, key=lambda row: row.sample), states) for name, own in members.items()]
+
+
+def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
+    rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
+    mean = _mean(rewards)
+    spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) if mean is not None else None
+    first = members[0]
+    return {
+        "group": name,
+        "state": states.get(name, ""),
+        "env": first.env,
+        "split": first.split,
+        "task": first.task,
+        "mean": mean,
+        "spread": spread,
+        "members": [asdict(row) | {"outcome": row.outcome} for row in members],
+    }
+
+
+def why(info: Mapping[str, Any], failure: str = "") -> str:
+    """The grader's or the failure's words in one short line: what is false or not empty, else nothing."""
+    if reason := str(info.get("reason") or ""):
+        return short(f"{failure}: {last_line(reason)}" if failure else last_line(reason))
+    parts = []
+    for name, value in info.items():
+        if value is False:
+            parts.append(f"{name} no")
+        elif isinstance(value, list) and value:
+            parts.append(f"{name} {', '.join(str(item) for item in value[:3])}")
+        elif isinstance(value, str) and value:
+            parts.append(f"{name} {value}")
+    return short(" · ".join(parts))
+
+
+def last_line(reason: str) -> str:
+    """What a reason says: its first line, or the last one of a traceback, which is the exception."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+
+
+def short(text: str) -> str:
+    text = " ".join(text[: 4 * LONGEST_WHY].split())
+    return text if len(text) <= LONGEST_WHY else text[: LONGEST_WHY - 1] + "…"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

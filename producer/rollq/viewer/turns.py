@@ -1,0 +1,162 @@
+"""An episode cut into turns, from an exported record or from a journal. Both give the same turns, but for what only a
+journal has: times, errors and what was cached.
+
+Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none; `conversation.page` turns them into
+one error.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One turn of the policy, and what answered it."""
+
+    ids: list[int] = field(default_factory=list)
+    """Sampled tokens."""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[list[Any]] = field(default_factory=list)
+    """`[version, start, end]` of the sampled tokens."""
+    pieces: list[list[Any]] = field(default_factory=list)
+    """`[tokens, finish]` of the engine's replies; empty where they are not known."""
+    masked: int = 0
+    """Tokens between this turn and the next one: never trained."""
+    message: Message | None = None
+    """The turn as a message; None while nothing has answered it."""
+    replies: Sequence[Message] = ()
+    text: str = ""
+    """What the engine wrote, of a turn without a message."""
+    reward: float | None = None
+    """Of its actions, where the environment gave them one."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What only a journal has: errors, extra_calls, cached, engine_s, answer_s, answered_by."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """The conversation before the first turn, and the turns."""
+
+    opening: list[Message]
+    prompt: int
+    """Tokens before the first turn."""
+    turns: list[Turn]
+    tools: Sequence[Any] = ()
+    times: list[list[Any]] = field(default_factory=list)
+    """`[what, start, seconds, turn]` with what in engine, environment, user."""
+
+
+def of_record(record: Mapping[str, Any]) -> Episode:
+    """The turns of an exported record."""
+    prompt, turns = _sampled_runs(record)
+    _divide_pieces(turns, record.get("pieces") or ())
+    messages = list(record["messages"])
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    first = max(0, len(answers) - len(turns))  # assistant messages of the first prompt were not sampled
+    answers = answers[first:]
+    for turn, start, end in zip(turns, answers, [*answers[1:], len(messages)], strict=False):
+        turn.message, turn.replies = messages[start], messages[start + 1 : end]
+    rewards = record.get("turn_rewards") or ()
+    for turn, reward in zip(turns, rewards, strict=False):
+        turn.reward = reward
+    if turns and turns[-1].message is None:
+        turns[-1].text = str(record.get("unanswered") or "")
+    return Episode(opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns)
+
+
+def _sampled_runs(record: Mapping[str, Any]) -> tuple[int, list[Turn]]:
+    """The number of tokens before the first turn, and turns with their tokens only."""
+    ids, logprobs, versions = record["tokens"], record["logprobs"], record["versions"]
+    prompt, at, turns = 0, 0, list[Turn]()
+    for sampled, run in groupby(record["mask"]):
+        end = at + sum(1 for _ in run)
+        if sampled:
+            spans = version_spans(versions[at:end])
+            turns.append(Turn(ids=ids[at:end], logprobs=logprobs[at:end], versions=spans))
+        elif turns:
+            turns[-1].masked += end - at
+        else:
+            prompt = end
+        at = end
+    return prompt, turns
+
+
+def version_spans(versions: Iterable[Any]) -> list[list[Any]]:
+    """`[version, start, end]` of runs of equal versions."""
+    spans, at = [], 0
+    for version, run in groupby(versions):
+        end = at + sum(1 for _ in run)
+        spans.append([version, at, end])
+        at = end
+    return spans
+
+
+def _divide_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
+    left = iter(pieces)
+    for turn in turns:
+        length = 0
+        while length < len(turn.ids) and (piece := next(left, None)):
+            length += piece[0]
+            turn.pieces.append(list(piece))
+
+
+def of_trajectory(trajectory: Trajectory) -> Episode:
+    """The turns of a journal, finished or not."""
+    first = next((event for event in trajectory.events if isinstance(event, Prompt)), None)
+    episode = Episode(opening=list(first.messages) if first else [], prompt=0, turns=[])
+    episode.tools = first.tools if first else ()
+    by_number: dict[int, Turn] = {}
+    for event in trajectory.events:
+        if isinstance(event, Prompt):
+            _add_masked(episode, len(event.ids))
+        elif isinstance(event, Sampled):
+            turn = by_number.get(event.turn)
+            if turn is None:
+                turn = by_number[event.turn] = Turn()
+                episode.turns.append(turn)
+            _add_piece(turn, event)
+            episode.times.append(["engine", event.at, event.seconds, event.turn])
+        elif isinstance(event, Observed):
+            _add_answer(episode, by_number, event)
+    return episode
+
+
+def _add_masked(episode: Episode, tokens: int) -> None:
+    if episode.turns:
+        episode.turns[-1].masked += tokens
+    else:
+        episode.prompt += tokens
+
+
+def _add_piece(turn: Turn, event: Sampled) -> None:
+    before = len(turn.ids)
+    turn.ids += event.ids
+    turn.logprobs += event.logprobs
+    for span in event.versions:
+        if turn.versions and turn.versions[-1][0] == span.version:
+            turn.versions[-1][2] = before + span.end
+        elif span.end > span.start:
+            turn.versions.append([span.version, before + span.start, before + span.end])
+    turn.pieces.append([len(event.ids), event.finish.value])
+    turn.text += event.text
+    turn.notes["engine_s"] = turn.notes.get("engine_s", 0.0) + event.seconds
+    turn.notes["cached"] = max(turn.notes.get("cached", 0), event.cached_tokens)
+
+
+def _add_answer(episode: Episode, by_number: dict[int, Turn], event: Observed) -> None:
+    turn = by_number.get(event.turn)
+    if turn is None:
+        turn = by_number[event.turn] = Turn()
+        episode.turns.append(turn)
+    turn.message, turn.replies, turn.text = event.message, event.replies, ""
+    turn.reward = event.reward
+    said = any(reply.get("role") == "user" for reply in event.replies) or any("user" in a for a in event.actions)
+    who = "user" if said else "environment"
+    turn.notes |= {"answer_s": event.seconds, "answered_by": who, "errors": list(event.errors)}
+    turn.notes["extra_calls"] = event.extra_calls
+    _add_masked(episode, len(event.ids))
+    episode.times.append([who, event.at, event.seconds, event.turn])

@@ -1,0 +1,83 @@
+"""The turns of a journal and those of its exported record are the same."""
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollq.errors import ContractError
+from rollq.export.record import as_json, record
+from rollq.trajectory import Trajectory
+from rollq.viewer.conversation import page
+from rollq.viewer.turns import Episode, of_record, of_trajectory
+from tests.rollq.export.trajectories import sound, sound_traces
+from tests.rollq.samples import observed, prompt, sampled, trajectory
+from tests.rollq.viewer.hostile import said_everywhere
+
+
+def same(episode: Episode) -> Episode:
+    """Without what only a journal has."""
+    turns = [replace(turn, notes={}, replies=list(turn.replies)) for turn in episode.turns]
+    return replace(episode, turns=turns, times=[], tools=[], opening=list(episode.opening))
+
+
+def exported(of: Trajectory) -> dict[str, object]:
+    found: dict[str, object] = json.loads(as_json(record(of)))
+    return found
+
+
+@given(sound_traces, st.integers(0, 4))
+def test_a_journal_and_its_record_have_the_same_turns(shape: list, cut: int) -> None:  # type: ignore[type-arg]
+    whole = sound(shape)
+    part = replace(whole, events=whole.events[: len(whole.events) - cut] if cut < len(whole.events) else whole.events)
+    assert same(of_record(exported(part))) == same(of_trajectory(part))
+
+
+def test_hostile_words_too() -> None:
+    made = said_everywhere()
+    assert same(of_record(exported(made))) == same(of_trajectory(made))
+
+
+def test_an_interrupted_turn_is_one_turn_with_its_pieces_and_versions() -> None:
+    events = [prompt(), sampled(0, 1, 2, version="a"), sampled(0, 3, version="b"), observed(0)]
+    [turn] = of_trajectory(replace(trajectory(), events=events)).turns
+    assert (turn.ids, turn.versions) == ([1, 2, 3], [["a", 0, 2], ["b", 2, 3]])
+    assert turn.pieces == [[2, "stop"], [1, "stop"]]
+
+
+def test_a_turn_that_nothing_answered_shows_what_the_engine_wrote() -> None:
+    made = replace(trajectory(), events=[prompt(), sampled(0)])
+    for entries in (page(record(made))["entries"], page(record(made), made)["entries"]):
+        assert (entries[-1]["text"], entries[-1]["answered"]) == ("hm", False)
+
+
+def test_the_spans_of_a_page_are_its_tokens_in_order() -> None:
+    made = trajectory()
+    tokens = page(record(made), made)["tokens"]
+    ends = list(accumulate(length for length, _, _ in tokens["spans"]))
+    assert ends[-1] == tokens["total"] == len(made.tokens)
+    mask = b"".join(bytes([trained]) * length for length, trained, _ in tokens["spans"])
+    assert mask == made.mask
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"messages": None},
+        {"messages": [{"content": "no role"}]},
+        {"messages": ["a text"]},
+        {"mask": [1, 0]},
+        {"tokens": "abc"},
+        {"info": [1]},
+        {"pieces": [["a", "b"]]},
+        {"messages": [{"role": "user", "content": ["a text"]}]},
+    ],
+)
+def test_a_record_that_is_none_is_one_typed_error(broken: dict[str, object]) -> None:
+    try:
+        page(record(trajectory()) | broken)
+    except ContractError as e:
+        assert "cannot be shown" in str(e)

@@ -8,7 +8,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
 
@@ -35,7 +35,7 @@ class TokenStats:
 
     @property
     def counts(self) -> dict[str, int]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @property
     def extension_ratio(self) -> float | None:

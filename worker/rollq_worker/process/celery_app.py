@@ -48,6 +48,9 @@ HEARTBEAT_S = 10.0
 """Seconds between two events of a worker that say that it is there. For Flower a worker is offline after two missed."""
 EVENTS_S = 1.0
 """Seconds between two messages with the events of tasks, for Flower. Celery would send one at nearly every event."""
+MOST_EVENTS = 240
+"""Number of events after which a message does not wait for the second to end. With Celery's 24, short jobs in a busy
+worker would cost twice as much an event."""
 SLOTS_LOST = 75
 """Exit code (EX_TEMPFAIL) of a worker that lost most of its slots to code that does not end. Start it again."""
 
@@ -193,6 +196,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
     def register_with_event_loop(self, hub: Any) -> None:
         """See Celery. It comes again after every lost connection, with which Celery ends the timer."""
         super().register_with_event_loop(hub)
+        if self.event_dispatcher:
+            self.event_dispatcher.buffer_limit = MOST_EVENTS
         hub.call_repeatedly(EVENTS_S, self._send_events)
 
     def on_send_event_buffered(self) -> None:

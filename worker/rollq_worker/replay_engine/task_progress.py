@@ -6,13 +6,15 @@ behind a router, continues where the conversation is. It knows texts, never toke
 
 from __future__ import annotations  # TaskProgress is made with a TaskIndex, which comes after it
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rollq.errors import RollqError
+from rollq.job import Json
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
 from rollq_worker.protocols import RESPOND, Action, Domain, ReadTurn, Task
+from rollq_worker.replay_engine.made_up_moves import made_up_moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,12 @@ class TaskIndex:
         self._by_instruction: dict[str, Task] = {}
         for each in domains:
             for split, count in each.splits().items():
+                tools: Sequence[Json] | None = None
                 for index in range(count):
                     task = each.task(split, index)
+                    if not task.moves:
+                        tools = _tools(each, split, index) if tools is None else tools
+                        task = replace(task, moves=made_up_moves(task, tools))
                     self._by_opening.setdefault(_plain(task.opening), task)
                     self._by_instruction.setdefault(_plain(task.instruction), task)
 
@@ -105,6 +111,14 @@ class TaskIndex:
     def by_instruction(self, text: str) -> Task | None:
         """The task whose instruction is in `text`, the prompt of a simulated user."""
         return _find(self._by_instruction, text)
+
+
+def _tools(domain: Domain, split: str, index: int) -> Sequence[Json]:
+    environment = domain.open(split, index, {})
+    try:
+        return list(environment.tools)
+    finally:
+        getattr(environment, "close", lambda: None)()
 
 
 def _find(tasks: dict[str, Task], text: str) -> Task | None:

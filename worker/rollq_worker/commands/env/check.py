@@ -212,7 +212,10 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
 
 def _sum_up(report: Report) -> None:
     if not report.rewards:
-        report.notes.append("no task has moves: whether a perfect agent earns the reward cannot be seen here")
+        report.notes.append(
+            "no task has moves: whether a perfect agent earns the reward cannot be seen here (the replay engine makes"
+            " random calls)"
+        )
     idle = [reward for reward in report.idle_rewards if reward > 0]
     if idle:
         share = len(idle) / len(report.idle_rewards)

@@ -1,0 +1,60 @@
+"""Moves for tasks without ground truth: random calls with arguments that fit the tools' schemas, and a last word.
+
+The invariant: the moves follow from the task and its tools alone, so any server plays the same. They earn nothing on
+purpose: they are there to try an environment. References and bounds in schemas are passed over.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollq.job import Json
+from rollq_worker.protocols import RESPOND, Action, Task
+
+CALLS = 3
+WORDS = ("alpha", "beta", "gamma", "delta")
+LAST_WORD = "I have tried the tools; that is all that I can say."
+DEEPEST = 4
+"""Levels of objects and lists in an argument."""
+
+
+def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
+    """Up to CALLS calls, each of a random tool, and then words to the user."""
+    rng = random.Random(f"{task.id} {task.hash}")
+    calls = (rng.choice(tools)["function"] for _ in range(CALLS if tools else 0))
+    moves = [Action(call["name"], _object(call.get("parameters") or {}, rng, DEEPEST)) for call in calls]
+    return *moves, Action(RESPOND, {"content": LAST_WORD})
+
+
+def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:
+    """An object with all required properties, and some of the others."""
+    known, required = schema.get("properties") or {}, set(schema.get("required") or ())
+    return {
+        name: _value(each, rng, depth - 1) for name, each in known.items() if name in required or rng.random() < 0.5
+    }
+
+
+def _value(schema: Any, rng: random.Random, depth: int) -> Json:
+    schema = schema if isinstance(schema, Mapping) else {}
+    for several in ("anyOf", "oneOf", "allOf"):
+        if schema.get(several):
+            return _value(rng.choice(schema[several]), rng, depth)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    kind = schema.get("type", "string")
+    match rng.choice(kind) if isinstance(kind, list) and kind else kind:
+        case "integer":
+            return rng.randrange(10)
+        case "number":
+            return rng.randrange(100) / 10
+        case "boolean":
+            return rng.random() < 0.5
+        case "null":
+            return None
+        case "array":
+            return [_value(schema.get("items"), rng, depth - 1)] if depth > 0 else []
+        case "object":
+            return _object(schema, rng, depth) if depth > 0 else {}
+    return rng.choice(WORDS)

@@ -206,7 +206,7 @@ class TestFailing:
             raise ConnectionAbortedError
 
         with scripted_engine(silent, abort_request=(200, b"")) as engine:
-            client = connect(engine, read_timeout_s=0.2)
+            client = connect(engine, read_timeout_s=1.0)
             assert generate(client).finish is Finish.STOP
             assert engine.bodies("/abort_request") == [{"rid": engine.bodies()[0]["rid"]}]
             over.set()

@@ -24,8 +24,8 @@ from urllib3.util import connection
 
 from rollq_worker.http_client import CHUNK, ConnectFailed, NoResponse, Response, failure_of, read_body
 
-FIRST_READ = 1 << 16
-"""Number of bytes in which most answers end, head included."""
+FIRST_READ = 1 << 13
+"""Number of bytes in which most answers end, head included. They are allocated while a thread waits."""
 MAX_PIECES = 512
 """Pieces that are sent in one call. Linux takes 1024."""
 HEADERS = {"Accept": "*/*", "User-Agent": "rollq", "Content-Type": "application/json"}

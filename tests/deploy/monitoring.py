@@ -18,7 +18,7 @@ PARTS = ("lhs", "rhs", "expr", "param", "vector_selector")
 def expressions() -> dict[str, str]:
     """Every expression, by where it is."""
     of_panels = {
-        f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "1m")
+        f"{panel['id']}: {panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "1m")
         for panel in PANELS
         for target in panel.get("targets", ())
     }

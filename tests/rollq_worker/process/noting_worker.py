@@ -8,11 +8,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from celery import signals
 
+from rollq.job import Job
 from rollq.settings import Settings
 from rollq_worker.process import celery_app, kombu_transport, loop_clock
 
@@ -24,10 +26,16 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def run(job_id: str) -> dict[str, Any]:
+def run(job_id: str, on_claim: Callable[[Any], object]) -> dict[str, Any]:
+    run, group, sample = job_id.split("/")
+    if job_id.endswith("refused/0"):
+        return {"stop": "refused: leased"}
+    on_claim(SimpleNamespace(job=Job(run=run, group=group, sample=int(sample), env="shop", task=17), number=2))
     say(job_id)
     time.sleep(SECONDS)
-    return {}
+    if job_id.endswith("dead/0"):
+        return {"stop": "failed", "then": "dead", "why": "env: ValueError: boom\nTraceback"}
+    return {"stop": "done", "reward": 1.0, "turns": 9, "tokens": 1834}
 
 
 def watch(clock: loop_clock.LoopClock) -> None:

@@ -10,6 +10,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import celery
 import pytest
@@ -105,24 +106,33 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
 ) -> None:
     worker = start_worker(redis_url, slots=4)
     worker.wait("ready")
-    heard: Counter[str] = Counter()
-    kinds = ("task-received", "task-started", "task-succeeded")
+    heard: list[dict[str, Any]] = []
+    expected = {"task-received": 11, "task-started": 10, "task-succeeded": 9, "task-failed": 1, "task-refused": 1}
     messages = 0
     with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.psubscribe("*celeryev/task.multi")
         pubsub.get_message(timeout=5.0)  # the answer: it listens from here on
-        publish(redis_url, *((f"r/now{n}/0", QUEUE, NEW) for n in range(9)))
+        groups = [*(f"now{n}" for n in range(9)), "dead", "refused"]
+        publish(redis_url, *((f"r/{group}/0", QUEUE, NEW) for group in groups))
 
         def hear() -> bool:
             nonlocal messages
             if message := pubsub.get_message(timeout=0.2):
                 messages += 1
-                heard.update(event["type"] for event in json.loads(b64decode(json.loads(message["data"])["body"])))
-            return all(heard[kind] >= 9 for kind in kinds)
+                heard.extend(json.loads(b64decode(json.loads(message["data"])["body"])))
+            return Counter(event["type"] for event in heard) >= Counter(expected)
 
         until(hear)
-    assert heard == dict.fromkeys(kinds, 9)
+    assert Counter(event["type"] for event in heard) == expected
     assert messages < 9
+    shown = {event["type"]: event for event in heard}
+    assert {event["args"] for event in heard if event["type"] == "task-started"} == {
+        f"shop train/17, r/{group}/0, attempt 2" for group in groups[:-1]
+    }
+    assert shown["task-succeeded"]["result"] == "reward 1.0, done, 9 turns, 1,834 tokens"
+    assert shown["task-failed"]["result"] == shown["task-failed"]["exception"] == "dead, env: ValueError: boom"
+    assert shown["task-refused"]["result"] == "refused: leased"
+    assert shown["task-succeeded"]["runtime"] >= 0.0
 
 
 def test_a_silent_connection_is_noticed_in_time() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import celery
 from celery import signals
 from celery.exceptions import SecurityWarning
-from celery.worker import consumer, state
+from celery.worker import consumer, request, state
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
@@ -34,6 +34,7 @@ from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.monitoring.description import Description
+from rollq_worker.process.monitoring.task_events import TOLD, TaskEvents
 from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -44,8 +45,9 @@ ABORT_WAIT_S = 1.5
 """Seconds that a stopping worker waits for the engine to return partial generations."""
 BROKER_TIMEOUT_S = 3.0
 """Seconds to wait for the broker's first answer when the worker starts."""
-HEARTBEAT_S = 10.0
-"""Seconds between two events of a worker that say that it is there. For Flower a worker is offline after two missed."""
+HEARTBEAT_S = 3.0
+"""Seconds between two events of a worker that say that it is there. A Flower that has just started shows no worker
+before, and for Flower a worker is offline after two missed."""
 EVENTS_S = 1.0
 """Seconds between two messages with the events of tasks, for Flower. Celery would send one at nearly every event."""
 MOST_EVENTS = 240
@@ -148,10 +150,12 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     app.conf.update(CONFIG | broker_settings(settings.broker_url, **kombu_transport.OPTIONS))
     app.amqp.Connection = kombu_transport.Connection
 
-    def play(job_id: object = None, *_: object, **__: object) -> dict[str, Any]:
-        return runner.run(str(job_id))  # run() ignores texts that are no job id
+    def play(task: Any, job_id: object = None, *_: object, **__: object) -> None:
+        told = state.requests.get(task.request.id)  # None when another message with the same id has just ended
+        events = TaskEvents(told.tell if told else _nothing)
+        events.ended(runner.run(str(job_id), events.began))  # run() ignores texts that are no job id
 
-    app.task(play, name=TASK)
+    app.task(play, name=TASK, bind=True, Request=Request)
     return app
 
 
@@ -190,6 +194,18 @@ def make_worker(app: celery.Celery, settings: Settings, name: str) -> Any:
     return worker
 
 
+class Request(request.Request):  # type: ignore[misc]
+    """Celery's request of a task, for which `play` says itself when its job began and how it ended."""
+
+    def send_event(self, type: str, **fields: object) -> None:
+        """See Celery, for which a task begins with its message and succeeds whatever became of its job."""
+        if type not in TOLD:
+            self.tell(type, **fields)
+
+    def tell(self, type: str, **fields: object) -> None:
+        super().send_event(type, **fields)
+
+
 class Consumer(consumer.Consumer):  # type: ignore[misc]
     """Celery's consumer, without its cost for each message of what serves no purpose here."""
 
@@ -219,7 +235,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
             self.event_dispatcher.flush(errors=False)
 
 
-def _nothing() -> None:
+def _nothing(*_: object, **__: object) -> None:
     pass
 
 

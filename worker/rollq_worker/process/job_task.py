@@ -77,7 +77,7 @@ SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash",
 """Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
 
 Summary = dict[str, Any]
-"""What the task returns, for Flower. rollq's own counts come from the ledger."""
+"""What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
 
 
 def _nothing() -> None:
@@ -128,8 +128,8 @@ class JobRunner:
         self.watch: Callable[[Attempt, Environment, User], tuple[Environment, User]] | None = None
         """Puts something that watches around an episode's environment and user."""
 
-    def run(self, job_id: str) -> Summary:
-        """Run the job if this worker can claim it."""
+    def run(self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None) -> Summary:
+        """Run the job if this worker can claim it. `on_claim` is told of the attempt before it begins."""
         try:
             run, _, _ = parse_id(job_id)
         except ContractError as e:
@@ -151,6 +151,7 @@ class JobRunner:
         if isinstance(claim, Refusal):
             return self._refused(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
+            on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         for on_end in self.on_end:
             on_end(attempt, summary)
@@ -213,7 +214,7 @@ class JobRunner:
             log.warning("%s", e)
             return {"job": job.id, "stop": "fenced"}
         except ThreadAbandoned:
-            return {"job": job.id, "stop": "abandoned"}
+            return {"job": job.id, "stop": "abandoned", "why": attempt.abandoned_why}
         except Drained:
             return self._release(attempt)
         except LedgerError as e:
@@ -334,7 +335,8 @@ class JobRunner:
         except LedgerError as e:
             return self._give_back(attempt, e)
         log.warning("%s: attempt %d: %s: %s (%s)", attempt.job.id, attempt.number, failure.failure, failure, outcome)
-        return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome}
+        why = f"{failure.failure}: {failure}"
+        return {"job": attempt.job.id, "stop": "failed", "failure": failure.failure, "then": outcome, "why": why}
 
     def _give_back(self, attempt: Attempt, error: LedgerError) -> Summary:
         """Give the job back at no cost, because the ledger is damaged where the attempt would write."""

@@ -53,6 +53,7 @@ class Attempt:
         """Set once the lease is lost."""
         self.abandoned_at: float | None = None
         """Monotonic time at which it was failed while its thread was in foreign code."""
+        self.abandoned_why = ""
         self._blobs: list[bytes] = []
         """The whole journal. All of it is kept, because Redis may lose its tail."""
         self._written = 0
@@ -221,6 +222,7 @@ class Attempt:
         except LedgerError as e:  # the lease is gone already, or a key cannot be read and the lease will expire
             log.info("%s: its failure was not taken: %s", self.job.id, e)
         self.lost.set()
+        self.abandoned_why = f"{failure}: {reason}"
         self.abandoned_at = time.monotonic()
         log.warning("%s: attempt %d: %s: %s; its thread is abandoned", self.job.id, self.number, failure, reason)
 

@@ -1,0 +1,65 @@
+"""What Flower shows of a rollout: Celery's events of its task, with what was played and how it ended in words.
+
+For Celery a task has succeeded when its function has returned. Here a task succeeds when its rollout is graded, fails
+when its job is dead, and is retried when its job is queued again. Nothing that is said here decides about a job.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rollq.ledger.replies import State
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.job_task import Summary
+
+STARTED, SUCCEEDED, FAILED = "task-started", "task-succeeded", "task-failed"
+RETRIED = "task-retried"
+REFUSED = "task-refused"
+"""The job could not be claimed. Celery knows no such event, so that Flower shows it in grey, as REFUSED."""
+FENCED = "task-fenced"
+"""The attempt lost its lease to another."""
+TOLD = (STARTED, SUCCEEDED)
+"""Events of Celery's own that this module's take the place of."""
+LONGEST_WHY = 200
+"""Number of characters of a failure's reason that are shown; `rollq show JOB` has all of it."""
+
+
+class TaskEvents:
+    """The events of one message."""
+
+    def __init__(self, send: Callable[..., object]) -> None:
+        """`send` takes an event's type and its fields. It may be called from all threads."""
+        self._send = send
+        self._began_at: float | None = None
+
+    def began(self, attempt: Attempt) -> None:
+        """The job is claimed."""
+        self._began_at = time.monotonic()
+        job = attempt.job
+        self._send(STARTED, args=f"{job.env} {job.split}/{job.task}, {job.id}, attempt {attempt.number}")
+
+    def ended(self, summary: Summary) -> None:
+        kind, text = outcome(summary)
+        fields: dict[str, Any] = {"result": text}
+        if kind in (FAILED, RETRIED):
+            fields["exception"] = text
+        if self._began_at is not None:
+            fields["runtime"] = time.monotonic() - self._began_at
+        self._send(kind, **fields)
+
+
+def outcome(summary: Summary) -> tuple[str, str]:
+    """The event that tells how a message's job ended, and its text."""
+    stop = summary["stop"]
+    if "reward" in summary:
+        turns = "1 turn" if summary["turns"] == 1 else f"{summary['turns']} turns"
+        return SUCCEEDED, f"reward {round(summary['reward'], 4)}, {stop}, {turns}, {summary['tokens']:,} tokens"
+    why = summary.get("why", "").split("\n", 1)[0][:LONGEST_WHY]
+    if stop == "failed":
+        then = summary["then"]
+        return (RETRIED, f"queued again, {why}") if then == State.QUEUED else (FAILED, f"{then}, {why}")
+    if stop == "abandoned":
+        return FAILED, f"abandoned, {why}"
+    if stop == "released":
+        return RETRIED, "released, another worker goes on with it"
+    return (FENCED, "its lease was lost") if stop == "fenced" else (REFUSED, stop)

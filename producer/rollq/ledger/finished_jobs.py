@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from rollq.errors import ContractError, UnknownSchema
+from rollq.job import Job
 from rollq.ledger.records import joined, sample_of
 from rollq.ledger.scripts import Scripts
 from rollq.trajectory import Trajectory
@@ -29,9 +30,9 @@ def read_finished(scripts: Scripts, job_ids: Sequence[str]) -> list[Trajectory |
         pipe.lrange(keys.journal(job_id), 0, -1)
     replies = read_replies(scripts, "reading trajectories", pipe)
     shared = {name: replies[2 * i : 2 * i + 2] for i, name in enumerate(groups)}
-    own = replies[2 * len(groups) :]
+    own, read = replies[2 * len(groups) :], dict[bytes, Job]()
     return [
-        _read(job_id, shared[scripts.parse(job_id)[0]], record, journal)
+        _read(job_id, shared[scripts.parse(job_id)[0]], record, journal, read)
         for job_id, record, journal in zip(job_ids, own[::2], own[1::2], strict=True)
     ]
 
@@ -51,7 +52,9 @@ def ended_by(trajectory: Trajectory, attempt: int) -> Trajectory:
     return replace(trajectory, header=replace(trajectory.header, attempt=attempt))
 
 
-def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Trajectory | ContractError:
+def _read(
+    job_id: str, shared: Sequence[Any], record: Any, journal: Any, read: dict[bytes, Job]
+) -> Trajectory | ContractError:
     group_body, prompts = shared
     for reply in (group_body, prompts, record, journal):
         if isinstance(reply, Exception):
@@ -61,7 +64,7 @@ def _read(job_id: str, shared: Sequence[Any], record: Any, journal: Any) -> Traj
         return ContractError(f"job {job_id}: its {'journal' if body else 'body'} is gone")
     try:
         blobs = joined(journal, prompts, job_id)
-        trajectory = read_trajectory(sample_of(body, job_id), blobs[0], blobs[1:])
+        trajectory = read_trajectory(sample_of(body, job_id, read), blobs[0], blobs[1:])
         if not trajectory.graded:
             return ContractError(f"job {job_id}: its journal has no graded end")
         return ended_by(trajectory, int(attempt))

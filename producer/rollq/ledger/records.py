@@ -39,12 +39,15 @@ def kwargs_text(job: Job) -> str:
     return json.dumps(plain(job.template_kwargs, f"job {job.id}: template_kwargs"), sort_keys=True)
 
 
-def sample_of(body: bytes, job_id: str) -> Job:
-    """The job in its own body, or in that of its group's first job, which has another sample. Raises ContractError."""
+def sample_of(body: bytes, job_id: str, read: dict[bytes, Job] | None = None) -> Job:
+    """The job in its own body, or in that of its group's first job, which has another sample. `read` keeps what was
+    read, so that a group's body is decoded once; its jobs then share their mappings. Raises ContractError."""
     try:
-        job = decode_job(body)
+        job = (read.get(body) if read else None) or decode_job(body)
     except ContractError as e:
         raise type(e)(f"job {job_id}: {e}") from e
+    if read is not None:
+        read[body] = job
     _, _, sample = parse_id(job_id)
     if job.sample != sample and sample < job.members:
         job = replace(job, sample=sample)

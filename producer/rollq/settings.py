@@ -14,6 +14,8 @@ from rollq.urls import broker_options, check_url, mask_url
 
 REDIS_URL = "redis://127.0.0.1:6379/0"
 ENGINE_URL = "http://127.0.0.1:30000"
+IN_FILE = "_FILE"
+"""ROLLQ_REDIS_URL_FILE and ROLLQ_BROKER_URL_FILE name a file with the address, so that no environment shows it."""
 FILE, REDIS = "file:", "redis:"
 """How an engine's address begins that is a list of addresses."""
 
@@ -75,10 +77,10 @@ class Settings:
         """Settings from the environment variables; the arguments take the place of ROLLQ_REDIS_URL and
         ROLLQ_BROKER_URL. Raises SettingsError."""
         env = {name: value for name, value in os.environ.items() if value.strip()}
-        redis_url = redis_url or env.get("ROLLQ_REDIS_URL", REDIS_URL)
+        redis_url = redis_url or _address(env, "ROLLQ_REDIS_URL") or REDIS_URL
         return cls(
             redis_url=redis_url,
-            broker_url=broker_url or env.get("ROLLQ_BROKER_URL", redis_url),
+            broker_url=broker_url or _address(env, "ROLLQ_BROKER_URL") or redis_url,
             engine_urls=tuple(map(engine_address, _names(env.get("ROLLQ_ENGINE_URL", ENGINE_URL)))),
             tokenizer=env.get("ROLLQ_TOKENIZER"),
             template=env.get("ROLLQ_TEMPLATE"),
@@ -100,6 +102,20 @@ def engine_address(text: str, where: str = "ROLLQ_ENGINE_URL") -> str:
         return text
     _check_http(where, text, ", file:PATH or redis:NAME")
     return text.rstrip("/")
+
+
+def _address(env: Mapping[str, str], name: str) -> str | None:
+    """The value of a variable, or the content of the file that its twin, `..._FILE`, names."""
+    path = env.get(name + IN_FILE)
+    if path is None or name in env:
+        return env.get(name)
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise SettingsError(f"{name}{IN_FILE}: {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    if not text or "\n" in text:
+        raise SettingsError(f"{name}{IN_FILE}: {path} must hold one address and nothing else")
+    return text
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -45,6 +45,30 @@ def test_everything_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.from_env(redis_url="redis://other").redis_url == "redis://other"
 
 
+def test_addresses_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    address, broker = tmp_path / "ledger", tmp_path / "broker"
+    address.write_text("redis://u:p@h:1/2\n")
+    monkeypatch.setenv("ROLLQ_REDIS_URL_FILE", str(address))
+    assert Settings.from_env().redis_url == Settings.from_env().broker_url == "redis://u:p@h:1/2"
+    broker.write_text("redis://b")
+    monkeypatch.setenv("ROLLQ_BROKER_URL_FILE", str(broker))
+    assert Settings.from_env().broker_url == "redis://b"
+    monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://said")
+    assert Settings.from_env().redis_url == "redis://said"
+    assert Settings.from_env(redis_url="redis://given").redis_url == "redis://given"
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"redis://:SECRET@a\nredis://b", b"\xff\xfe"])
+def test_a_file_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "address"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv("ROLLQ_REDIS_URL_FILE", str(path))
+    with pytest.raises(SettingsError, match=f"ROLLQ_REDIS_URL_FILE: {path}") as raised:
+        Settings.from_env()
+    assert "SECRET" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

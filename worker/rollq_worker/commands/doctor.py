@@ -82,7 +82,7 @@ def _checks(args: argparse.Namespace, found: Settings) -> list[Check]:
         checks.append(environment)
     tokenizer, read = check_tokenizer(found.tokenizer, found.template, args.template_kwargs, tools)
     checks.append(read)
-    if args.redis or os.environ.get("ROLLQ_REDIS_URL"):
+    if args.redis or os.environ.get("ROLLQ_REDIS_URL") or os.environ.get("ROLLQ_REDIS_URL_FILE"):
         checks.append(check_redis(found))
     if args.engines or os.environ.get("ROLLQ_ENGINE_URL"):
         checks += check_engines(found, tokenizer)

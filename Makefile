@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-browser | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-sglang chaos rollback lint bench bench-check clean
+.PHONY: demo learn learn-controls test test-trainers test-browser test-sglang chaos rollback lint bench bench-check clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -19,11 +19,15 @@ learn: $(VENV)/.learn
 learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
-test: $(VENV)/.test  ## all tests but those of real trainers and on the real SGLang server
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers" $(ARGS)
+test: $(VENV)/.test  ## all tests but those of real trainers, in a browser and on the real SGLang server
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers and not browser" $(ARGS)
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
+
+# The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
+test-browser: $(VENV)/.browser
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m browser $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.trainers
@@ -74,6 +78,11 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2,metrics,traces]' --group test --group lint
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.browser: pyproject.toml | $(VENV)/.test
+	@echo "Installing what drives a browser (50 MB) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --group browser
+	@touch $@
 
 $(VENV)/.trainers: pyproject.toml | $(VENV)/.test
 	@echo "Installing torch and the trainers that rollq has adapters for (gigabytes where torch comes with CUDA) ..."

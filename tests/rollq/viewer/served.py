@@ -57,9 +57,9 @@ def served(place: Place, *, run: str = "", token: str = "") -> Iterator[Served]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
 
-    loop.run_until_complete(start())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    asyncio.run_coroutine_threadsafe(start(), loop).result(30)
     try:
         yield Served(runner.addresses[0][1])
     finally:

@@ -57,6 +57,8 @@ LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
 """Seconds between two calls that found no Redis. Each such call has itself waited for half a minute."""
 WARN_EVERY_S = 30.0
+INFO = ("memory", "persistence", "replication")
+"""Sections of what a server says of itself."""
 
 
 def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> "redis.Redis":
@@ -194,6 +196,17 @@ def check_redis(connection: "redis.Redis") -> list[str]:
         return _check_server(client)
     nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
     return sorted({warning for node in nodes for warning in _check_server(client.get_redis_connection(node))})
+
+
+def server_info(connection: "redis.Redis") -> dict[str, Any]:
+    """What one server says of its memory, its disk and its role; empty for a cluster, and where it is not allowed."""
+    client: Any = connection
+    if isinstance(client, ClusterClient):
+        return {}
+    try:
+        return {name: value for part in INFO for name, value in client.info(part).items()}
+    except redis.ResponseError:
+        return {}
 
 
 def _check_server(server: Any) -> list[str]:

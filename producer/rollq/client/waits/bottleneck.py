@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from rollq.client.waits.facts import Facts
 from rollq.ledger.workers.live_workers import AWAY, EngineUse, LiveWorker, Wait
 
+LISTED = 3
+"""Number of names of a kind that are said."""
+
 
 def bottleneck(facts: Facts) -> str:
     """What is being waited for, and what would make it shorter; empty when nothing is pending."""
@@ -44,7 +47,7 @@ def _advice(f: Facts) -> str:
     """What keeps the queued jobs waiting."""
     engines = [(worker, engine) for worker in f.able for engine in worker.engines]
     away = sorted({engine.url for _, engine in engines if engine.state == AWAY})
-    text = f"Away: {', '.join(away)}. " if away else ""
+    text = f"Away: {listed(away)}. " if away else ""
     if engines and all(_full(worker, engine) for worker, engine in engines):
         limit = sum(engine.limit for _, engine in engines if engine.state != AWAY)
         return (
@@ -59,6 +62,12 @@ def _advice(f: Facts) -> str:
 def _full(worker: LiveWorker, engine: EngineUse) -> bool:
     """Whether its load keeps the engine from more of the worker's episodes."""
     return engine.state == AWAY or (engine.limit < worker.slots and engine.episodes >= engine.limit)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas; of many, the first ones."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
 
 
 def _slots(workers: Sequence[LiveWorker]) -> int:

@@ -1,0 +1,110 @@
+"""`rollq top`: what the fleet does at this moment, and what holds it up, until it is stopped."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rollq.commands.connect import check_run, ping_redis, settings
+from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
+from rollq.commands.top.fleet import FleetNow, FleetReader
+from rollq.commands.top.frame import Pace, frame
+from rollq.commands.top.screen import Screen, open_screen
+from rollq.errors import LedgerError, RollqError
+from rollq.ledger.reader import LedgerReader
+from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.urls import mask_url
+
+REFRESH_S = 2.0
+"""Seconds between two looks."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "top",
+        description="Shows runs, engines and workers, how fast they play, and in one line what holds it up. Refreshes"
+        " every two seconds until Ctrl-C; the last frame stays. Without a terminal it prints a frame every ten"
+        " seconds.",
+    )
+    add_run(parser, required=False, help="show this run only (those with work, then the newest; 20 at most)")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    add_redis(parser)
+    add_json(
+        parser,
+        "print one JSON object for each refresh: at, turns_s, tokens_s, in_flight, slots, holdup, server, runs,"
+        " engines, workers, lost",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    url = settings(args).redis_url
+    ping_redis(url)
+    connection = connect(url, retries=0)
+    try:
+        if args.run_name is not None:
+            check_run(LedgerReader(connection, args.run_name), url)
+        with open_screen(sys.stdout, live=not (args.once or args.json)) as screen:
+            _Top(args, FleetReader(connection, args.run_name), screen, mask_url(url)).look()
+    except KeyboardInterrupt:
+        return 0  # the usual way to end it
+    finally:
+        connection.close()
+    return 0
+
+
+class _Top:
+    def __init__(self, args: argparse.Namespace, reader: FleetReader, screen: Screen, address: str) -> None:
+        self._args = args
+        self._reader = reader
+        self._screen = screen
+        self._address = address
+        self._pace = Pace()
+        self._away_since: float | None = None
+
+    def look(self) -> None:
+        """Looks again and again, or once. Then Redis must answer: raises RollqError."""
+        while True:
+            began = time.monotonic()
+            try:
+                self._show(self._reader.read())
+                self._away_since = None
+            except (LedgerError, *CONNECTION_ERRORS) as e:
+                self._trouble(e)
+            if self._args.once:
+                return
+            time.sleep(max(0.0, REFRESH_S - (time.monotonic() - began)))
+
+    def _show(self, found: FleetNow) -> None:
+        if self._args.json:
+            print(json.dumps(as_json(found)), flush=True)
+        else:
+            pace = self._pace.of(found)
+            self._screen.show(frame(found, pace, self._address, wide=self._screen.wide))
+
+    def _trouble(self, error: Exception) -> None:
+        if isinstance(error, LedgerError):
+            text = str(error)
+        else:
+            now = time.monotonic()
+            self._away_since = self._away_since or now
+            text = (
+                f"Redis at {self._address} does not answer ({error}), for {now - self._away_since:.0f} s. Workers,"
+                " producers and trainers wait for it; what it had on its disk is not lost. Start it again"
+            )
+        if self._args.once:
+            raise RollqError(text)
+        if self._args.json:
+            print(json.dumps({"holdup": text}), flush=True)
+        else:
+            self._screen.trouble(text)
+
+
+def as_json(found: FleetNow) -> Mapping[str, Any]:
+    """The fleet with the totals that the head of a frame shows."""
+    totals = {name: getattr(found, name) for name in ("turns_s", "tokens_s", "in_flight", "slots")}
+    workers = [{**asdict(worker), "engines": [use._asdict() for use in worker.engines]} for worker in found.workers]
+    return {**asdict(found), **totals, "workers": workers}

@@ -1,0 +1,239 @@
+"""A look at the fleet as lines and tables of short texts. It knows how much room there is, and nothing of terminals."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rollq.commands.dead_jobs import age
+from rollq.commands.top.fleet import EngineNow, FleetNow, RunNow
+from rollq.commands.top.server import MIB
+from rollq.export.transcript import clean
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, LiveWorker
+
+WIDE = 120
+"""Columns of a terminal from which on there is room for everything."""
+LONGEST = {True: 48, False: 22}
+"""Characters of a name that are shown, where the terminal is wide and where it is not."""
+LEAST_ROWS = 1
+"""Rows that each table has at least, however low the terminal is."""
+PACE_S = 60.0
+"""Seconds over which finished rollouts are counted."""
+GOOD, BAD, SLOW, QUIET = "green", "bold red", "yellow", "dim"
+STYLES = {READY: GOOD, AWAY: BAD, PAUSED: SLOW}
+NONE = "-"
+
+
+class Cell(NamedTuple):
+    text: str
+    style: str = ""
+
+
+Line = Sequence[Cell]
+
+
+class Table(NamedTuple):
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Line]
+    more: int = 0
+    """Number of rows that were not read."""
+
+
+class Frame(NamedTuple):
+    head: Sequence[Line]
+    holdup: Cell
+    tables: Sequence[Table]
+
+
+class Pace:
+    """How many rollouts of each run ended in the last minute."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, Mapping[str, int]]] = deque()
+
+    def of(self, found: FleetNow) -> dict[str, float]:
+        """Rollouts a minute by run; none before the second look."""
+        now = {run.run: run.done + run.dead for run in found.runs}
+        self._looks.append((found.at, now))
+        while len(self._looks) > 2 and found.at - self._looks[1][0] >= PACE_S:
+            self._looks.popleft()
+        at, before = self._looks[0]
+        if found.at <= at:
+            return {}
+        return {run: (count - before[run]) * 60 / (found.at - at) for run, count in now.items() if run in before}
+
+
+def frame(found: FleetNow, pace: Mapping[str, float], address: str, *, wide: bool = True) -> Frame:
+    runs = _runs(found.runs, pace, wide)._replace(more=found.more_runs)
+    tables = (runs, _engines(found.engines, wide), _workers(found, wide))
+    return Frame(
+        head=(_title(found, address), _speed(found), _outcomes(found)),
+        holdup=Cell(one_line(found.holdup), SLOW) if found.holdup else Cell("nothing: no job is pending", QUIET),
+        tables=[table for table in tables if table.rows],
+    )
+
+
+def one_line(text: str, limit: int = 0) -> str:
+    """Foreign text without control characters and line breaks."""
+    text = " ".join(clean(text).split())
+    return text if not limit or len(text) <= limit else text[: limit - 3] + "..."
+
+
+def fitted(found: Frame, room: int) -> list[tuple[Table, int]]:
+    """The tables with as many rows as fit into so many lines, and how many are left out. A table has its title, and a
+    line for what is left out."""
+    tables = found.tables
+    shown = [min(len(table.rows), LEAST_ROWS) for table in tables]
+    left = room - 2 * len(tables) - sum(shown)
+    while left > 0 and (short := [i for i, table in enumerate(tables) if shown[i] < len(table.rows)]):
+        shown[min(short, key=shown.__getitem__)] += 1  # all tables grow alike
+        left -= 1
+    return [
+        (table._replace(rows=table.rows[:rows]), len(table.rows) - rows + table.more)
+        for table, rows in zip(tables, shown, strict=True)
+    ]
+
+
+def _title(found: FleetNow, address: str) -> Line:
+    server, clock = found.server, time.strftime("%H:%M:%S", time.localtime(found.at))
+    memory = "" if server.used is None else f", {server.used // MIB} MiB"
+    limit = "" if server.limit is None else f" of {server.limit // MIB}"
+    return [Cell("rollq top", "bold"), Cell(clock), Cell(f"{address}{memory}{limit}, {server.ping_ms:.1f} ms", QUIET)]
+
+
+def _speed(found: FleetNow) -> Line:
+    full = found.slots and found.in_flight >= found.slots
+    return [
+        Cell(f"{_count(len(found.workers), 'worker')}, {_count(len(found.engines), 'engine')}"),
+        Cell(f"playing {found.in_flight} of {found.slots}", SLOW if full else ""),
+        Cell(f"{found.turns_s:,.1f} turns/s"),
+        Cell(f"{found.tokens_s:,.0f} sampled tokens/s"),
+    ]
+
+
+def _outcomes(found: FleetNow) -> Line:
+    graded = [(run.reward_mean, sum(run.stops.values())) for run in found.runs if run.reward_mean is not None]
+    total = sum(count for _, count in graded)
+    reward = f"{sum(mean * count for mean, count in graded) / total:.3f}" if total else NONE
+    stops, failures, dead = Counter[str](), Counter[str](), sum(run.dead for run in found.runs)
+    for run in found.runs:
+        stops.update(run.stops)
+        failures.update(run.failures)
+    why = f" (failures: {_counts(failures)})" if failures else ""
+    return [
+        Cell(f"reward {reward}"),
+        Cell(f"stops {_counts(stops)}"),
+        Cell(f"{dead} dead{why}", BAD if dead else ""),
+    ]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{one_line(name, 20)} {count}" for name, count in Counter(counts).most_common(4)) or NONE
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _runs(runs: Sequence[RunNow], pace: Mapping[str, float], wide: bool) -> Table:
+    columns = ["RUN", "DONE", "PLAYED", "QUEUED", "DEAD", "REWARD", "GROUPS", "OLDEST", "STALE"]
+    more = ["ROLLOUTS/MIN", "OLDEST GROUP", "STOPS"]
+    rows = []
+    for run in runs:
+        groups = f"{run.groups_open}/{run.groups_ready}/{run.groups_held}"
+        row = [
+            Cell(one_line(run.run, LONGEST[wide]), "" if run.has_work else QUIET),
+            Cell(f"{run.done}/{run.submitted}"),
+            _number(run.leased),
+            _number(run.queued),
+            _number(run.dead, BAD),
+            Cell(NONE if run.reward_mean is None else f"{run.reward_mean:.3f}"),
+            Cell(groups, QUIET if groups == "0/0/0" else ""),
+            Cell(NONE if run.oldest_s is None else age(run.oldest_s)),
+            _staleness(run),
+        ]
+        speed = Cell(f"{pace[run.run]:.1f}") if run.run in pace else Cell(NONE)
+        rows.append([*row, speed, Cell(one_line(run.oldest or NONE, LONGEST[False])), Cell(_counts(run.stops))])
+    if wide:
+        return Table("runs", columns + more, rows)
+    return Table("runs", columns, [row[: len(columns)] for row in rows])
+
+
+def _number(value: int, style: str = "") -> Cell:
+    return Cell(str(value), style if value else QUIET)
+
+
+def _staleness(run: RunNow) -> Cell:
+    """Steps, of the most that are allowed."""
+    if run.staleness is None:
+        return Cell(NONE, QUIET)
+    limit = run.max_staleness
+    return Cell(
+        f"{run.staleness}" + ("" if limit is None else f" of {limit}"),
+        SLOW if limit is not None and run.staleness >= limit > 0 else "",
+    )
+
+
+def _engines(engines: Sequence[EngineNow], wide: bool) -> Table:
+    columns = ["ENGINE", "STATE", "EPISODES", "WAITING", "RUNNING", "QUEUED", "KV"] + ["WORKERS"] * wide
+    rows = []
+    for engine in sorted(engines, key=lambda engine: (engine.state == READY, engine.url)):
+        row = [
+            Cell(one_line(engine.url, LONGEST[wide])),
+            Cell(one_line(engine.state, 10), STYLES.get(engine.state, "")),
+            Cell(f"{engine.episodes} of {engine.limit}"),
+            _number(engine.waiting),
+            Cell(_known(engine.running)),
+            Cell(_known(engine.queued)),
+            Cell(NONE if engine.token_usage is None else f"{engine.token_usage:.0%}"),
+        ]
+        rows.append(row + [Cell(str(engine.workers))] * wide)
+    return Table("engines", columns, rows)
+
+
+def _known(value: int | None) -> str:
+    return NONE if value is None else str(value)
+
+
+def _workers(found: FleetNow, wide: bool) -> Table:
+    """Those in trouble first."""
+    columns = ["WORKER", "SEEN", "PLAYS", "TURNS/S", "ENGINE", "WAIT FOR"] + ["TOKENS/S", "QUEUES"] * wide
+    lost = [
+        [
+            Cell(one_line(name, LONGEST[wide]), BAD),
+            Cell(f"{age(seconds)} ago", BAD),
+            *[Cell(NONE)] * 3,
+            Cell("gone", BAD),
+        ]
+        for name, seconds in sorted(found.lost.items())
+    ]
+    order = sorted(found.workers, key=lambda worker: (worker.age_s < SILENT_S, worker.engine != AWAY, worker.name))
+    rows = [row + [Cell(NONE)] * 2 * wide for row in lost] + [_worker(worker, wide) for worker in order]
+    return Table("workers", columns, rows)
+
+
+def _worker(worker: LiveWorker, wide: bool) -> list[Cell]:
+    silent = worker.age_s >= SILENT_S
+    row = [
+        Cell(one_line(worker.name, LONGEST[wide])),
+        Cell(f"{worker.age_s:.0f}s ago", BAD if silent else ""),
+        Cell(f"{worker.busy} of {worker.slots}", SLOW if worker.busy >= worker.slots else ""),
+        Cell(f"{worker.turns_s:.1f}"),
+        Cell(one_line(worker.engine, 10), STYLES.get(worker.engine, "")),
+        Cell(_waits(worker)),
+    ]
+    return row + [Cell(f"{worker.tokens_s:,.0f}"), Cell(one_line(",".join(worker.queues), LONGEST[False]))] * wide
+
+
+def _waits(worker: LiveWorker) -> str:
+    """What its episodes wait for, and the longest of these waits."""
+    if not worker.waits:
+        return NONE
+    longest = max(worker.waits, key=lambda wait: wait.seconds)
+    return f"{_counts(Counter(_short(wait.what for wait in worker.waits)))}, {age(longest.seconds)} at most"
+
+
+def _short(whats: Iterable[str]) -> Iterable[str]:
+    """The calls of an environment by their kind."""
+    return (what.partition("(")[0].partition(".")[0] for what in whats)

@@ -1,0 +1,153 @@
+"""Shows frames: live on a terminal with rich installed, as plain lines elsewhere. The last frame stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from rollq.commands.dead_jobs import columns
+from rollq.commands.top.frame import BAD, WIDE, Frame, Line, Table, fitted, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+PLAIN_EVERY_S = 10.0
+"""Seconds between two frames where none replaces the one before."""
+MOST_LINES = 4
+"""Lines for what holds the fleet up; without a terminal it is whole."""
+BESIDE = 3
+"""Lines that are kept free: the cursor's, and two between the head and the tables."""
+
+
+class Screen:
+    """Plain lines. As a context manager, it leaves the last frame."""
+
+    wide = True
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = float("-inf")
+
+    def show(self, found: Frame) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PLAIN_EVERY_S
+        print("\n".join(plain(found)) + "\n", file=self._stream, flush=True)
+
+    def trouble(self, text: str) -> None:
+        """The fleet cannot be read. What was shown last stays."""
+        print(f"rollq: {text}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def plain(found: Frame) -> list[str]:
+    """The whole frame."""
+    lines = ["   ".join(cell.text for cell in line) for line in found.head]
+    lines.append(f"holds it up: {found.holdup.text}")
+    for table in found.tables:
+        rows = [table.columns, *([cell.text for cell in row] for row in table.rows)]
+        lines += ["", *(line.rstrip() for line in columns(rows))]
+        lines += [f"and {table.more} more {table.name}"] * bool(table.more)
+    return lines
+
+
+class LiveScreen(Screen):
+    """Redrawn in place, and cut to the size of the terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        from rich.console import Console
+
+        self._console: Console = Console(file=stream, highlight=False)
+        self._live: Live | None = None
+        self._shown: Frame | None = None
+
+    @property
+    def wide(self) -> bool:  # type: ignore[override]
+        return self._console.width >= WIDE
+
+    def show(self, found: Frame) -> None:
+        self._shown = found
+        self._draw("")
+
+    def trouble(self, text: str) -> None:
+        self._draw(text)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self, trouble: str) -> None:
+        from rich.live import Live
+
+        if not self._live:
+            # Drawn by `update` alone: a thread that draws now and then would only show the same again.
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+        self._live.update(_drawn(self._shown, trouble, self._console), refresh=True)
+
+
+def _drawn(found: Frame | None, trouble: str, console: Console) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if trouble:
+        parts.append(Text(trouble, style=BAD))
+    if found:
+        parts += [_line(line) for line in found.head]
+        why = one_line(found.holdup.text, MOST_LINES * console.width)
+        parts.append(Text.assemble(("holds it up: ", "bold"), (why, found.holdup.style)))
+        used = sum(len(part.wrap(console, console.width)) for part in parts if isinstance(part, Text))
+        room = console.height - used - BESIDE - len(found.tables)
+        for table, left_out in fitted(found, room):
+            parts += [Text(""), _table(table)]
+            if left_out:
+                parts.append(Text(f"and {left_out} more {table.name}", style="dim"))
+    return Group(*parts)
+
+
+def _line(line: Line) -> Text:
+    from rich.text import Text
+
+    cells = [part for cell in line for part in ((cell.text, cell.style), ("   ", ""))]
+    return Text.assemble(*cells[:-1])
+
+
+def _table(table: Table) -> RenderableType:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", expand=False)
+    for index, title in enumerate(table.columns):
+        widest = max(len(title), *(len(row[index].text) for row in table.rows))
+        # Numbers are whole or not there; a name is cut.
+        least = len(title) if index == 0 or index >= len(table.columns) - 1 else widest
+        drawn.add_column(title, no_wrap=True, overflow="ellipsis", min_width=least)
+    for row in table.rows:
+        drawn.add_row(*(Text(cell.text, style=cell.style) for cell in row))
+    return drawn
+
+
+def open_screen(stream: TextIO, live: bool) -> Screen:
+    """The best one that the stream allows; a plain one unless `live`."""
+    open_live: Callable[[TextIO], Screen] = LiveScreen
+    if live and stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
+        try:
+            return open_live(stream)
+        except ImportError:
+            pass
+    return Screen(stream)

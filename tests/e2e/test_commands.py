@@ -83,7 +83,7 @@ def test_queue_tokenizer_and_labels(parts: Stack, tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_played_is_dead_and_says_why(parts: Stack) -> None:
-    rollq(parts, "submit", "--run", "bad", "--env", "no-such", "--tasks", "0", "--seal")
+    rollq(parts, "submit", "--run", "bad", "--env", "no-such", "--tasks", "0", "--seal", "--force")
     assert json.loads(rollq(parts, "pull", "--run", "bad", "--groups", "1", "--json", code=1))["missing"] == 1
     shown = rollq(parts, "show", "bad/no-such.train.0/0")
     assert "stop      failed   reward -   failure job" in shown

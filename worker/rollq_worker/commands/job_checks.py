@@ -1,7 +1,8 @@
 """What `rollq submit` and `rollq eval` ask of the worker's package before they submit: whether a job can be played, and
 which tokenizer a name stands for. They find it by the entry-point groups `rollq.job_checks` and `rollq.tokenizers`."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 from rollq.errors import RollqError
 from rollq.job import Job, Json
@@ -14,7 +15,7 @@ from rollq_worker.users import user_factory
 
 
 def check(job: Job) -> str:
-    """A warning when this machine does not know the job's task, because the workers may know it; else empty.
+    """What this machine does not know of the job's task, which the workers may know; else empty.
 
     Raises JobFailure for an agent strategy, a user simulator or a reward function that no worker can play.
     """
@@ -24,8 +25,7 @@ def check(job: Job) -> str:
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
-    unknown = _unknown_part(job)
-    return f"{unknown} is not known on this machine; do the workers have it?" if unknown else ""
+    return _unknown_part(job)
 
 
 def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[str, Json]) -> tuple[str, str]:
@@ -42,12 +42,19 @@ def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[
 
 
 def _unknown_part(job: Job) -> str:
-    if not {job.env, job.env.partition(":")[0]} & set(names()):
-        return f"environment {job.env!r}"
+    known = names()
+    if not {job.env, job.env.partition(":")[0]} & set(known):
+        return f"there is no environment {job.env!r} on this machine{_near(job.env, known)}"
     try:
-        count = domain(job.env).splits().get(job.split, 0)
-    except RollqError:
-        return ""  # what it needs is not installed here
-    if job.task < count:
-        return ""
-    return f"task {job.task} of {job.env}/{job.split}" if count else f"{job.env}/{job.split}"
+        splits = domain(job.env).splits()
+    except RollqError as e:
+        return str(e)
+    if job.split not in splits:
+        return f"{job.env} has no split {job.split!r}; it has {', '.join(splits)}{_near(job.split, splits)}"
+    count = splits[job.split]
+    return "" if job.task < count else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -87,7 +87,8 @@ def _job(args: argparse.Namespace, task: int, epoch: int) -> Job:
 
 
 def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
-    """Raises SettingsError when a job is invalid. Prints a warning when a task is not known on this machine."""
+    """Raises SettingsError when a job is invalid, and when this machine does not know its task. With --force that is a
+    warning."""
     for flag in ("env", "split"):
         if not getattr(args, flag):
             raise SettingsError(f"{_flag(args, flag)} must be a name, not empty")
@@ -97,8 +98,10 @@ def check_jobs(args: argparse.Namespace, refill: int = 0) -> None:
         encode_job(replacement(last, refill))  # with the largest seed and the longest name
     except ContractError as e:
         raise SettingsError(str(e)) from e
-    if warning := _installed_checks(args):
-        print(f"rollq: warning: {warning}", file=sys.stderr)
+    if unknown := _installed_checks(args):
+        if not args.force:
+            raise SettingsError(f"{unknown} (if the workers know it: --force)")
+        print(f"rollq: warning: {unknown}", file=sys.stderr)
 
 
 def pin_tokenizer(args: argparse.Namespace, client: Client) -> None:
@@ -132,19 +135,20 @@ def _flag(args: argparse.Namespace, flag: str) -> str:
 def _installed_checks(args: argparse.Namespace) -> str:
     """Runs the checks of the worker package, if it is installed; a light client leaves them to the workers.
 
-    Returns a warning or "". Raises SettingsError for an agent strategy or a user simulator that no worker can play.
+    Returns what this machine does not know of the task, or "". Raises SettingsError for an agent strategy, a user
+    simulator or a reward function that no worker can play.
     """
-    warnings = []
+    unknown = []
     for point in entry_points(group=CHECKS):
         try:
-            warnings.append(point.load()(_job(args, args.tasks[-1], 0)))
+            unknown.append(point.load()(_job(args, args.tasks[-1], 0)))
         except ImportError:
             continue  # a package that it needs is not installed
         except JobFailure as e:
             flag = next((flag for flag in ("agent", "reward", "judge") if str(e).startswith(flag)), "user")
             flag = "reward_args" if flag == "judge" else flag
             raise SettingsError(f"{_flag(args, flag)}: {e}") from e
-    return "; ".join(filter(None, warnings))
+    return "; ".join(filter(None, unknown))
 
 
 def source_name(args: argparse.Namespace) -> str:

@@ -68,6 +68,9 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=JSON",
         help="an argument of --reward, or a JSON object of them; may be repeated",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="submit tasks that this machine does not know: the workers may know them"
+    )
     add_routing(parser)
 
 

@@ -92,7 +92,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
 }
 UNCHECKED = set(
     "env split broker redis tokenizer template config host dir out file jobs what path api_key_file "
-    "fleet costs shape profile reward".split()
+    "fleet costs shape profile reward metrics_host html".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 

@@ -164,16 +164,18 @@ def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--env", "shp"), "environment 'shp' is not known on this machine"),
-        (("--split", "no-such"), "shop/no-such is not known on this machine"),
-        (("--tasks", "999999"), "task 999999 of shop/train is not known on this machine"),
+        (("--env", "shp"), "there is no environment 'shp' on this machine; did you mean 'shop'?"),
+        (("--split", "tset"), "shop has no split 'tset'; it has train, test, dev; did you mean 'test'?"),
+        (("--split", "no-such"), "shop has no split 'no-such'; it has train, test, dev"),
+        (("--tasks", "999999"), "shop/train has tasks 0 to 499, not 999999"),
     ],
 )
-def test_unknown_tasks_are_submitted_with_a_warning(
-    redis_url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+def test_unknown_tasks_are_refused_unless_forced(
+    redis_url: str, fails: Fails, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
-    assert cli.main([*SUBMIT, *flags, "--redis", redis_url]) == 0
-    assert f"rollq: warning: {said}; do the workers have it?\n" in capsys.readouterr().err
+    assert f"rollq: {said} (if the workers know it: --force)" in fails(*SUBMIT, *flags, "--redis", redis_url)
+    assert cli.main([*SUBMIT, *flags, "--force", "--redis", redis_url]) == 0
+    assert f"rollq: warning: {said}\n" in capsys.readouterr().err
 
 
 SEED_LIMIT = 2**53

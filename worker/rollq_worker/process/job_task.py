@@ -66,6 +66,9 @@ LEDGERS_KEPT = 256
 REFUSED_PAUSE_S = 5.0
 """Seconds for which a slot rests after a message of a run that this worker cannot play. So it takes few of them, and
 workers that can play the run get the others."""
+SEAT_PAUSES = 60
+"""Number of pauses, of a second each, for which a message waits for an engine's seat. Then another worker may have
+one."""
 LEFT_ALONE_S = 60.0
 """Seconds for which this worker claims nothing of a run in which it met a job for other workers only."""
 DAMAGE_PAUSE_S = 5.0
@@ -75,6 +78,8 @@ REASON_HEAD = 200
 traceback says most."""
 SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
 """Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
+NO_SEAT = "no seat"
+"""Why a message goes back whose job no engine takes for now."""
 
 Summary = dict[str, Any]
 """What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
@@ -149,6 +154,8 @@ class JobRunner:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
         if isinstance(claim, Refusal):
+            if claim.reason == NO_SEAT:
+                self._republish(ledger, job_id)
             return self._refused(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
             on_claim(attempt)
@@ -182,8 +189,12 @@ class JobRunner:
             self._pause(0.0)
             # While the engine is away, nothing is claimed, so that an outage costs no job an attempt. While it has
             # enough episodes, a job waits in the queue, where its deadline does not run.
+            pauses = 0
             while not ((self.engine.available or self.engine.ready()) and self.engine.has_seat):
+                if pauses >= SEAT_PAUSES:
+                    return Refusal(NO_SEAT)
                 self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
+                pauses = pauses + 1 if self.engine.available else 0
             return ledger.claim(
                 job_id,
                 worker=self.name,

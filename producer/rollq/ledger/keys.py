@@ -45,10 +45,11 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
                                        by +spare, +template_kwargs, +routed_experts and +reward where it has them),
                                        body (the first job); state (open ready held dropped); done, dead, surplus
-                                       (members so far); started (the published step at its first claim); token (of the last
-                                       hold), handed (times); at (when it was submitted), submitted, resubmitted
-                                       (tokens of the first and the last submission); discarded (dead members whose
-                                       remains were deleted); tally:<sample> (what a done member adds to the totals)
+                                       (members so far); started (the published step at its first claim); token (of
+                                       the last hold), handed (times); at (when it was submitted), submitted,
+                                       resubmitted (tokens of the first and the last submission); discarded (dead
+                                       members whose remains were deleted); tally:<sample> (what a done member adds
+                                       to the totals)
     rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
     rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
     rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state

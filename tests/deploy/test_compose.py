@@ -10,7 +10,7 @@ import pytest
 import redis
 import yaml
 
-from rollq.servers.connection import check_redis
+from rollq.servers.health import check_redis
 from tests.conftest import REPO, free_port, redis_binary, started_redis
 
 ENTRYPOINT = """#!/bin/sh

@@ -12,8 +12,9 @@ from rollq.client.client import Client
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.servers.connection import CONNECTION_ERRORS, check_redis, connect
+from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.servers.durability import Durability
+from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
 

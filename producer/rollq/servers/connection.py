@@ -57,8 +57,6 @@ LONGEST_PAUSE_S = 5.0
 RECONNECT_PAUSE_S = 1.0
 """Seconds between two calls that found no Redis. Each such call has itself waited for half a minute."""
 WARN_EVERY_S = 30.0
-INFO = ("memory", "persistence", "replication")
-"""Sections of what a server says of itself."""
 
 
 def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> "redis.Redis":
@@ -187,45 +185,6 @@ def leave_demoted(client: Any, error: redis.ResponseError) -> None:
         client.connection_pool.disconnect(inuse_connections=False)
         if isinstance(client, OneServer):
             client.held.leave()
-
-
-def check_redis(connection: "redis.Redis") -> list[str]:
-    """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
-    client: Any = connection
-    if not isinstance(client, ClusterClient):
-        return _check_server(client)
-    nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
-    return sorted({warning for node in nodes for warning in _check_server(client.get_redis_connection(node))})
-
-
-def server_info(connection: "redis.Redis") -> dict[str, Any]:
-    """What one server says of its memory, its disk and its role; empty for a cluster, and where it is not allowed."""
-    client: Any = connection
-    if isinstance(client, ClusterClient):
-        return {}
-    try:
-        return {name: value for part in INFO for name, value in client.info(part).items()}
-    except redis.ResponseError:
-        return {}
-
-
-def _check_server(server: Any) -> list[str]:
-    warnings = []
-    try:
-        policy, durable = server.info("memory")["maxmemory_policy"], server.info("persistence")["aof_enabled"]
-        replication = server.info("replication")
-    except (redis.ResponseError, KeyError) as e:
-        return [f"Redis does not show how it is configured ({e}): it must run with noeviction and appendonly"]
-    if policy != "noeviction":
-        warnings.append(f"Redis evicts keys when memory is short (maxmemory-policy {policy}): set it to noeviction")
-    if not durable:
-        warnings.append("Redis forgets everything when it restarts: start it with --appendonly yes")
-    if replication.get("connected_slaves") and "min_slaves_good_slaves" not in replication:
-        warnings.append(
-            "Redis takes writes without its replicas, so what it takes after it was replaced is lost: set"
-            " min-replicas-to-write 1 and min-replicas-max-lag 5"
-        )
-    return warnings
 
 
 class RetryLoop:

@@ -17,7 +17,8 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.routed_experts import keep_parts, parts_kept
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop, check_redis, refuses_writes, retry
+from rollq.servers.connection import RetryLoop, refuses_writes, retry
+from rollq.servers.health import check_redis
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_event, encode_header
 from tests.rollq.groups import ack, deliveries, finish_groups, take

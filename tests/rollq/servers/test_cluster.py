@@ -18,8 +18,9 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.lock import RedisLock
 from rollq.servers import cluster as cluster_module
-from rollq.servers.connection import check_redis, connect
+from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
+from rollq.servers.health import check_redis
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import claim, group, play

@@ -15,7 +15,8 @@ from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError, Unwritable
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
-from rollq.servers.connection import RetryLoop, check_redis, connect
+from rollq.servers.connection import RetryLoop, connect
+from rollq.servers.health import check_redis
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import group

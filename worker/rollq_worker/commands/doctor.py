@@ -24,7 +24,7 @@ from rollq.commands.flags.shared import (
 )
 from rollq.errors import RollqError
 from rollq.extras import needs
-from rollq.servers import connection
+from rollq.servers import connection, health
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
@@ -129,7 +129,7 @@ def check_redis(found: Settings) -> Check:
         ping_redis(found.redis_url)
         client = connect(found.redis_url)
         try:
-            warnings = connection.check_redis(client)
+            warnings = health.check_redis(client)
         finally:
             client.close()
     except RollqError as e:

@@ -161,16 +161,28 @@ class SGLangEngine:
 
     def ready(self) -> bool:
         """Ask the engine now whether it takes requests, and keep the answer as `available`."""
+        return not self.why_not_ready()
+
+    def why_not_ready(self) -> str:
+        """The same; why it takes none, or ""."""
         reason, unreachable = self._control.why_not_ready(generating=self._hung)
         if not reason and self.tokenizer_differs():
             reason = OTHER_TOKENIZER
         if reason:
             self._availability.mark_down(reason, unreachable=unreachable)
-            return False
+            return reason
         self._hung = False
         if self._availability.mark_ready():
             self._forget()
-        return True
+        return ""
+
+    def get_json(self, path: str) -> object:
+        """What the engine says of itself at that path; None if it has no such path. Raises NoResponse."""
+        return self._control.get_json(path)
+
+    def tokenize(self, text: str) -> object:
+        """The reply of /tokenize; None if the server has no such path. Raises NoResponse."""
+        return self._control.tokenize(text)
 
     def tokenizer_differs(self) -> bool:
         """Whether the engine is known to have another tokenizer than ours."""

@@ -8,23 +8,21 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollq.errors import JobFailure, LedgerError, RollqError, SettingsError, Unwritable
 from rollq.ledger.ledger import Ledger
-from rollq.servers.connection import check_redis
+from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.engine.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import names
+from rollq_worker.process import redis_rights
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("rollq.worker")
-
-UNKNOWN_RUN = "rollq-start"
-"""A run that does not exist, so asking for one of its jobs changes nothing."""
 
 
 def check(settings: Settings, connection: Any) -> None:
@@ -54,31 +52,43 @@ def check_engines(engines: Sequence[SGLangEngine], tokenizer: str) -> None:
     Raises SettingsError when one is ready and has other token ids, or is no SGLang server.
     """
     with ThreadPoolExecutor(max(1, len(engines))) as pool:  # at once, because one that hangs answers late
-        ready = list(pool.map(_check_engine, engines, repeat(tokenizer)))
-    away = [engine for engine, is_ready in zip(engines, ready, strict=True) if not is_ready]
+        found = list(zip(engines, pool.map(check_engine, engines, repeat(tokenizer)), strict=True))
+    away = [engine for engine, state in found if not state.ready]
     then = "nothing is claimed before there is one" if len(away) == len(engines) else "the others are used meanwhile"
     for engine in away:
         log.warning("no engine at %s: %s (`rollq engine`, --engine URL)", engine.name, then)
     if not engines:
         log.warning("no engine is listed: %s", then)
+    for engine, state in found:
+        if state.ready and state.why:
+            log.warning("the engine at %s is ready, but generated nothing: %s", engine.name, state.why)
 
 
-def _check_engine(engine: SGLangEngine, tokenizer: str) -> bool:
-    """Whether it takes requests. Raises SettingsError."""
-    if not engine.ready():
+class EngineState(NamedTuple):
+    """What an engine did when it was asked for one token."""
+
+    ready: bool
+    """Whether it takes requests."""
+    why: str
+    """Why it takes none, or generated nothing; empty when it generated."""
+
+
+def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
+    """Ask the engine for a token with its logprob. A worker that starts does, and `rollq doctor`.
+
+    Raises SettingsError when it has other token ids, or is no SGLang server.
+    """
+    if why := engine.why_not_ready():
         if engine.tokenizer_differs():
             raise SettingsError(
                 f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}: give"
                 " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
             )
-        return False
+        return EngineState(False, why)
     try:
-        why = engine.probe()
+        return EngineState(True, engine.probe())
     except OtherServer as e:
         raise SettingsError(f"the server at {engine.name} is not an SGLang server: {e}") from e
-    if why:
-        log.warning("the engine at %s is ready, but generated nothing: %s", engine.name, why)
-    return True
 
 
 def _check_isolated(patterns: Sequence[str]) -> None:
@@ -89,13 +99,16 @@ def _check_isolated(patterns: Sequence[str]) -> None:
 
 
 def _check_permissions(connection: Any, url: str) -> None:
-    """Run a script that changes nothing, to see whether this user of Redis may."""
+    """Ask for every right that a worker needs, and run a script that changes nothing."""
+    if lacking := redis_rights.missing(connection, redis_rights.Part.WORKER):
+        more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
+        raise RollqError(
+            f"Redis at {mask_url(url)} refuses what rollq needs: {lacking[0]}{more} ({redis_rights.REMEDY})"
+        )
+    unknown = redis_rights.UNKNOWN_RUN
     try:
-        Ledger(connection, UNKNOWN_RUN).republish(f"{UNKNOWN_RUN}/x/0")
+        Ledger(connection, unknown).republish(f"{unknown}/x/0")
     except Unwritable as e:
         log.warning("%s. Nothing is claimed until it takes writes", e)
     except LedgerError as e:
-        raise RollqError(
-            f"Redis at {mask_url(url)} refuses what rollq needs: {e} (its user must be allowed the keys rollq* and"
-            " _kombu.*, all channels, and all commands but the administrative ones; docs/deploy.md)"
-        ) from e
+        raise RollqError(f"Redis at {mask_url(url)} refuses what rollq needs: {e} ({redis_rights.REMEDY})") from e

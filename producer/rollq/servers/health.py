@@ -1,0 +1,180 @@
+"""Whether a Redis can be trusted with a run: version, eviction, persistence, memory, replicas, and how fast it answers.
+
+A worker warns of it when it starts, commands warn of it when they submit, and `rollq doctor` prints it. It only reads,
+and knows nothing of what is stored.
+"""
+
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import redis
+
+from rollq.servers.cluster import ClusterClient
+
+OLDEST = (6, 2)
+"""The oldest Redis that rollq works with."""
+SHORT = 0.8
+"""Share of its memory limit from which a Redis is short of memory."""
+PINGS = 20
+SLOW_MS = 5.0
+"""Milliseconds from which a Redis is slow to answer. A turn waits for one answer or two."""
+SECTIONS = ("server", "memory", "persistence", "replication")
+SET_POLICY = "set it to noeviction"
+SET_APPENDONLY = "start it with --appendonly yes"
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    """It works, or may soon, and a person should know."""
+    FAIL = "fail"
+    """A run would not work, or could lose what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    level: Level
+    says: str
+    remedy: str = ""
+    """What to do; empty when there is nothing to do."""
+    lines: Sequence[str] = ()
+    """More lines for people."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More fields for programs."""
+
+
+def check_redis(connection: "redis.Redis") -> list[str]:
+    """Warnings about how Redis is configured: one that evicts keys or forgets them on restart loses trajectories."""
+    bad = [found for found in findings(connection) if found.level is not Level.OK]
+    return sorted({f"{found.says}: {found.remedy}" for found in bad})
+
+
+def findings(connection: "redis.Redis") -> list[Finding]:
+    """What the server says of itself; of a cluster, what is wrong with any of its primaries, or what the first says."""
+    client: Any = connection
+    if not isinstance(client, ClusterClient):
+        return _of_server(client)
+    nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
+    found = [finding for node in nodes for finding in _of_server(client.get_redis_connection(node))]
+    bad = [finding for finding in found if finding.level is not Level.OK]
+    good = {finding.name: finding for finding in reversed(found)}
+    return [good[name] for name in good if name not in {finding.name for finding in bad}] + bad
+
+
+def server_info(connection: "redis.Redis") -> dict[str, Any]:
+    """What one server says of its version, memory, disk and role; empty for a cluster, and where it is not allowed."""
+    client: Any = connection
+    if isinstance(client, ClusterClient):
+        return {}
+    try:
+        return _info(client)
+    except redis.ResponseError:
+        return {}
+
+
+def latency(connection: "redis.Redis") -> Finding:
+    """How long Redis takes to answer: the median of some PINGs."""
+    client: Any = connection
+    took_ms = []
+    for _ in range(PINGS):
+        began = time.monotonic()
+        client.ping()
+        took_ms.append(1e3 * (time.monotonic() - began))
+    median_ms, most_ms = statistics.median(took_ms), max(took_ms)
+    says = f"answers in {median_ms:.2f} ms (median of {PINGS} PINGs; the longest took {most_ms:.2f} ms)"
+    details = {"median_ms": round(median_ms, 3), "longest_ms": round(most_ms, 3)}
+    if median_ms < SLOW_MS:
+        return Finding("redis latency", Level.OK, says, details=details)
+    remedy = "put Redis near the workers, and look for a busy machine or slow commands (redis-cli --latency)"
+    return Finding("redis latency", Level.WARN, f"Redis {says}", remedy, details=details)
+
+
+def _of_server(server: Any) -> list[Finding]:
+    try:
+        info = _info(server)
+        return [_version(info), _eviction(info), _persistence(info), _memory(info), _replication(info)]
+    except (redis.ResponseError, KeyError) as e:
+        says = f"Redis does not show how it is configured ({e})"
+        remedy = "it must run with noeviction and appendonly; +info in its user's rights lets rollq see that"
+        return [Finding("redis", Level.WARN, says, remedy)]
+
+
+def _info(server: Any) -> dict[str, Any]:
+    return {name: value for section in SECTIONS for name, value in server.info(section).items()}
+
+
+def _version(info: Mapping[str, Any]) -> Finding:
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
+    version = str(info.get("valkey_version", info["redis_version"]))
+    found = re.match(r"(\d+)\.(\d+)", str(info["redis_version"]))
+    details = {"version": version, "server": name.lower()}
+    if found and (int(found[1]), int(found[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        remedy = f"use Redis {oldest} or newer, or Valkey"
+        return Finding("redis version", Level.FAIL, f"Redis {version} is too old", remedy, details=details)
+    return Finding("redis version", Level.OK, f"{name} {version}", details=details)
+
+
+def _eviction(info: Mapping[str, Any]) -> Finding:
+    policy, evicted = info["maxmemory_policy"], info.get("evicted_keys", 0)
+    details = {"maxmemory_policy": policy}
+    if policy != "noeviction":
+        says = f"Redis evicts keys when memory is short (maxmemory-policy {policy})"
+        return Finding("redis eviction", Level.FAIL, says, SET_POLICY, details=details)
+    return Finding("redis eviction", Level.OK, "evicts nothing", details=details | {"evicted_keys": evicted})
+
+
+def _persistence(info: Mapping[str, Any]) -> Finding:
+    name = "redis persistence"
+    if not info["aof_enabled"]:
+        return Finding(name, Level.FAIL, "Redis forgets everything when it restarts", SET_APPENDONLY)
+    if "err" in (info.get("aof_last_write_status"), info.get("aof_last_bgrewrite_status")):
+        says = "Redis could not write its append-only file the last time"
+        return Finding(name, Level.FAIL, says, "look for a full disk, and at Redis's log")
+    if info.get("loading"):
+        return Finding(name, Level.WARN, "Redis still reads its file", "wait until it has")
+    return Finding(name, Level.OK, "has an append-only file")
+
+
+def _memory(info: Mapping[str, Any]) -> Finding:
+    """Without a limit of its own, Redis may have what the machine has."""
+    used, own, machine = info["used_memory"], info["maxmemory"], info.get("total_system_memory", 0)
+    limit = own or machine
+    details = {"used_bytes": used, "maxmemory_bytes": own, "machine_bytes": machine}
+    if not limit:
+        return Finding("redis memory", Level.OK, f"uses {_size(used)}, of an unknown limit", details=details)
+    says = f"uses {_size(used)} of {_size(limit)} ({used / limit:.0%}; {'maxmemory' if own else 'all of the machine'})"
+    if used < SHORT * limit:
+        return Finding("redis memory", Level.OK, says, details=details)
+    level = Level.WARN if used < limit else Level.FAIL
+    remedy = "acknowledge or drop finished groups (`rollq stats`), or give it more (maxmemory)"
+    return Finding("redis memory", level, f"Redis is short of memory: it {says}", remedy, details=details)
+
+
+def _replication(info: Mapping[str, Any]) -> Finding:
+    name, role, replicas = "redis replication", info["role"], info.get("connected_slaves", 0)
+    details = {"role": role, "replicas": replicas}
+    if role != "master":
+        says, remedy = "Redis is a replica, which takes no writes", "give the address of the primary, or of Sentinels"
+        return Finding(name, Level.FAIL, says, remedy, details=details)
+    if replicas and "min_slaves_good_slaves" not in info:
+        says = "Redis takes writes without its replicas, so what it takes after it was replaced is lost"
+        remedy = "set min-replicas-to-write 1 and min-replicas-max-lag 5"
+        return Finding(name, Level.WARN, says, remedy, details=details)
+    return Finding(name, Level.OK, f"a primary with {replicas} replicas", details=details)
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

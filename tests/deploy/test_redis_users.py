@@ -21,28 +21,12 @@ from rollq.ledger.replies import Publication
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
-from tests.conftest import REPO, free_port, redis_binary, started_redis
+from tests.conftest import free_port, redis_binary, started_redis
+from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
 from tests.rollq.samples import group, play, reader
 from tests.waiting import until
 
-DEPLOY = REPO / "deploy" / "redis"
 USERS = ("worker", "producer", "trainer", "flower")
-
-
-def passwords() -> dict[str, str]:
-    made = subprocess.run([DEPLOY / "passwords.sh"], capture_output=True, text=True, check=True).stdout
-    return dict(line.split("=", 1) for line in made.splitlines())
-
-
-def users(env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    env = {"PATH": os.environ["PATH"], **env}
-    return subprocess.run([DEPLOY / "users.sh"], env=env, capture_output=True, text=True)
-
-
-def reads_are_apart() -> bool:
-    """Whether this server knows keys that may only be read, or only be written."""
-    version = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
-    return int(version.split("v=")[1].split(".")[0]) >= 7
 
 
 class Server:
@@ -55,9 +39,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder, port, made = tmp_path_factory.mktemp("users"), free_port(), passwords()
-    rules = users(made).stdout
-    (folder / "users.acl").write_text(rules if reads_are_apart() else re.sub("%[RW]~", "~", rules))
+    folder, port, made = tmp_path_factory.mktemp("users"), free_port(), made_passwords()
+    (folder / "users.acl").write_text(users_file(made))
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     with started_redis([*command, "--aclfile", str(folder / "users.acl")], port) as process:
         yield Server(port, made)

@@ -130,7 +130,7 @@ def test_flower_hears_of_every_event_of_a_task_and_of_many_in_one_message(
         f"shop train/17, r/{group}/0, attempt 2" for group in groups[:-1]
     }
     assert shown["task-succeeded"]["result"] == "reward 1.0, done, 9 turns, 1,834 tokens"
-    assert shown["task-failed"]["result"] == shown["task-failed"]["exception"] == "dead, env: ValueError: boom"
+    assert shown["task-failed"]["result"] == shown["task-failed"]["exception"] == "env: ValueError: boom"
     assert shown["task-refused"]["result"] == "refused: leased"
     assert shown["task-succeeded"]["runtime"] >= 0.0
 

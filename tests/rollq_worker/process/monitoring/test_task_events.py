@@ -26,9 +26,9 @@ WHY = {"stop": "failed", "why": "engine: HTTP 500\nTraceback (most recent call l
             "succeeded",
             "reward 0.3333, turns, 1 turn, 5 tokens",
         ),
-        (WHY | {"then": "queued"}, "retried", "queued again, engine: HTTP 500"),
-        (WHY | {"then": "dead"}, "failed", "dead, engine: HTTP 500"),
-        (WHY | {"then": "surplus"}, "failed", "surplus, engine: HTTP 500"),
+        (WHY | {"then": "queued"}, "retried", "engine: HTTP 500"),
+        (WHY | {"then": "dead"}, "failed", "engine: HTTP 500"),
+        (WHY | {"then": "surplus"}, "failed", "engine: HTTP 500"),
         ({"stop": "abandoned", "why": "env: nothing in 60 s"}, "failed", "abandoned, env: nothing in 60 s"),
         ({"stop": "released"}, "retried", "released, another worker goes on with it"),
         ({"stop": "fenced"}, "fenced", "its lease was lost"),
@@ -43,7 +43,7 @@ def test_a_rollout_is_told_in_one_line(summary: dict[str, Any], kind: str, text:
 
 def test_a_long_reason_is_cut() -> None:
     _, text = outcome({"stop": "failed", "then": "dead", "why": "x" * 10_000})
-    assert text == "dead, " + "x" * LONGEST_WHY
+    assert text == "x" * LONGEST_WHY
 
 
 def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +63,6 @@ def test_what_a_real_attempt_says(runner: JobRunner, ledger: Ledger, monkeypatch
     kinds = [kind for kind, _ in told]
     assert kinds == ["task-started", "task-retried", "task-started", "task-succeeded", "task-refused"]
     assert [told[n][1]["args"] for n in (0, 2)] == [f"shop train/3, r/g/0, attempt {n}" for n in (1, 2)]
-    assert told[1][1]["exception"] == "queued again, env: no such shelf"
+    assert told[1][1]["exception"] == "env: no such shelf"
     assert told[3][1]["result"].startswith("reward 1.0, done, ") and told[3][1]["runtime"] > 0
     assert told[4][1]["result"] == "refused: done"

@@ -56,8 +56,7 @@ def outcome(summary: Summary) -> tuple[str, str]:
         return SUCCEEDED, f"reward {round(summary['reward'], 4)}, {stop}, {turns}, {summary['tokens']:,} tokens"
     why = summary.get("why", "").split("\n", 1)[0][:LONGEST_WHY]
     if stop == "failed":
-        then = summary["then"]
-        return (RETRIED, f"queued again, {why}") if then == State.QUEUED else (FAILED, f"{then}, {why}")
+        return RETRIED if summary["then"] == State.QUEUED else FAILED, why
     if stop == "abandoned":
         return FAILED, f"abandoned, {why}"
     if stop == "released":

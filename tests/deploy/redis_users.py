@@ -1,0 +1,31 @@
+"""New passwords, and the ACL file of deploy/redis for the Redis that is at hand."""
+
+import os
+import re
+import subprocess
+
+from tests.conftest import REPO, redis_binary
+
+DEPLOY = REPO / "deploy" / "redis"
+
+
+def made_passwords() -> dict[str, str]:
+    out = subprocess.run([DEPLOY / "passwords.sh"], capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in out.splitlines())
+
+
+def users(env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    env = {"PATH": os.environ["PATH"], **env}
+    return subprocess.run([DEPLOY / "users.sh"], env=env, capture_output=True, text=True)
+
+
+def reads_are_apart() -> bool:
+    """Whether this server knows keys that may only be read, or only be written."""
+    version = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    return int(version.split("v=")[1].split(".")[0]) >= 7
+
+
+def users_file(made: dict[str, str]) -> str:
+    """The ACL file as this server can read it."""
+    rules = users(made).stdout
+    return rules if reads_are_apart() else re.sub("%[RW]~", "~", rules)

@@ -12,6 +12,7 @@ from rollq.client.client import Client
 from rollq.client.waits import WaitLog, explain, facts, holdup, other_runs
 from rollq.errors import PullTimeout
 from rollq.job import Purpose
+from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
@@ -218,6 +219,24 @@ class TestWorkers:
         live(ledger)
         ledger.redis.zadd(ledger.keys.queued, {"r/g/0": reader(ledger).scripts.now() - 40})
         assert "for 40 s no message of a queued job has reached the broker: check" in explain(client.reader, **side)
+
+    def test_they_get_no_messages(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        live(ledger)
+        now = reader(ledger).scripts.now()
+        ledger.redis.zadd(ledger.keys.queued, {f"r/g/{n}": now + CONFIRMED_S - 40 for n in range(2)})
+        said = explain(client.reader, **side)
+        assert "a queued job has had its message at the broker for 40 s, and the only live worker did not take" in said
+        ledger.redis.config_set("maxmemory", 1)
+        try:
+            assert "0 being played: Redis is out of memory (" in explain(client.reader, **side)
+        finally:
+            ledger.redis.config_set("maxmemory", 0)
+        live(ledger, busy=1)  # with another run
+        assert explain(client.reader, **side) == ""
+        live(ledger)
+        ledger.redis.zadd(ledger.keys.queued, {f"r/g/{n}": now + LONGEST_BACKOFF_S for n in range(2)})
+        assert explain(client.reader, **side) == ""  # they wait for their backoff
 
     def test_they_are_busy_with_other_runs(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rollq.job import Purpose, parse_id
+from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import Admission, Standing
 from rollq.ledger.workers.live_workers import LiveWorker, live_workers
+from rollq.servers.health import server_info
+from rollq.servers.refusal import why_no_writes
 
 SOME_JOBS = 20
 """Number of queued jobs whose queues are looked at."""
+LATE_S = 10.0
+"""Seconds after which a job's message is late. The reaper publishes once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,10 @@ class Facts:
     """The queues of the run's jobs."""
     overdue_s: float = 0.0
     """Seconds for which a queued job should have had its message at the broker; 0: none is late."""
+    unclaimed_s: float = 0.0
+    """Seconds for which such a message has been at the broker and the job was not claimed."""
+    refuses: str = ""
+    """Why Redis takes no writes, looked up when such a job waits for long."""
     tokenizer: str = ""
     """Hash of the run's tokenizer; empty while it is not fixed."""
     template: str = ""
@@ -125,20 +134,26 @@ def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWork
     found = reader.scripts.guard(reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, *fields))
     tokenizer, template = ((value or b"").decode() for value in found)
     workers = live_workers(reader.redis) if workers is None else workers
-    queues, overdue_s = _queued_jobs(reader)
-    return replace(facts, tokenizer=tokenizer, template=template, queues=queues, overdue_s=overdue_s, workers=workers)
+    facts = replace(facts, tokenizer=tokenizer, template=template, workers=workers)
+    return _with_queued(facts, reader) if facts.queued else facts
 
 
-def _queued_jobs(reader: LedgerReader) -> tuple[list[str], float]:
-    """The queues of some of the run's queued jobs, and for how many seconds the first one's message is overdue."""
-    key, last = reader.keys.queued, SOME_JOBS - 1
-    rows = reader.scripts.guard(key, lambda: reader.redis.zrange(key, 0, last, withscores=True))
-    if not rows:
-        return [], 0.0
-    groups = dict.fromkeys(parse_id(job_id.decode())[1] for job_id, _ in rows)
-    pipe = reader.redis.pipeline(transaction=False)
-    for group in groups:
+def _with_queued(facts: Facts, reader: LedgerReader) -> Facts:
+    """With the queues of some of the queued jobs, and with how long the first ones wait for and at the broker."""
+    key, now, pipe = reader.keys.queued, reader.scripts.now(), reader.redis.pipeline(transaction=False)
+    pipe.zrange(key, 0, SOME_JOBS - 1, withscores=True)
+    # A job is due when its backoff ends, or long after its message went out.
+    pipe.zrangebyscore(key, now + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True)
+    rows, published = reader.scripts.guard(key, pipe.execute)
+    for group in dict.fromkeys(parse_id(job_id.decode())[1] for job_id, _ in rows):
         pipe.hget(reader.keys.group(group), "queue")
     found = reader.scripts.guard(key, pipe.execute)
-    overdue_s = max(0.0, reader.scripts.now() - rows[0][1])
-    return sorted({queue.decode() for queue in found if queue}), overdue_s
+    overdue_s = max(0.0, now - rows[0][1]) if rows else 0.0
+    unclaimed_s = max(0.0, now + CONFIRMED_S - published[0][1]) if published else 0.0
+    return replace(
+        facts,
+        queues=sorted({queue.decode() for queue in found if queue}),
+        overdue_s=overdue_s,
+        unclaimed_s=unclaimed_s,
+        refuses=why_no_writes(server_info(reader.redis)) if max(overdue_s, unclaimed_s) >= LATE_S else "",
+    )

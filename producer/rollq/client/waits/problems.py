@@ -3,14 +3,11 @@
 import difflib
 from collections.abc import Sequence
 
-from rollq.client.waits.facts import Facts
+from rollq.client.waits.facts import LATE_S, Facts
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.replies import Admission
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, LiveWorker
-
-OVERDUE_S = 10.0
-"""Seconds after which a job's message is late. The reaper publishes once a second."""
 
 LISTED = 5
 """Number of runs that an explanation names."""
@@ -159,10 +156,18 @@ def _unplayed(f: Facts) -> str:
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
         slots = sum(worker.slots for worker in able)
         return f"{jobs}: all {slots} slots of {_live(able)} play other runs; more workers would help"
-    if f.overdue_s >= OVERDUE_S:
+    if f.refuses and not f.leased:
+        return f"{jobs}: {f.refuses}"
+    if f.overdue_s >= LATE_S:
         return (
             f"{jobs}; for {f.overdue_s:.0f} s no message of a queued job has reached the broker: check the workers'"
             " `--broker` with `rollq doctor`, and their logs"
+        )
+    if f.unclaimed_s >= LATE_S and not f.leased and not any(worker.busy for worker in able):
+        return (
+            f"{jobs}; a queued job has had its message at the broker for {f.unclaimed_s:.0f} s, and {_live(able)} did"
+            " not take it: check that the broker is up, and that workers and producers have the same `--broker`; the"
+            " workers' logs say what they refuse"
         )
     return ""
 

@@ -27,7 +27,7 @@ MOST_RUNS = 20
 MOST_ACTIVE = 200
 """Number of runs with jobs that are compared, the newest ones."""
 EXPLAINED = 5
-"""Number of runs with work of which is asked what holds them up."""
+"""Number of runs of which is asked what holds them up: those with work, then the newest."""
 LOST_S = 60.0
 """Seconds for which a worker that is gone without a word is shown."""
 OF_GROUP = ("at", "started")
@@ -175,7 +175,9 @@ class FleetReader:
         return " ".join(filter(None, (dead, self._of_runs(found, workers))))
 
     def _of_runs(self, found: Sequence[RunNow], workers: Sequence[LiveWorker]) -> str:
-        readers = [LedgerReader(self._redis, run.run) for run in found if run.has_work or self._run][:EXPLAINED]
+        # Also in a run without work a consumer or a producer may wait.
+        order = sorted(found, key=lambda run: not run.has_work)
+        readers = [LedgerReader(self._redis, run.run) for run in order[:EXPLAINED]]
         for purpose in Purpose:
             for reader in readers:
                 if text := explain(reader, purpose, workers=workers):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from rollq.commands.dead_jobs import age
 from rollq.commands.top.fleet import EngineNow, FleetNow, RunNow
-from rollq.commands.top.server import MIB
 from rollq.export.transcript import clean
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, LiveWorker
+from rollq.servers.refusal import MIB
 
 WIDE = 120
 """Columns of a terminal from which on there is room for everything."""

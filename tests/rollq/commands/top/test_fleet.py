@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(fleet: FleetReade
     [
         (
             {"used_memory": 2**30, "maxmemory": 2**30},
-            "Redis is out of memory (1024 of 1024 MiB): workers claim nothing",
+            "Redis is out of memory (1024.0 of 1024.0 MiB): workers claim nothing",
         ),
         ({"rdb_last_bgsave_status": "err"}, "Redis cannot write to its disk (rdb_last_bgsave_status: err)"),
         ({"role": "slave"}, "this Redis is a replica and takes no writes"),
@@ -152,6 +152,15 @@ def test_a_problem_of_any_run_comes_before_an_ordinary_wait(fleet: FleetReader, 
     assert fleet.read().holdup.startswith("run r: 1 queued, 1 being played")
     Ledger(ledger.redis, "q").submit(group("g", run="q", queue="qwen"))
     assert "in queue qwen, and the live workers serve rollq" in fleet.read().holdup
+
+
+def test_a_consumer_waits_in_a_run_without_work(fleet: FleetReader, client: Client, ledger: Ledger) -> None:
+    client.admit(1, 0)
+    finish_groups(ledger, "a")
+    next(client.batches(1)).ack()
+    assert fleet.read().holdup == ""
+    assert ledger.submit(group("b")).full
+    assert "a producer waits, because admission lets no more in" in fleet.read().holdup
 
 
 def test_a_look_does_not_depend_on_the_number_of_jobs(fleet: FleetReader, ledger: Ledger) -> None:

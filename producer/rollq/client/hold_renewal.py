@@ -40,10 +40,11 @@ class HoldRenewal:
                 self._thread = threading.Thread(target=self._run, name="rollq-holds", daemon=True)
                 self._thread.start()
 
-    def drop(self, token: str) -> None:
-        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost."""
+    def drop(self, token: str) -> bool:
+        """Stop renewing the hold of this batch: it was acknowledged, rejected or lost. Returns whether it was
+        renewed."""
         with self._lock:
-            self._groups.pop(token, None)
+            return self._groups.pop(token, None) is not None
 
     def close(self) -> None:
         self._stop.set()
@@ -60,7 +61,8 @@ class HoldRenewal:
                 if was_reachable:
                     log.warning("cannot renew holds, trying again: %s: %s", type(e).__name__, e)
                 lost, reachable = [], False
-            for token in lost:
+            if lost:
+                self._stop.wait(min(self._hold_s / 3, RENEW_RETRY_S))  # for the caller whose acknowledgement ended the hold just now
+            for token in filter(self.drop, lost):
                 log.warning("a consumer was out of touch for too long, or another has its name: %s is lost", token)
-                self.drop(token)
             pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

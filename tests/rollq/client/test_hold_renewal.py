@@ -222,3 +222,22 @@ def test_a_lost_hold_is_renewed_no_more() -> None:
     assert holds.groups == 0
     holds.close()
     assert renewals.renewed.count("lost") == 1
+
+
+def test_a_hold_that_ends_while_it_is_renewed_was_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def renew(tokens: Sequence[str]) -> Sequence[str]:
+        if "acked" in tokens:
+            holds.drop("acked")  # as its caller does, once its acknowledgement is through
+            return ["acked"]
+        done.set()
+        return []
+
+    holds = HoldRenewal(renew, hold_s=0.05)
+    with caplog.at_level(logging.WARNING, "rollq"):
+        holds.set("kept", 1)
+        holds.set("acked", 1)
+        assert done.wait(60)
+    holds.close()
+    assert not [record for record in caplog.records if "lost" in record.message]

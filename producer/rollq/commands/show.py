@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollq.commands.connect import open_client
+from rollq.commands.connect import open_client, settings
 from rollq.commands.dead_jobs import first_line
-from rollq.commands.flags.shared import Commands, add_json, add_redis, whole
+from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, whole
 from rollq.errors import ContractError, SettingsError
 from rollq.export import jsonl
 from rollq.export.record import record
@@ -35,6 +35,7 @@ def add(commands: Commands) -> None:
         help="show the journal of this failed attempt, which a later attempt set aside",
     )
     add_redis(parser)
+    add_tokenizer(parser)
     add_json(parser, "print one JSON object, as in an exported file")
     parser.add_argument(
         "--html",
@@ -71,7 +72,9 @@ def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
     from rollq.viewer.exported import page_of_record
     from rollq.viewer.redis_place import page_of_job
     from rollq.viewer.single_page import single_page
+    from rollq.viewer.token_texts import load_texts, with_texts
 
+    texts = load_texts(settings(args).tokenizer)
     if place:
         page = page_of_record(jsonl.read(*place))
     else:
@@ -79,7 +82,7 @@ def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
             state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
             page = page_of_job(client.reader, state, trajectory, args.attempt)
     try:
-        args.html.write_text(single_page(page), encoding="utf-8")
+        args.html.write_text(single_page(with_texts(page, texts)), encoding="utf-8")
     except OSError as e:
         raise SettingsError(f"cannot write {args.html}: {e.strerror}") from e
     print(f"{args.html}: open it in a browser")

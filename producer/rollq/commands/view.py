@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import Commands, add_redis, add_run, whole
+from rollq.commands.flags.shared import Commands, add_redis, add_run, add_tokenizer, whole
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.ledger.reader import LedgerReader
@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
         help="let the page play dead rollouts again; the address that is printed then carries a token",
     )
     add_redis(parser)
+    add_tokenizer(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.run_name or args.allow_actions:
         raise SettingsError("a file is only looked at: leave out --run and --allow-actions")
     from rollq.viewer.exported import ExportedFile
+    from rollq.viewer.token_texts import load_texts
 
-    view = server.ViewServer(ExportedFile(args.file))
+    view = server.ViewServer(ExportedFile(args.file), texts=load_texts(settings(args).tokenizer))
     server.serve(view, args.port, ready=lambda port: _print(port, str(args.file), ""))
     return 0
 
@@ -52,13 +54,15 @@ def run(args: argparse.Namespace) -> int:
 def _view_redis(args: argparse.Namespace) -> int:
     from rollq.viewer import server
     from rollq.viewer.redis_place import RedisPlace
+    from rollq.viewer.token_texts import load_texts
 
     url = settings(args).redis_url
     token = secrets.token_urlsafe(24) if args.allow_actions else ""
     with open_redis(args) as connection:
         if args.run_name:
             check_run(LedgerReader(connection, args.run_name), url)
-        view = server.ViewServer(RedisPlace(connection, mask_url(url)), run=args.run_name or "", token=token)
+        place, texts = RedisPlace(connection, mask_url(url)), load_texts(settings(args).tokenizer)
+        view = server.ViewServer(place, run=args.run_name or "", token=token, texts=texts)
         what = f"run {args.run_name}" if args.run_name else "the runs"
         server.serve(view, args.port, ready=lambda port: _print(port, f"{what} in Redis at {mask_url(url)}", token))
     return 0

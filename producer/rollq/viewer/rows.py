@@ -6,7 +6,7 @@ Pure: it does not know where rows come from, and it never needs an episode's tok
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rollq.evaluation.statistics import SUCCESS
@@ -139,7 +139,7 @@ def histogram(rewards: Sequence[float]) -> dict[str, Any]:
 
 
 def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The groups of these rows in their order, with each member's row. `states`: what is known of groups beside."""
+    """The groups of these rows in their order, with a few facts of each member. `states`: of groups, where known."""
     members: dict[str, list[Row]] = {}
     for row in rows:
         members.setdefault(row.group, []).append(row)
@@ -159,7 +159,7 @@ def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict
         "task": first.task,
         "mean": mean,
         "spread": spread,
-        "members": [asdict(row) | {"outcome": row.outcome} for row in members],
+        "members": [{"sample": row.sample, "reward": row.reward, "outcome": row.outcome} for row in members],
     }
 
 

@@ -20,6 +20,7 @@ from rollq.viewer import rows
 from rollq.viewer.conversation import as_json
 from rollq.viewer.place import Place
 from rollq.viewer.rows import Query
+from rollq.viewer.token_texts import Texts, with_texts
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
 TOKEN = "X-Rollq-Token"
@@ -51,10 +52,11 @@ def asset(name: str) -> str:
 
 
 class ViewServer:
-    """`run`: the run to open first, if any. `token`: what a requeue must carry; empty: nothing can be changed."""
+    """`run`: the run to open first, if any. `token`: what a requeue must carry; empty: nothing can be changed.
+    `texts`: of single tokens, where they are known."""
 
-    def __init__(self, place: Place, *, run: str = "", token: str = "") -> None:
-        self.place, self.run, self.token = place, run, token
+    def __init__(self, place: Place, *, run: str = "", token: str = "", texts: Texts | None = None) -> None:
+        self.place, self.run, self.token, self.texts = place, run, token, texts
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_guard, _errors], client_max_size=1 << 16)
@@ -117,7 +119,7 @@ class ViewServer:
         if attempt and not attempt.isdecimal():
             raise SettingsError(f"attempt must be a number, not {attempt!r}")
         asked = request.query["run"], request.query["key"], int(attempt) if attempt else None
-        return _json(await asyncio.to_thread(self.place.rollout, *asked))
+        return _json(await asyncio.to_thread(lambda: with_texts(self.place.rollout(*asked), self.texts)))
 
     async def requeue(self, request: web.Request) -> web.Response:
         """Only for a request of this page: other sites cannot set the header, and name another origin."""

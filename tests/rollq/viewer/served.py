@@ -13,6 +13,7 @@ from aiohttp import web
 
 from rollq.viewer.place import Place
 from rollq.viewer.server import ViewServer
+from rollq.viewer.token_texts import Texts
 
 
 class Answer(NamedTuple):
@@ -49,9 +50,9 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(place: Place, *, run: str = "", token: str = "") -> Iterator[Served]:
+def served(place: Place, *, run: str = "", token: str = "", texts: Texts | None = None) -> Iterator[Served]:
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(ViewServer(place, run=run, token=token).app(), shutdown_timeout=0.1)
+    runner = web.AppRunner(ViewServer(place, run=run, token=token, texts=texts).app(), shutdown_timeout=0.1)
 
     async def start() -> None:
         await runner.setup()

@@ -124,9 +124,10 @@ function facts(page, links) {
     links.attempts,
     page.tools.length ? el('details', null, el('summary', null, `${page.tools.length} tools`),
       el('dl.tools', null, page.tools.map((tool) => [el('dt', null, tool.name), el('dd', null, tool.text.slice(0, 300))]))) : null,
-    el('div.key', null, el('p', null, 'A cell is a sampled token. The darker it is, the less likely it was:'),
+    el('div.key', null, el('p', null, 'A cell is a sampled token. The further right in this row, the less likely it was:'),
       el('div.strip', null, ['s0', 's1', 's2', 's3', 's4'].map((name) => el('i', { class: name }))),
-      el('p.quiet', null, `logprob above ${BOUNDS.join(', ')}, and below`)));
+      el('p.quiet', null, `logprob above ${BOUNDS.join(', ')}, and below`),
+      page.entries.some((entry) => entry.texts) ? el('p', null, 'Click a row of cells, or press t, for the text of each token.') : null));
 }
 
 function asText(value) {
@@ -134,10 +135,13 @@ function asText(value) {
   return names.map((name) => `${name} ${typeof value[name] === 'string' ? value[name] : JSON.stringify(value[name])}`).join(', ');
 }
 
-// j and k go to the next and the previous turn.
+// j and k go to the next and the previous turn; t opens and closes the texts of tokens.
 function turnKeys(active) {
   document.addEventListener('keydown', (event) => {
     if (!active() || event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    const tokens = [...document.querySelectorAll('details.tokens')];
+    const close = tokens.some((one) => one.open);
+    if (event.key === 't') for (const one of tokens) one.open = !close;
     if (event.key !== 'j' && event.key !== 'k') return;
     const turns = [...document.querySelectorAll('.message.sampled')];
     const tops = turns.map((turn) => turn.getBoundingClientRect().top);

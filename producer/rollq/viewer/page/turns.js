@@ -112,31 +112,38 @@ function image(shown) {
   return el('img', { src: shown.url, alt: `image of ${shown.size}` });
 }
 
-// One cell a token, shaded by its logprob; with the tokens' texts, the text itself in cells.
+// One cell a token, shaded by its logprob. Where the texts of tokens are known, the cells open to the text in cells.
 function tokenStrip(entry) {
   if (!entry.ids.length) return null;
-  const texts = entry.texts;
-  const strip = el(texts ? 'div.strip.texts' : 'div.strip', { 'aria-hidden': 'true' });
-  const most = Math.min(entry.ids.length, MOST_CELLS);
-  fillStrip(strip, entry, 0, most);
-  if (most < entry.ids.length) {
-    const more = el('button.more', { type: 'button', onclick: () => { more.remove(); fillStrip(strip, entry, most, entry.ids.length); } },
-      `${count(entry.ids.length - most)} more tokens`);
-    strip.append(more);
-  }
-  return el('details.tokens', { open: !texts }, el('summary', null, 'sampled tokens'), strip);
+  const cells = strip(entry, null);
+  if (!entry.texts) return cells;
+  const words = el('details.tokens', { ontoggle: () => { if (words.children.length === 1) words.append(strip(entry, entry.texts)); } },
+    el('summary', { title: 'the text of each token' }, cells));
+  return words;
 }
 
-function fillStrip(strip, entry, from, to) {
+function strip(entry, texts) {
+  const node = el(texts ? 'div.strip.texts' : 'div.strip', texts ? { dir: 'auto' } : { role: 'img', 'aria-label': `${entry.ids.length} sampled tokens` });
+  const most = Math.min(entry.ids.length, MOST_CELLS);
+  fillStrip(node, entry, texts, 0, most);
+  if (most < entry.ids.length) {
+    const more = el('button.more', { type: 'button', onclick: () => { more.remove(); fillStrip(node, entry, texts, most, entry.ids.length); } },
+      `${count(entry.ids.length - most)} more tokens`);
+    node.append(more);
+  }
+  return node;
+}
+
+function fillStrip(node, entry, texts, from, to) {
   const many = entry.versions.length > 1;
   for (const [place, [version, start, end]] of entry.versions.entries()) {
     if (end <= from || start >= to) continue;
-    if (many) strip.append(el('span.span', null, `v ${version}`));
+    if (many) node.append(el('span.span', null, `v ${version}`));
     for (let at = Math.max(start, from); at < Math.min(end, to); at += 1) {
       const title = `token ${entry.ids[at]}, logprob ${fixed(entry.logprobs[at], 3)}, version ${version}`;
       const cell = el('i', { class: `${shade(entry.logprobs[at])}${place % 2 ? ' other' : ''}`, title });
-      if (entry.texts) addText(cell, entry.texts[at].replace(/\n/g, '⏎\n'));
-      strip.append(cell);
+      if (texts) addText(cell, texts[at].replace(/\n/g, '⏎\n'));
+      node.append(cell);
     }
   }
 }

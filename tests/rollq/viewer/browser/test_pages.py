@@ -108,6 +108,17 @@ def test_everything_can_be_reached_by_keys(tmp_path: Path, opens: Opens) -> None
         assert page.evaluate("document.activeElement.id") == "search"
 
 
+def test_a_row_of_cells_opens_to_the_texts_of_tokens(tmp_path: Path, opens: Opens) -> None:
+    path = export(tmp_path / "x.jsonl", trajectory())
+    with served(ExportedFile(path), texts=lambda ids: ["h", "m"]) as server:
+        page = opens(f"{server.url}#/run/r/rollout/r%2Fg%2F0")
+        page.wait_for_selector("details.tokens")
+        page.keyboard.press("t")
+        page.wait_for_selector(".strip.texts")
+        assert page.locator(".strip.texts").all_inner_texts() == ["hm", "hm"]
+        assert "logprob -0.5" in page.locator(".strip.texts i").first.get_attribute("title")
+
+
 def dead_job(ledger: Ledger) -> RedisPlace:
     ledger.submit(group())
     ledger.fail("r/g/0", claim(ledger, "r/g/0").lease, FailureClass.JOB, "no", final=True)

@@ -1,0 +1,53 @@
+"""The texts of single tokens on a page, where the run's tokenizer is at hand. The light client has none.
+
+Nothing on a page depends on them. They are shown only when they spell what the messages say, so that another model's
+tokenizer shows nothing in place of nonsense.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from rollq.errors import RollqError
+
+GROUP = "rollq.token_texts"
+"""Entry points of functions that take a tokenizer's name or directory and give such a `Texts`."""
+Texts = Callable[[Sequence[int]], list[str]]
+"""The texts of ids, which side by side are their text."""
+COMPARED = 40
+"""Number of characters of a message that must be found in what its tokens spell."""
+
+
+def load_texts(tokenizer: str | None) -> Texts | None:
+    """None where the worker's package or the packages that it needs are not installed. Raises RollqError for a
+    tokenizer that was named and cannot be loaded."""
+    for point in entry_points(group=GROUP):
+        try:
+            found: Texts = point.load()(tokenizer)
+            return found
+        except ImportError:
+            return None
+        except RollqError:
+            if tokenizer is not None:
+                raise
+    return None
+
+
+def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
+    """The page, with `texts` in each of its turns if they are this model's."""
+    turns = [entry for entry in page["entries"] if entry["turn"] is not None and entry["ids"]]
+    if texts is None or not turns:
+        return page
+    try:
+        found = [texts(entry["ids"]) for entry in turns]
+    except (OverflowError, TypeError, ValueError, RollqError):  # ids that the vocabulary does not have
+        return page
+    if all(_spell("".join(words), entry) for words, entry in zip(found, turns, strict=True)):
+        for words, entry in zip(found, turns, strict=True):
+            entry["texts"] = words
+    return page
+
+
+def _spell(text: str, entry: Mapping[str, Any]) -> bool:
+    said = [entry["text"].strip()[:COMPARED].rstrip(), *(call["name"] for call in entry["calls"])]
+    return all(words in text for words in said)

@@ -62,7 +62,8 @@ class HoldRenewal:
                     log.warning("cannot renew holds, trying again: %s: %s", type(e).__name__, e)
                 lost, reachable = [], False
             if lost:
-                self._stop.wait(min(self._hold_s / 3, RENEW_RETRY_S))  # for the caller whose acknowledgement ended the hold just now
+                # Its caller may have acknowledged the batch just now.
+                self._stop.wait(min(self._hold_s / 3, RENEW_RETRY_S))
             for token in filter(self.drop, lost):
                 log.warning("a consumer was out of touch for too long, or another has its name: %s is lost", token)
             pause = self._hold_s / 3 if reachable else min(self._hold_s / 3, RENEW_RETRY_S)

@@ -1,0 +1,124 @@
+"""Real faults, and whether `rollq top` and `rollq late` name them (docs/operate.md)."""
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from rollq import Client, Job
+from rollq.commands.top.fleet import FleetNow, FleetReader
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.unfinished import oldest_open_groups
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
+from rollq.servers.connection import connect
+from tests.e2e.own_redis import OwnRedis
+from tests.e2e.stack import FAULTY_SHOP, Stack
+from tests.waiting import until
+
+
+class Operator:
+    """A person who looks at the fleet."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = connect(url, retries=0)
+        self._fleet = FleetReader(self._redis)
+        self.seen: FleetNow = self._fleet.read()
+
+    def sees(self, text: str) -> bool:
+        """Whether `rollq top` says so now."""
+        self.seen = self._fleet.read()
+        return text in self.seen.holdup
+
+    def waits(self, run: str) -> set[str]:
+        """What `rollq late` says that the unfinished jobs of the oldest groups wait for."""
+        groups = oldest_open_groups(LedgerReader(self._redis, run), 5)
+        return {job.waits_for for group in groups for job in group.jobs}
+
+
+def submit(stack: Stack, run: str, groups: int = 16, **job: Any) -> None:
+    broker = job.pop("broker", None)
+    with Client(stack.redis_url, run=run, broker_url=broker) as client:
+        jobs = [
+            Job(run=run, group=f"g{n}", size=2, sample=sample, env="shop", task=n, **job)
+            for n in range(groups)
+            for sample in (0, 1)
+        ]
+        client.submit(jobs)
+
+
+def tell_engine(stack: Stack, path: str, **body: object) -> None:
+    request = urllib.request.Request(
+        f"{stack.engine_url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    assert urllib.request.urlopen(request, timeout=30).status == 200
+
+
+def test_an_engine_that_is_paused_then_gone_and_a_worker_that_is_killed(stack: Stack) -> None:
+    operator = Operator(stack.redis_url)
+    submit(stack, "r")
+    until(lambda: operator.sees("32 jobs are queued and 0 being played, and no worker is alive"))
+    engine = stack.engine("--latency", "2")
+    worker = stack.worker(4)
+    until(lambda: operator.sees("All 4 slots are taken") and operator.seen.turns_s and operator.seen.tokens_s)
+    assert [(found.url, found.state) for found in operator.seen.engines] == [(stack.engine_url, READY)]
+    assert "engine" in operator.waits("r")
+
+    tell_engine(stack, "pause_generation", mode="in_place")
+    until(lambda: operator.sees(f"the engine at {stack.engine_url} is paused, as for new weights"))
+    assert operator.seen.engines[0].state == PAUSED and "engine (paused)" in operator.waits("r")
+    tell_engine(stack, "continue_generation")
+    until(lambda: operator.sees("All 4 slots are taken"))
+
+    engine.kill()
+    until(lambda: operator.sees("the engine of the only live worker that may play them is away: start it"))
+    assert operator.seen.engines[0].state == AWAY and "engine (away)" in operator.waits("r")
+
+    worker.kill()
+    until(lambda: operator.sees("nothing was heard of the only live worker for"))
+    assert any(wait.startswith("nothing was heard of its worker for") for wait in operator.waits("r"))
+    until(lambda: operator.sees("no worker is alive: start `rollq worker`"))
+    assert list(operator.seen.lost) and not operator.seen.workers
+
+
+def test_a_broker_that_is_gone(stack: Stack, tmp_path: Path) -> None:
+    """It holds messages only, so the ledger's Redis shows nothing of it."""
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    broker, operator = OwnRedis(folder), Operator(stack.redis_url)
+    try:
+        stack.engine("--latency", "0.2")
+        stack.worker(2, "--broker", broker.url)
+        submit(stack, "r", 32, broker=broker.url)
+        until(lambda: operator.sees("All 2 slots are taken"))
+    finally:
+        broker.process.kill()
+        broker.process.wait(60)
+    until(lambda: operator.sees("did not take it: check that the broker is up"))
+
+
+def test_an_environment_that_does_not_return(stack: Stack) -> None:
+    operator = Operator(stack.redis_url)
+    stack.engine()
+    process = stack.start("worker", "-c", "2", "--engine", stack.engine_url, env=FAULTY_SHOP)
+    stack.wait(lambda: b"ready" in process.log.read_bytes(), 150, "the worker")  # type: ignore[attr-defined]
+    with Client(stack.redis_url, run="r") as client:
+        client.submit([Job(run="r", group="g", env="faulty", task=0, env_args={"fault": "sleep"})])
+    until(lambda: operator.sees("1 waits for environment.step("))
+    assert any(wait.startswith("environment.step(") for wait in operator.waits("r"))
+
+
+def test_a_queue_that_no_worker_serves(stack: Stack) -> None:
+    operator = Operator(stack.redis_url)
+    stack.engine()
+    stack.worker(2)
+    submit(stack, "r", 1, queue="qwen")
+    until(lambda: operator.sees("and the live workers serve rollq: start `rollq worker --queues qwen`"))
+
+
+def test_a_redis_without_memory(own_redis: OwnRedis, own_stack: Stack) -> None:
+    operator = Operator(own_redis.url)
+    submit(own_stack, "r", 1)
+    client = connect(own_redis.url)
+    client.config_set("maxmemory", 1)
+    until(lambda: operator.sees("Redis is out of memory ("))
+    client.close()

@@ -17,7 +17,7 @@ from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
-from rollq_worker.process import job_task
+from rollq_worker.process import episode_player, job_task
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.protocols import Grade
 from rollq_worker.tokens.tokenizer import load_tokenizer
@@ -362,7 +362,7 @@ class TestFailures:
             seen.append(trajectory)
             return float("nan") if len(seen) == 1 else 0.5
 
-        monkeypatch.setattr(job_task, "reward_factory", lambda *args, **more: grade)
+        monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: grade)
         job_id = submit(ledger, reward="mine")
         summary = runner.run(job_id)
         assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "reward", "queued")

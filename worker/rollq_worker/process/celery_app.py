@@ -97,7 +97,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
     runner = JobRunner(settings, connection, engine, tokenizer, name, shutdown.draining, on_slots_lost)
     for watch in watchers:
         watch(runner)
-    runner.isolation.start()
+    runner.episodes.isolation.start()
     clock = LoopClock()
 
     impatient, publisher = connect(settings.redis_url, retries=RETRIES), Publisher(settings.broker_url)
@@ -145,10 +145,7 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
 
 def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
     """Raises SettingsError for an address that cannot be a broker's."""
-    kombu_transport.install()
-    app = celery.Celery("rollq", set_as_current=False)
-    app.conf.update(CONFIG | broker_settings(settings.broker_url, **kombu_transport.OPTIONS))
-    app.amqp.Connection = kombu_transport.Connection
+    app = bare_app(settings.broker_url)
 
     def play(task: Any, job_id: object = None, *_: object, **__: object) -> None:
         told = state.requests.get(task.request.id)  # None when another message with the same id has just ended
@@ -156,6 +153,15 @@ def make_app(settings: Settings, runner: JobRunner) -> celery.Celery:
         events.ended(runner.run(str(job_id), events.began))  # run() ignores texts that are no job id
 
     app.task(play, name=TASK, bind=True, Request=Request)
+    return app
+
+
+def bare_app(broker_url: str) -> celery.Celery:
+    """A worker's app without its task. Raises SettingsError for an address that cannot be a broker's."""
+    kombu_transport.install()
+    app = celery.Celery("rollq", set_as_current=False)
+    app.conf.update(CONFIG | broker_settings(broker_url, **kombu_transport.OPTIONS))
+    app.amqp.Connection = kombu_transport.Connection
     return app
 
 

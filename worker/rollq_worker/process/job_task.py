@@ -1,7 +1,7 @@
 """What a Celery task does: claim a job, play it, and tell the ledger how it ended.
 
-The invariant: the worker outlives every job, because every error becomes a failure of its attempt. It knows the ledger
-and the agent loop; `celery_app` knows how messages arrive.
+The invariant: the worker outlives every job, because every error becomes a failure of its attempt. It knows the
+ledger; `episode_player` knows how a job is played, and `celery_app` how messages arrive.
 """
 
 import logging
@@ -11,14 +11,11 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
 
-import rollq
 from rollq.errors import (
     ContractError,
-    EnvironmentFailure,
     Fenced,
     JobFailure,
     LedgerError,
@@ -33,31 +30,16 @@ from rollq.ledger.replies import Claim, Refusal
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
-from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq_worker.engine.quarantine import PoisonJob
-from rollq_worker.environments import domain
-from rollq_worker.episode import loop
-from rollq_worker.episode.messages import schemas_of
-from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained, ForOtherWorkers
-from rollq_worker.process import memory
 from rollq_worker.process.attempts.attempt import Attempt
-from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
-from rollq_worker.process.attempts.renderer_cache import RendererCache
-from rollq_worker.process.attempts.time_limits import (
-    OPEN_LIMIT_S,
-    STEP_LIMIT_S,
-    ThreadAbandoned,
-    TimedEnvironment,
-    timed_reward,
-)
+from rollq_worker.process.attempts.time_limits import ThreadAbandoned
+from rollq_worker.process.episode_player import EpisodePlayer
 from rollq_worker.process.time_spent import TimeSpent
-from rollq_worker.protocols import Domain, Environment, Task, User, WorkerEngine
-from rollq_worker.rewards import longest_s, reward_factory
+from rollq_worker.protocols import WorkerEngine
 from rollq_worker.tokens.respelling import Respelling
 from rollq_worker.tokens.tokenizer import Tokenizer
-from rollq_worker.users import longest_reply_s, user_factory
 
 log = logging.getLogger(__name__)
 
@@ -76,17 +58,11 @@ DAMAGE_PAUSE_S = 5.0
 REASON_HEAD = 200
 """Number of characters that are kept from the beginning of a reason that is cut. The rest is kept from the end, where a
 traceback says most."""
-SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
-"""Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
 NO_SEAT = "no seat"
 """Why a message goes back whose job no engine takes for now."""
 
 Summary = dict[str, Any]
 """What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
-
-
-def _nothing() -> None:
-    """Closes an environment that has no `close`."""
 
 
 class JobRunner:
@@ -108,7 +84,6 @@ class JobRunner:
         self.tokenizer = tokenizer
         self.name = name
         self.draining = draining
-        self.isolation = Isolation(settings.isolate)
         self.leases = Leases(
             draining,
             lambda: engine.outage_s,
@@ -119,19 +94,15 @@ class JobRunner:
         self.time_spent = TimeSpent(name, self.leases.held, engine)
         self.ledger = lru_cache(LEDGERS_KEPT)(lambda run: Ledger(connection, run))
         tokenizer.use_fast_encoder()
-        self.renderers = RendererCache(tokenizer)
+        self.episodes = EpisodePlayer(settings, self.time_spent.engine, engine.admit, tokenizer, name)
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
-        self._loaded: set[str] = set()
-        """Environments whose data is in this process."""
         self._told: set[tuple[str, str]] = set()
         """Runs that this worker does not play, with the reason, once it has said so."""
         self._left_alone: dict[str, float] = {}
         """Runs of which nothing is claimed, and the monotonic time until then."""
         self.on_end: list[Callable[[Attempt, Summary], object]] = []
         """Told how each attempt ended. They must not raise."""
-        self.watch: Callable[[Attempt, Environment, User], tuple[Environment, User]] | None = None
-        """Puts something that watches around an episode's environment and user."""
 
     def run(self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None) -> Summary:
         """Run the job if this worker can claim it. `on_claim` is told of the attempt before it begins."""
@@ -218,7 +189,7 @@ class JobRunner:
     def _run_attempt(self, attempt: Attempt, claim: Claim) -> Summary:
         job, started = claim.job, time.monotonic()
         try:
-            trajectory = self._play(attempt, claim)
+            trajectory = self.episodes.play(attempt, claim)
             stats = count_tokens(trajectory, self.respelling)
             attempt.complete(trajectory, stats)
         except Fenced as e:
@@ -251,85 +222,6 @@ class JobRunner:
             "tokens": len(trajectory.tokens),
             "seconds": round(time.monotonic() - started, 2),
         }
-
-    def _play(self, attempt: Attempt, claim: Claim) -> Trajectory:
-        job = claim.job
-        with attempt.time_limits.call(EnvironmentFailure, f"opening {job.env}", OPEN_LIMIT_S), ExitStack() as stack:
-            found = domain(job.env)
-            self._settle(job.env)
-            task = found.task(job.split, job.task)
-            if self.isolation.applies(job.env):
-                environment: Environment = stack.enter_context(
-                    self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)
-                )
-            else:
-                environment = found.open(job.split, job.task, job.env_args)
-                stack.callback(getattr(environment, "close", _nothing))
-            opened = stack.pop_all()
-        with opened:
-            return self._play_episode(environment, attempt, claim, found, task)
-
-    def _settle(self, env: str) -> None:
-        """After the first load of an environment. Its data stays."""
-        if env not in self._loaded:
-            self._loaded.add(env)
-            memory.settle(collect=False)
-
-    def _play_episode(
-        self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task
-    ) -> Trajectory:
-        job = claim.job
-        with attempt.time_limits.call(EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S):
-            tools = schemas_of(environment)
-        renderer = self.renderers.get(job, tools)
-        user = user_factory(job.user, task, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check)
-        header = Header(
-            attempt=attempt.number,
-            worker=self.name,
-            rollq=rollq.__version__,
-            env_version=found.version,
-            task_hash=task.hash,
-            template_hash=self.tokenizer.template_hash,
-            tokenizer_hash=self.tokenizer.hash,
-            history=job.history.value,
-            template_kwargs={**renderer.family.template_kwargs, **job.template_kwargs},
-            at=time.time(),
-        )
-        recorded = self._open_journal(attempt, claim, header)
-        timed: Environment = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
-        if self.watch is not None:
-            timed, user = self.watch(attempt, timed, user)
-        reward = reward_factory(
-            job.reward, job.reward_args, seed=job.seed, endpoints=self.settings.user_endpoints, check=attempt.check
-        )
-        return loop.play(
-            job,
-            engine=self.time_spent.engine,
-            renderer=renderer,
-            environment=timed,
-            user=user,
-            journal=attempt,
-            header=header,
-            recorded=recorded,
-            reward=reward and timed_reward(reward, attempt.time_limits, longest_s(reward)),
-        )
-
-    def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
-        """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is
-        written."""
-        if not claim.journal:
-            attempt.open(header)
-            return []
-        written, events = attempt.resume()
-        for name in SAME_TO_RESUME:
-            if getattr(written, name) != getattr(header, name):
-                raise Diverged(f"{claim.job.id}: {name} has changed since the episode began")
-        if attempt.lost_parts():
-            raise Diverged(f"{claim.job.id}: Redis lost the routed experts of some turns")
-        for event in events:
-            if isinstance(event, Sampled):
-                self.engine.admit(event.ids)
-        return events
 
     def _fail(self, attempt: Attempt, failure: RolloutFailure, trace: str = "") -> Summary:
         if failure.__cause__ and not trace:

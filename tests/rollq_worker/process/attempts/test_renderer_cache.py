@@ -11,7 +11,7 @@ from rollq.commands.stats import table
 from rollq.errors import JobFailure
 from rollq.job import History, Job
 from rollq_worker.environments import domain
-from rollq_worker.process import job_task
+from rollq_worker.process import episode_player
 from rollq_worker.process.attempts import renderer_cache
 from rollq_worker.process.attempts.renderer_cache import MAX_RENDERERS, RendererCache, needed_edges
 from rollq_worker.process.job_task import JobRunner
@@ -123,7 +123,7 @@ def test_malformed_tools_are_the_environments_failure(runner: JobRunner, monkeyp
         def open(self, *args: Any) -> Any:
             return type("Toolless", (), {"tools": [{"type": "function"}], "system_prompt": opened.system_prompt})()
 
-    monkeypatch.setattr(job_task, "domain", lambda name: Untyped())
+    monkeypatch.setattr(episode_player, "domain", lambda name: Untyped())
     summary = runner.run("r/g/0")
     assert (summary["stop"], summary["failure"]) == ("failed", "env")
     assert "r/g/0: environment.tools: ValueError" in str(reader(runner.ledger("r")).job("r/g/0"))

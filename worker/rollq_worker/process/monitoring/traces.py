@@ -68,7 +68,7 @@ class AttemptTraces:
 
     def attach(self, runner: JobRunner) -> None:
         """Trace all attempts of this worker from now on."""
-        runner.watch = self.watch
+        runner.episodes.watch = self.watch
         runner.on_end.append(self.end)
 
     def watch(self, attempt: Attempt, environment: Environment, user: User) -> tuple[Environment, User]:

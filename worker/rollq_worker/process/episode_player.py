@@ -1,0 +1,140 @@
+"""Plays the episode of a claimed job: environment, user, renderer and journal brought together for the agent loop.
+
+It knows attempts, and nothing of messages or of what becomes of a failure.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import rollq
+from rollq.errors import EnvironmentFailure
+from rollq.ledger.replies import Claim
+from rollq.settings import Settings
+from rollq.trajectory import Event, Header, Sampled, Trajectory
+from rollq_worker.environments import domain
+from rollq_worker.episode import loop
+from rollq_worker.episode.messages import schemas_of
+from rollq_worker.episode.resume import Diverged
+from rollq_worker.process import memory
+from rollq_worker.process.attempts.attempt import Attempt
+from rollq_worker.process.attempts.isolation import Isolation
+from rollq_worker.process.attempts.renderer_cache import RendererCache
+from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
+from rollq_worker.protocols import Domain, Engine, Environment, Task, User
+from rollq_worker.rewards import longest_s, reward_factory
+from rollq_worker.tokens.tokenizer import Tokenizer
+from rollq_worker.users import longest_reply_s, user_factory
+
+SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
+"""Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
+
+
+class EpisodePlayer:
+    """Plays episodes, one per thread. The threads share everything that it holds."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        admit: Callable[[Sequence[int]], None],
+        tokenizer: Tokenizer,
+        name: str,
+    ) -> None:
+        """`admit` notes that the model sampled these ids before; `name` is the worker's."""
+        self.isolation = Isolation(settings.isolate)
+        self.watch: Callable[[Attempt, Environment, User], tuple[Environment, User]] | None = None
+        """Puts something that watches around an episode's environment and user."""
+        self._endpoints = settings.user_endpoints
+        self._engine = engine
+        self._admit = admit
+        self._tokenizer = tokenizer
+        self._name = name
+        self._renderers = RendererCache(tokenizer)
+        self._loaded: set[str] = set()
+        """Environments whose data is in this process."""
+
+    def play(self, attempt: Attempt, claim: Claim) -> Trajectory:
+        """The graded trajectory of a claimed job. Raises RolloutFailure, and what the attempt raises when it must
+        stop."""
+        job = claim.job
+        with attempt.time_limits.call(EnvironmentFailure, f"opening {job.env}", OPEN_LIMIT_S), ExitStack() as stack:
+            found = domain(job.env)
+            self._settle(job.env)
+            task = found.task(job.split, job.task)
+            if self.isolation.applies(job.env):
+                environment: Environment = stack.enter_context(
+                    self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)
+                )
+            else:
+                environment = found.open(job.split, job.task, job.env_args)
+                stack.callback(getattr(environment, "close", _nothing))
+            opened = stack.pop_all()
+        with opened:
+            return self._play_episode(environment, attempt, claim, found, task)
+
+    def _settle(self, env: str) -> None:
+        """After the first load of an environment. Its data stays."""
+        if env not in self._loaded:
+            self._loaded.add(env)
+            memory.settle(collect=False)
+
+    def _play_episode(
+        self, environment: Environment, attempt: Attempt, claim: Claim, found: Domain, task: Task
+    ) -> Trajectory:
+        job = claim.job
+        with attempt.time_limits.call(EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S):
+            tools = schemas_of(environment)
+        renderer = self._renderers.get(job, tools)
+        user = user_factory(job.user, task, seed=job.seed, endpoints=self._endpoints, check=attempt.check)
+        header = Header(
+            attempt=attempt.number,
+            worker=self._name,
+            rollq=rollq.__version__,
+            env_version=found.version,
+            task_hash=task.hash,
+            template_hash=self._tokenizer.template_hash,
+            tokenizer_hash=self._tokenizer.hash,
+            history=job.history.value,
+            template_kwargs={**renderer.family.template_kwargs, **job.template_kwargs},
+            at=time.time(),
+        )
+        recorded = self._open_journal(attempt, claim, header)
+        timed: Environment = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
+        if self.watch is not None:
+            timed, user = self.watch(attempt, timed, user)
+        reward = reward_factory(
+            job.reward, job.reward_args, seed=job.seed, endpoints=self._endpoints, check=attempt.check
+        )
+        return loop.play(
+            job,
+            engine=self._engine,
+            renderer=renderer,
+            environment=timed,
+            user=user,
+            journal=attempt,
+            header=header,
+            recorded=recorded,
+            reward=reward and timed_reward(reward, attempt.time_limits, longest_s(reward)),
+        )
+
+    def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
+        """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is
+        written."""
+        if not claim.journal:
+            attempt.open(header)
+            return []
+        written, events = attempt.resume()
+        for name in SAME_TO_RESUME:
+            if getattr(written, name) != getattr(header, name):
+                raise Diverged(f"{claim.job.id}: {name} has changed since the episode began")
+        if attempt.lost_parts():
+            raise Diverged(f"{claim.job.id}: Redis lost the routed experts of some turns")
+        for event in events:
+            if isinstance(event, Sampled):
+                self._admit(event.ids)
+        return events
+
+
+def _nothing() -> None:
+    """Closes an environment that has no `close`."""

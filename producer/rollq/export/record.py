@@ -21,10 +21,10 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
     """The object on a line of an exported file.
 
     `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
-    lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order. Where
-    the mask is 0, the logprob is 0.0 and the version null. `unanswered` is there when the last turn was never
-    answered: its text, such as the call that crashed the environment. Raises ContractError when a text in Redis cannot
-    be read.
+    lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order, and
+    `times` is `times_of`. Where the mask is 0, the logprob is 0.0 and the version null. `unanswered` is there when the
+    last turn was never answered: its text, such as the call that crashed the environment. Raises ContractError when a
+    text in Redis cannot be read.
     """
     unanswered = _unanswered(trajectory)
     return facts(trajectory) | {
@@ -34,8 +34,28 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "versions": trajectory.versions,
         "traces": trajectory.traces,
         "pieces": [[len(event.ids), event.finish.value] for event in trajectory.events if isinstance(event, Sampled)],
+        "times": times_of(trajectory),
         **({"unanswered": unanswered} if unanswered else {}),
     }
+
+
+def times_of(trajectory: Trajectory) -> list[list[Any]]:
+    """`[what, start, seconds, turn]` of each of the engine's replies and of what answered each turn, in order.
+
+    What is `engine` (its queue included), `user` where a user answered the turn, else `environment`. The start is Unix
+    time. A journal that an older worker wrote may have zeros.
+    """
+    times: list[list[Any]] = []
+    for event in trajectory.events:
+        if isinstance(event, Sampled):
+            what = "engine"
+        elif isinstance(event, Observed):
+            said = any(reply.get("role") == "user" for reply in event.replies)
+            what = "user" if said or any("user" in action for action in event.actions) else "environment"
+        else:
+            continue
+        times.append([what, round(event.at, 3), round(event.seconds, 4), event.turn])
+    return times
 
 
 def _unanswered(trajectory: Trajectory) -> str:

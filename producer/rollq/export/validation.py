@@ -76,7 +76,7 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     if wrong:
         return wrong
     wrong = [*_name_faults(found), *_outcome_faults(found), *_token_faults(found), *_piece_faults(found)]
-    return wrong or [*_turn_faults(found), *_turn_reward_faults(found), *_extra_faults(found)]
+    return wrong or [*_turn_faults(found), *_turn_reward_faults(found), *_time_faults(found), *_extra_faults(found)]
 
 
 def length_faults(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
@@ -142,6 +142,18 @@ def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"its pieces make {sum(lengths)} sampled tokens, and the mask {sum(map(bool, found['mask']))}"
     elif "pieces" in found and not ends >= {*turns}:
         yield f"its pieces end at {sorted(ends)!r:.60} of the sampled tokens, and the turns at {turns!r:.60}"
+
+
+def _time_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Parquet and files of an earlier rollq have none."""
+    times = found.get("times", [])
+    if not _list(times):
+        yield f"times must be a list, not {times!r:.60}"
+        return
+    for time in times:
+        if not (_list(time) and len(time) == 4 and _text(time[0]) and all(map(_finite, time[1:3])) and _whole(time[3])):
+            yield f"times must be lists of what, start, seconds and turn, not {time!r:.60}"
+            return
 
 
 def _turn_reward_faults(found: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """An episode cut into turns, from an exported record or from a journal. Both give the same turns, but for what only a
-journal has: times, errors and what was cached.
+journal has: errors and what was cached.
 
 Pure. Raises KeyError, TypeError, ValueError and the like for a record that is none; `conversation.page` turns them into
 one error.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rollq.export.record import times_of
 from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
 
 
@@ -34,7 +35,8 @@ class Turn:
     reward: float | None = None
     """Of its actions, where the environment gave them one."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What only a journal has: errors, extra_calls, cached, engine_s, answer_s, answered_by."""
+    """`engine_s`, `answer_s` and `answered_by` where times are known. What only a journal has: `errors`, `extra_calls`,
+    `cached`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +67,22 @@ def of_record(record: Mapping[str, Any]) -> Episode:
         turn.reward = reward
     if turns and turns[-1].message is None:
         turns[-1].text = str(record.get("unanswered") or "")
-    return Episode(opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns)
+    episode = Episode(opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns)
+    return _with_times(episode, record.get("times") or ())
+
+
+def _with_times(episode: Episode, times: Sequence[Any]) -> Episode:
+    """The times of `rollq.export.record.times_of`, and their sums at the turns."""
+    for what, at, seconds, number in times:
+        episode.times.append([str(what), float(at), float(seconds), int(number)])
+        if not 0 <= number < len(episode.turns):
+            continue
+        notes = episode.turns[number].notes
+        if what == "engine":
+            notes["engine_s"] = notes.get("engine_s", 0.0) + float(seconds)
+        else:
+            notes |= {"answer_s": float(seconds), "answered_by": str(what)}
+    return episode
 
 
 def _sampled_runs(record: Mapping[str, Any]) -> tuple[int, list[Turn]]:
@@ -119,10 +136,9 @@ def of_trajectory(trajectory: Trajectory) -> Episode:
                 turn = by_number[event.turn] = Turn()
                 episode.turns.append(turn)
             _add_piece(turn, event)
-            episode.times.append(["engine", event.at, event.seconds, event.turn])
         elif isinstance(event, Observed):
             _add_answer(episode, by_number, event)
-    return episode
+    return _with_times(episode, times_of(trajectory))
 
 
 def _add_masked(episode: Episode, tokens: int) -> None:
@@ -143,7 +159,6 @@ def _add_piece(turn: Turn, event: Sampled) -> None:
             turn.versions.append([span.version, before + span.start, before + span.end])
     turn.pieces.append([len(event.ids), event.finish.value])
     turn.text += event.text
-    turn.notes["engine_s"] = turn.notes.get("engine_s", 0.0) + event.seconds
     turn.notes["cached"] = max(turn.notes.get("cached", 0), event.cached_tokens)
 
 
@@ -154,9 +169,5 @@ def _add_answer(episode: Episode, by_number: dict[int, Turn], event: Observed) -
         episode.turns.append(turn)
     turn.message, turn.replies, turn.text = event.message, event.replies, ""
     turn.reward = event.reward
-    said = any(reply.get("role") == "user" for reply in event.replies) or any("user" in a for a in event.actions)
-    who = "user" if said else "environment"
-    turn.notes |= {"answer_s": event.seconds, "answered_by": who, "errors": list(event.errors)}
-    turn.notes["extra_calls"] = event.extra_calls
+    turn.notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
     _add_masked(episode, len(event.ids))
-    episode.times.append([who, event.at, event.seconds, event.turn])

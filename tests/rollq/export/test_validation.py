@@ -144,6 +144,11 @@ def odd_kwargs(found: Record, draw: Draw) -> None:
     found["template_kwargs"] = draw(st.sampled_from([None, "enable_thinking", ["a"]]))
 
 
+def odd_time(found: Record, draw: Draw) -> None:
+    odd = [7, ["engine"], ["", 1.0, 1.0, 0], ["engine", math.nan, 1.0, 0], ["engine", 1.0, "x", 0], ["user", 1, 1, -1]]
+    found["times"] = draw(st.one_of(st.sampled_from(odd).map(lambda time: [*found["times"], time]), st.just("never")))
+
+
 def lost_message(found: Record, draw: Draw) -> None:
     found["messages"].pop()
 
@@ -170,6 +175,7 @@ DAMAGES = [
     (odd_turn_reward, "turn_rewards must be a list of null or finite numbers"),
     (lost_turn_reward, " turn_rewards"),
     (odd_kwargs, "template_kwargs must be a mapping"),
+    (odd_time, "times must be "),
     (lost_message, "messages of the assistant"),
 ]
 

@@ -20,8 +20,16 @@ from tests.rollq.viewer.hostile import said_everywhere
 
 def same(episode: Episode) -> Episode:
     """Without what only a journal has."""
-    turns = [replace(turn, notes={}, replies=list(turn.replies)) for turn in episode.turns]
-    return replace(episode, turns=turns, times=[], tools=[], opening=list(episode.opening))
+    only = ("errors", "extra_calls", "cached")
+    turns = [
+        replace(
+            turn,
+            notes={name: value for name, value in turn.notes.items() if name not in only},
+            replies=list(turn.replies),
+        )
+        for turn in episode.turns
+    ]
+    return replace(episode, turns=turns, tools=[], opening=list(episode.opening))
 
 
 def exported(of: Trajectory) -> dict[str, object]:

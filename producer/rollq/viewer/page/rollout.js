@@ -114,7 +114,7 @@ function facts(page, links) {
   const rows = [
     ['group', links.group || page.group], ['sample', page.sample], ['attempt', page.attempt], ['state', SAID[page.state] || page.state],
     ['group is', page.group_state], ['worker', page.worker], ['began', moment(page.began)], ['turns', page.turns],
-    ['times', page.tokens.sampled && !page.times.length ? 'not in an exported file' : null],
+    ['times', page.tokens.sampled && !page.times.length ? 'not in this file' : null],
     ['queue', page.queue === 'rollq' ? null : page.queue], ['environment', page.env_version],
     ['sampling', asText(page.sampling)], ['labels', asText(page.labels)], ['template', asText(page.template_kwargs)],
     ['failures', Object.entries(page.failures || {}).map(([kind, times]) => `${times} ${kind}`).join(', ')],

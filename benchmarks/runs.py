@@ -30,7 +30,7 @@ def submit(client: Client, env: str, tasks: Sequence[int], size: int) -> None:
     client.seal()
 
 
-def wait_until_done(client: Client, jobs: int, look_every_s: float = 0.05) -> None:
+def wait_until_done(client: Client, jobs: int, look_every_s: float = 0.2) -> None:
     """Exits when a job has died or time is up."""
     until = time.monotonic() + TIMEOUT_S
     while (stats := client.stats())["done"] + stats["dead"] < jobs:

@@ -1,6 +1,7 @@
 """`rollq pull`: into a file, past damaged trajectories, beside other pulls, and stopped at any moment."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -170,6 +171,24 @@ def test_a_pull_that_times_out_says_why(
     said = capsys.readouterr().err
     assert "run r: no more within 0.1 s: " in said and "of 4 groups are missing" in said
     assert hint in said
+
+
+def test_the_last_progress_of_a_pull_is_how_it_ended(
+    redis_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A group is submitted during the only wait, after which nothing else would look."""
+    take = Deliveries.take
+
+    def late(self: Deliveries, *args: Any, **options: Any) -> Any:
+        ledger.submit(group("late"))
+        return take(self, *args, **options)
+
+    finish_groups(ledger, "a")
+    assert pull(redis_url, 1, "--no-ack") == 0
+    monkeypatch.setattr(Deliveries, "take", late)
+    assert pull(redis_url, 2, "--timeout", "0.1") == 1
+    progress = [line for line in capsys.readouterr().err.splitlines() if re.match(r"\d+/2  groups", line)]
+    assert "ready 0  open 0  held 1" in progress[0] and "ready 0  open 1  held 1" in progress[-1]
 
 
 def test_a_pull_that_is_killed_while_it_writes_can_be_repeated(redis_url: str, ledger: Ledger, out: Path) -> None:

@@ -37,5 +37,5 @@ class Backoff(EqualJitterBackoff):
             self._since = now
         elif now - self._since >= SILENT_S and now - _said.get(self._name, float("-inf")) >= SAY_EVERY_S:
             _said[self._name] = now
-            log.warning("Redis at %s does not answer. Nothing that was written is lost; trying again", self._name)
+            log.warning("Redis at %s does not answer; trying again. What it had on its disk is not lost", self._name)
         return float(super().compute(failures))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
@@ -26,21 +27,28 @@ BESIDE = 3
 class Screen:
     """Plain lines. As a context manager, it leaves the last frame."""
 
-    wide = True
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._next = float("-inf")
+        self._next: dict[bool, float] = {}
+        """When a frame is printed again, and when trouble is."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether there is room for everything."""
+        return not self._stream.isatty() or shutil.get_terminal_size().columns >= WIDE
 
     def show(self, found: Frame) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + PLAIN_EVERY_S
-        print("\n".join(plain(found)) + "\n", file=self._stream, flush=True)
+        self._print("\n".join(plain(found)) + "\n", trouble=False)
 
     def trouble(self, text: str) -> None:
         """The fleet cannot be read. What was shown last stays."""
-        print(f"rollq: {text}", file=self._stream, flush=True)
+        self._print(f"rollq: {text}", trouble=True)
+
+    def _print(self, text: str, *, trouble: bool) -> None:
+        now = time.monotonic()
+        if now >= self._next.get(trouble, now):
+            self._next = {trouble: now + PLAIN_EVERY_S}
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
@@ -75,7 +83,8 @@ class LiveScreen(Screen):
         self._shown: Frame | None = None
 
     @property
-    def wide(self) -> bool:  # type: ignore[override]
+    def wide(self) -> bool:
+        """See Screen."""
         return self._console.width >= WIDE
 
     def show(self, found: Frame) -> None:

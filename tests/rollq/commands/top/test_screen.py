@@ -144,6 +144,20 @@ def test_plain_where_it_cannot_be_live(monkeypatch: pytest.MonkeyPatch, hinder: 
     assert type(open_screen(stream, live=hinder != "once")) is Screen
 
 
+def test_plain_frames_and_trouble_come_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("rollq.commands.top.screen.time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    screen = Screen(stream)
+    for clock[0] in (0.0, 2.0, 4.0):
+        screen.show(many(1))
+    for clock[0] in (6.0, 8.0, 15.9, 16.1):
+        screen.trouble("Redis is away")
+    screen.show(many(1))  # it is back
+    said = [line for line in stream.getvalue().splitlines() if line.startswith(("one", "rollq"))]
+    assert said == ["one   two", "rollq: Redis is away", "rollq: Redis is away", "one   two"]
+
+
 def test_it_goes_on_without_redis_and_the_last_frame_stays(
     played: Ledger, redis_url: str, size: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

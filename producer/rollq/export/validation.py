@@ -54,8 +54,8 @@ FIELDS: Mapping[str, tuple[Check, str]] = {
     **dict.fromkeys(("sample", "task", "attempt", "turns"), (_whole, "a whole number of at least 0")),
     "began": (lambda value: _finite(value) and value >= 0, "a time in Unix seconds"),
     **dict.fromkeys(("labels", "sampling", "info"), (_map, "a mapping")),
-    "stop": (lambda value: value in {*Stop}, f"one of {', '.join(Stop)}"),
-    "failure": (lambda value: value is None or value in {*FailureClass}, f"null or one of {', '.join(FailureClass)}"),
+    "stop": (lambda value: value in [*Stop], f"one of {', '.join(Stop)}"),
+    "failure": (lambda value: value is None or value in [*FailureClass], f"null or one of {', '.join(FailureClass)}"),
     "reward": (lambda value: value is None or _finite(value), "null or a finite number"),
     "messages": (
         lambda value: _list(value) and all(_map(m) and isinstance(m.get("role"), str) for m in value),
@@ -132,7 +132,7 @@ def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
 def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
     """A turn ends with a piece. Parquet and files of an earlier rollq have no pieces."""
     try:
-        lengths = [length for length, finish in found.get("pieces", []) if finish in {*Finish}]
+        lengths = [length for length, finish in found.get("pieces", []) if finish in [*Finish]]
         ends = {*accumulate(lengths)}
     except (TypeError, ValueError):
         yield f"pieces must be pairs of a length and a finish, not {found['pieces']!r:.60}"

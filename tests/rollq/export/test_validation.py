@@ -188,6 +188,11 @@ def test_damage_is_found(damage: Callable[[Record, Draw], None], said: str, shap
     assert any(said in fault for fault in faults(found)), faults(found)
 
 
+@pytest.mark.parametrize("name", ["stop", "failure"])
+def test_a_list_in_place_of_a_name_is_a_fault(name: str) -> None:
+    assert any(fault.startswith(f"{name} must be ") for fault in faults({**of([(2, [([2], 1)])]), name: []}))
+
+
 def test_a_piece_of_two_turns_is_found() -> None:
     found = of([(2, [([2], 1), ([1, 2], 1)])])
     found["pieces"] = [[3, "abort"], [2, "stop"]]

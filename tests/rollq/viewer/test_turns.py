@@ -5,13 +5,15 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError
-from rollq.export.record import as_json, record
+from rollq.export import record as exported_record
+from rollq.export.record import record
 from rollq.trajectory import Trajectory
-from rollq.viewer.conversation import page
+from rollq.viewer.conversation import as_json, page
+from rollq.viewer.exported import page_of_record
 from rollq.viewer.turns import Episode, of_record, of_trajectory
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import observed, prompt, sampled, trajectory
@@ -33,7 +35,7 @@ def same(episode: Episode) -> Episode:
 
 
 def exported(of: Trajectory) -> dict[str, object]:
-    found: dict[str, object] = json.loads(as_json(record(of)))
+    found: dict[str, object] = json.loads(exported_record.as_json(record(of)))
     return found
 
 
@@ -71,21 +73,29 @@ def test_the_spans_of_a_page_are_its_tokens_in_order() -> None:
     assert mask == made.mask
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"messages": None},
-        {"messages": [{"content": "no role"}]},
-        {"messages": ["a text"]},
-        {"mask": [1, 0]},
-        {"tokens": "abc"},
-        {"info": [1]},
-        {"pieces": [["a", "b"]]},
-        {"messages": [{"role": "user", "content": ["a text"]}]},
-    ],
+odd = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=6,
 )
-def test_a_record_that_is_none_is_one_typed_error(broken: dict[str, object]) -> None:
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(sorted(record(trajectory()))), odd, min_size=1, max_size=3))
+def test_a_damaged_record_is_shown_or_is_one_typed_error(damage: dict[str, object]) -> None:
     try:
-        page(record(trajectory()) | broken)
+        shown = page_of_record(record(trajectory()) | damage)
     except ContractError as e:
         assert "cannot be shown" in str(e)
+    else:
+        json.loads(as_json(shown), parse_constant=pytest.fail)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "tool_call_id"]), odd), max_size=4))
+def test_damaged_messages_too(messages: list[dict[str, object]]) -> None:
+    try:
+        shown = page_of_record(record(trajectory()) | {"messages": messages})
+    except ContractError as e:
+        assert "cannot be shown" in str(e)
+    else:
+        json.loads(as_json(shown), parse_constant=pytest.fail)

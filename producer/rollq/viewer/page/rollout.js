@@ -106,7 +106,7 @@ function ribbon(page) {
   }
   return el('section.times', { 'aria-label': 'Tokens' }, strip, el('p.legend', null,
     el('span.sampled', null, `${count(sampled)} sampled, trained`), el('span.masked', null, `${count(total - sampled)} masked`),
-    mean === null ? null : el('span.all', null, `logprob mean ${mean.toFixed(3)}, lowest ${low.toFixed(2)}`),
+    mean === null ? null : el('span.all', null, `logprob mean ${fixed(mean, 3)}, lowest ${fixed(low, 2)}`),
     Object.entries(versions).map(([version, tokens]) => el('span.all', null, `version ${version}: ${count(tokens)}`))));
 }
 

@@ -73,8 +73,9 @@ function spaced(flat) {
 }
 
 function turnFacts(entry, severalVersions) {
-  const low = entry.logprobs.length ? Math.min(...lowest(entry.logprobs)) : null;
-  const mean = entry.logprobs.length ? entry.logprobs.reduce((a, b) => a + b, 0) / entry.logprobs.length : null;
+  const logprobs = entry.logprobs.filter((logprob) => typeof logprob === 'number');
+  const low = logprobs.length ? logprobs.reduce((a, b) => (b < a ? b : a)) : null;
+  const mean = logprobs.length ? logprobs.reduce((a, b) => a + b, 0) / logprobs.length : null;
   const cut = entry.pieces.length > 1 ? `${entry.pieces.length} pieces` : '';
   const finish = entry.pieces.length ? entry.pieces[entry.pieces.length - 1][1] : 'stop';
   return el('span.facts', null,
@@ -87,10 +88,6 @@ function turnFacts(entry, severalVersions) {
     cut ? fact(cut, 'the generation was interrupted') : null,
     finish === 'stop' ? null : el('span.low', null, `finish ${finish}`),
     entry.reward === null || entry.reward === undefined ? null : fact(`reward ${rewardText(entry.reward)}`, 'reward of its actions'));
-}
-
-function lowest(values) { // Math.min takes no list of 100,000 arguments
-  return [values.reduce((a, b) => (b < a ? b : a), 0)];
 }
 
 function fact(words, title, kind) {

@@ -5,7 +5,7 @@ const LIVE_S = 2; // seconds between two looks at a run that is being played
 const page = document.getElementById('page');
 const bar = document.getElementById('bar');
 const said = document.getElementById('said');
-const App = { start: null, shown: '', draw: null, timer: 0, number: 0, token: '' };
+const App = { start: null, shown: '', draw: null, timer: 0, number: 0, token: '', failing: false };
 
 async function api(name, params = {}) {
   const asked = new URLSearchParams(Object.entries(params).filter(([, value]) => value !== '' && value !== undefined && value !== null));
@@ -38,6 +38,7 @@ async function show() {
   const number = (App.number += 1);
   clearTimeout(App.timer);
   App.draw = null;
+  said.textContent = '';
   const { parts, params } = whereTo();
   const [kind, run, what, key] = parts;
   try {
@@ -45,13 +46,13 @@ async function show() {
     else if (what === 'rollout') await showRollout(run, key, params, number);
     else if (what === 'group') await showGroup(run, key, number);
     else await showRun(run, params, number);
-    said.textContent = '';
   } catch (error) {
     if (number === App.number) failed(error);
   }
 }
 
 function failed(error) {
+  App.failing = true;
   said.replaceChildren(el('p.banner', null, error instanceof TypeError ? `rollq view does not answer: is it still running? (${error.message})` : error.message));
 }
 
@@ -63,7 +64,8 @@ function repeat(number, look, soon = false) {
     let again = false;
     try {
       if (!document.hidden) again = await look();
-      said.textContent = '';
+      if (App.failing) said.textContent = '';
+      App.failing = false;
     } catch (error) {
       failed(error);
     }

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -113,3 +114,28 @@ def test_a_reward_that_is_no_number_is_shown_with_the_fault(tmp_path: Path, open
         page.wait_for_selector("article.rollout")
         assert page.inner_text(".score b") == "nan"
         assert "breaks the format" in page.inner_text("section.why")
+
+
+DAMAGES: tuple[dict[str, Any], ...] = (
+    {"logprobs": [float("nan")] * 11},
+    {"logprobs": [-float("inf")] * 11, "reward": float("inf")},
+    {"versions": [None] * 11, "began": 1e30, "turns": 1},
+    {"reward": "high", "stop": "", "messages": []},
+    {"times": [["engine", 1e308, 1e308, 0], ["<b>", 5.0, -3.0, 99]]},
+    {"tokens": [], "mask": [], "logprobs": [], "versions": [], "traces": []},
+    {"info": {"a": {"b": [1, {"c": None}]}, "score": float("nan"), "long": "x" * 5000}, "labels": {"a": [1]}},
+    {"attempt": 10**30, "sampling": {"stop": ["<b>"]}, "pieces": [[0, "<b>"]]},
+)
+
+
+def test_damaged_records_break_no_page(tmp_path: Path, opens: Opens) -> None:
+    path = write(tmp_path / "x.jsonl", *(record(trajectory()) | damage for damage in DAMAGES))
+    place = ExportedFile(path)
+    with served(place) as server:
+        for found in place.runs():
+            for key in place.listing(found["run"]).rows:
+                page = opens(f"{server.url}#/run/{quote(found['run'])}/rollout/{quote(key, safe='')}")
+                page.wait_for_selector("article.rollout, .banner")
+            page = opens(f"{server.url}#/run/{quote(found['run'])}/group/g")
+            page.wait_for_selector(".beside, .banner")
+            is_unbroken(page)

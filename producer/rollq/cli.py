@@ -97,7 +97,7 @@ SUMMARIES = {
     "engine": "run the replay engine: SGLang's HTTP API without a GPU",
     "worker": "play rollouts (one worker process)",
     "audit": "score an exported file again on the engine, and compare",
-    "doctor": "check tokenizer, chat template, Redis, engine and environment",
+    "doctor": "check what a worker would use, from Redis to engines and environments",
     "env": "list environments, check one, or begin a new one",
     "simulate": "size a fleet of engines and workers on a simulated clock",
 }

@@ -140,7 +140,7 @@ class ChatModel:
             body["temperature"] = self._options.temperature
         key = self._key()
         try:
-            response = _http_client().request(
+            response = http_client().request(
                 "POST",
                 f"{self._endpoint.url.rstrip('/')}/chat/completions",
                 json.dumps(body).encode(),
@@ -166,22 +166,32 @@ class ChatModel:
         return f": {(text.replace(key, '***') if key else text)[:400]}"
 
     def _key(self) -> str | None:
-        if self._endpoint.key_file is None:
-            return None
         try:
-            key = self._endpoint.key_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"its key file {self._endpoint.key_file} cannot be read ({type(error).__name__})"
-        else:
-            if key and key.isascii() and key.isprintable():
-                return key
-            problem = f"its key file {self._endpoint.key_file} holds no key"
-        raise self._failure(problem)
+            return key_of(self._endpoint)
+        except KeyUnreadable as e:
+            raise self._failure(str(e)) from None
 
     def _failure(self, problem: str) -> RolloutFailure:
         return self._failed(
             f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}: {problem}"
         )
+
+
+class KeyUnreadable(Exception):
+    """There is no key in the file that should hold it."""
+
+
+def key_of(endpoint: Endpoint) -> str | None:
+    """The endpoint's key; None without a key file. Raises KeyUnreadable."""
+    if endpoint.key_file is None:
+        return None
+    try:
+        key = endpoint.key_file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyUnreadable(f"its key file {endpoint.key_file} cannot be read ({type(error).__name__})") from None
+    if key and key.isascii() and key.isprintable():
+        return key
+    raise KeyUnreadable(f"its key file {endpoint.key_file} holds no key")
 
 
 class _Retry(Exception):
@@ -193,7 +203,7 @@ class _Retry(Exception):
 
 
 @cache
-def _http_client() -> HttpClient:
+def http_client() -> HttpClient:
     """One client for all episodes of the process, so that connections are kept."""
     return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
 

@@ -169,7 +169,7 @@ def _replication(info: Mapping[str, Any]) -> Finding:
         says = "Redis takes writes without its replicas, so what it takes after it was replaced is lost"
         remedy = "set min-replicas-to-write 1 and min-replicas-max-lag 5"
         return Finding(name, Level.WARN, says, remedy, details=details)
-    return Finding(name, Level.OK, f"a primary with {replicas} replicas", details=details)
+    return Finding(name, Level.OK, f"a primary with {replicas or 'no'} replica{'' if replicas == 1 else 's'}", details=details)
 
 
 def _size(number: float) -> str:

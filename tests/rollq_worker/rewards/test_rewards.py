@@ -127,7 +127,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
     monkeypatch.setattr(chat_model, "BACKOFF_S", (0.01, 8.0))
     with scripted_engine() as server:
         yield server
-    chat_model._http_client().close()
+    chat_model.http_client().close()
 
 
 def judged(server: ScriptedEngine, *verdicts: str, **args: Any) -> Trajectory:

@@ -99,7 +99,7 @@ def doctor(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> d
     (folder / "tokenizer.json").write_bytes((BUNDLED / "tokenizer.json").read_bytes())
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "chat_template.jinja").write_text(template)
-    main(["doctor", "--tokenizer", str(folder), "--json"])
+    main(["doctor", "--tokenizer", str(folder), "--env", "shop", "--json"])
     said = capsys.readouterr()
     assert said.out, said.err
     found: dict[str, Any] = json.loads(said.out)["checks"]["tokenizer"]
@@ -109,7 +109,7 @@ def doctor(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> d
 @pytest.mark.usefixtures("my_format")
 def test_doctor_knows_the_family_of_a_package(tmp_path_factory: pytest.TempPathFactory, capsys: Any):
     found = doctor(tmp_path_factory.mktemp("model"), FILES["chat_template.jinja"], capsys)
-    assert (found["ok"], found["family"], found["parser"]) == (True, "my-format", "my_format"), found
+    assert (found["status"], found["family"], found["parser"]) == ("ok", "my-format", "my_format"), found
 
 
 @pytest.mark.usefixtures("my_format")
@@ -118,7 +118,7 @@ def test_doctor_names_this_page_for_a_format_that_no_reader_knows(
 ):
     unknown = FILES["chat_template.jinja"].replace("<call>", "<ask>")
     found = doctor(tmp_path_factory.mktemp("model"), unknown, capsys)
-    assert not found["ok"] and "docs/formats.md" in found["says"] + found["next"], found
+    assert found["status"] == "fail" and "docs/formats.md" in found["says"] + found["next"], found
 
 
 READER = "from rollq_worker.toolcalls.formats.hermes import HERMES as READER\n"

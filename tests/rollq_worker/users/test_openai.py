@@ -27,7 +27,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
     monkeypatch.setattr(chat_model, "BACKOFF_S", (0.01, 8.0))
     with scripted_engine() as server:
         yield server
-    chat_model._http_client().close()
+    chat_model.http_client().close()
 
 
 def bodies(server: ScriptedEngine) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ def test_the_key_is_sent_read_again_and_shown_nowhere(server: ScriptedEngine, tm
     key_file.write_text("newer")
     user.reply("?")
     assert [headers["Authorization"] for _, _, headers in server.requests] == [f"Bearer {KEY}", "Bearer newer"]
-    assert KEY not in repr(user) + repr(vars(user)) + repr(vars(chat_model._http_client()._session))
+    assert KEY not in repr(user) + repr(vars(user)) + repr(vars(chat_model.http_client()._session))
 
 
 @pytest.mark.parametrize("content", [None, "", " \n", "ké", "two\nlines", b"\xff"])

@@ -14,7 +14,7 @@ from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.engine.call import Call, Shared
 from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.http import EngineHttp, WaitCut
+from rollq_worker.engine.http import ROUTING_KEY, EngineHttp, WaitCut
 from rollq_worker.engine.limits import ANY_ID
 from rollq_worker.engine.reply import EngineAborted, EngineUnavailable, RequestFailed, read_refusal, read_reply
 from rollq_worker.engine.request import Prompt, collapsed, write_ids, write_request
@@ -25,6 +25,8 @@ PATH = "/generate"
 PROBE = "rollq-start"
 """Name of the request that `probe` sends."""
 PROBE_TIMEOUT_S = 20.0
+SAME_GROUP = 6
+"""Requests of one group, of which two engines that take turns or draw lots serve some each nearly always."""
 PROBES = 3
 """Number of unreadable answers that say what a server is. A single one may be a connection that broke."""
 NOT_SGLANG = frozenset({404, 405, 422, 501})
@@ -97,6 +99,23 @@ class GenerateEndpoint:
             raise RequestFailed(str(e)) from e
         except NoResponse as e:
             raise ConnectionLost(str(e)) from e
+
+
+def cached_prompts(http: EngineHttp, ids: Sequence[int]) -> list[int]:
+    """How many tokens of this prompt each of SAME_GROUP requests of one group found in a cache. Raises NoResponse."""
+    prompt, group, found = write_ids(array("I", ids)), {ROUTING_KEY: uuid.uuid4().hex}, []
+    for _ in range(SAME_GROUP):
+        rid = f"{PROBE}/{uuid.uuid4().hex}"
+        body = b"".join(write_request(prompt, {}, stop_ids=(), max_new_tokens=1, rid=rid))
+        response = http.post(PATH, body, timeout_s=PROBE_TIMEOUT_S, headers=group)
+        try:
+            sampled = read_reply(
+                response.body, rid=rid, key=PROBE, prompt=len(ids), max_new_tokens=1, vocabulary=ANY_ID
+            )
+        except (EngineUnavailable, RequestFailed, JobFailure) as e:
+            raise NoResponse(str(e)) from e
+        found.append(sampled.cached_tokens)
+    return found
 
 
 def probe(http: EngineHttp, ids: Sequence[int]) -> str:

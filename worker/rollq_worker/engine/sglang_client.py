@@ -21,7 +21,7 @@ from rollq.urls import mask_url
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.control import EngineControl
-from rollq_worker.engine.generate import ConnectionLost, GenerateEndpoint, probe
+from rollq_worker.engine.generate import ConnectionLost, GenerateEndpoint, cached_prompts, probe
 from rollq_worker.engine.http import READ_TIMEOUT_S, EngineHttp, WaitCut
 from rollq_worker.engine.limits import EngineLimits, TokenizerCheck
 from rollq_worker.engine.quarantine import Check, SharedLock
@@ -194,6 +194,10 @@ class SGLangEngine:
         An engine whose `test_text_ids` are not known is not asked, because ids of another model would kill it.
         """
         return probe(self._http, self._test_text_ids) if self._test_text_ids else ""
+
+    def cached_prompts(self, ids: Sequence[int]) -> Sequence[int]:
+        """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""
+        return cached_prompts(self._http, ids)
 
     def abort_running(self) -> int:
         """Abort every request of this process. Returns how many the engine was asked to abort.

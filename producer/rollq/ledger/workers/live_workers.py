@@ -90,6 +90,8 @@ class LiveWorker:
     """Turns a second, lately."""
     tokens_s: float = 0.0
     """Sampled tokens a second, lately."""
+    version: str = ""
+    """Of rollq; empty where the worker is too old to say."""
     age_s: float = field(default=0.0, compare=False)
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
@@ -142,6 +144,7 @@ def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
             engines=tuple(_engine(*engine) for engine in found.get("engines", ())),
             turns_s=float(found.get("turns_s", 0.0)),
             tokens_s=float(found.get("tokens_s", 0.0)),
+            version=str(found.get("version", "")),
             age_s=max(0.0, float(age_s)),
         )
     except (ValueError, TypeError, KeyError, OverflowError):

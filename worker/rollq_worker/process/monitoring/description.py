@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import rollq
 from rollq.ledger.workers.live_workers import (
     AWAY,
     MAX_ENGINES,
@@ -62,6 +63,7 @@ class Description:
             engines=tuple(self._engines()),
             turns_s=turns_s,
             tokens_s=tokens_s,
+            version=rollq.__version__,
         )
 
     def _engines(self) -> list[EngineUse]:

@@ -7,10 +7,10 @@ It knows neither engines nor Redis.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollq.errors import JobFailure, RollqError
+from rollq.servers.health import Finding, Level
 
 if TYPE_CHECKING:
     from rollq_worker.tokens.selfcheck.check import SelfCheck
@@ -23,24 +23,9 @@ REMEDY = (
 ARGUMENTS = "correct --template-kwargs"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. The fields go into the JSON report by these names."""
-
-    name: str
-    ok: bool
-    says: str
-    next: str = ""
-    """The next step; empty when there is nothing to do."""
-    lines: Sequence[str] = ()
-    """More lines for people."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """More fields for programs."""
-
-
 def check_tokenizer(
     where: str | None, template: str | None, given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> "tuple[Tokenizer | None, Check]":
+) -> "tuple[Tokenizer | None, Finding]":
     """Load the tokenizer and class every edge of its template for these tools, rendered with the arguments `given`."""
     from rollq_worker.tokens.selfcheck.check import check
     from rollq_worker.tokens.tokenizer import load_tokenizer
@@ -48,17 +33,17 @@ def check_tokenizer(
     try:
         plain = load_tokenizer(where, template)
     except RollqError as e:
-        return None, Check("tokenizer", False, str(e), "give --tokenizer the directory of a model's tokenizer")
+        return None, Finding("tokenizer", Level.FAIL, str(e), "give --tokenizer the directory of a model's tokenizer")
     details = {"tokenizer": plain.name, "arguments": sorted(plain.arguments)}
     try:
         tokenizer = plain.with_arguments(given)
     except JobFailure as e:
-        return plain, Check("tokenizer", False, str(e), ARGUMENTS, _arguments(plain, {}), details)
+        return plain, Finding("tokenizer", Level.FAIL, str(e), ARGUMENTS, _arguments(plain, {}), details)
     try:
         found = check(tokenizer, [dict(tool) for tool in tools])
     except JobFailure as e:
         if given and _usable(plain, tools):
-            return tokenizer, Check("tokenizer", False, str(e), ARGUMENTS, _arguments(tokenizer, {}), details)
+            return tokenizer, Finding("tokenizer", Level.FAIL, str(e), ARGUMENTS, _arguments(tokenizer, {}), details)
         return tokenizer, _refused(tokenizer, e, tools, details)
     return tokenizer, _checked(tokenizer, found, tools, details)
 
@@ -74,7 +59,7 @@ def _usable(tokenizer: "Tokenizer", tools: Sequence[Mapping[str, Any]]) -> bool:
 
 def _refused(
     tokenizer: "Tokenizer", why: JobFailure, tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
-) -> Check:
+) -> Finding:
     """The template cannot be used with tools."""
     from rollq_worker.tokens.selfcheck.check import check
 
@@ -86,12 +71,12 @@ def _refused(
             lines.append(f"without tools: {_counts(check(tokenizer, []))}")
         except JobFailure as e:
             lines.append(f"without tools: {e}")
-    return Check("tokenizer", False, str(why), use or REMEDY, lines, details)
+    return Finding("tokenizer", Level.FAIL, str(why), use or REMEDY, lines, details)
 
 
 def _checked(
     tokenizer: "Tokenizer", found: "SelfCheck", tools: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
-) -> Check:
+) -> Finding:
     from rollq_worker.tokens.renderer import ChatRenderer
 
     family = found.family
@@ -119,8 +104,8 @@ def _checked(
         lines.append("rewrite: history stays as it was sampled, unless a job asks for history=template")
     if found.missing:
         step = f"the edge {found.missing[0].value!r} is unsupported: {use or REMEDY}"
-        return Check("tokenizer", False, says, step, lines, details)
-    return Check("tokenizer", True, says, "", [*lines, use] if use else lines, details)
+        return Finding("tokenizer", Level.FAIL, says, step, lines, details)
+    return Finding("tokenizer", Level.OK, says, "", [*lines, use] if use else lines, details)
 
 
 def _counts(found: "SelfCheck") -> str:

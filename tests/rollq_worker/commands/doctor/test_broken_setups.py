@@ -1,0 +1,284 @@
+"""Set-ups that are broken in one place, with real servers: the doctor names that place, and what to do there."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.ledger.workers.live_workers import live_workers
+from rollq_worker.commands.doctor import checks
+from tests.conftest import free_port
+from tests.rollq_worker.commands.doctor.conftest import Doctor
+from tests.rollq_worker.engine.engine_servers import replaying
+from tests.servers import HOST, Server
+from tests.waiting import until
+
+Set = Callable[..., None]
+Judge = Callable[..., Mapping[str, Any]]
+USERS = {
+    "whole": "~* &* +@all",
+    "other": "~other* &* +@all",
+    "scriptless": "~* &* +@all -evalsha",
+    "mute": "~* resetchannels +@all",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("redis"))
+    for name, rights in USERS.items():
+        found.client.execute_command("ACL", "SETUSER", name, "on", ">secret-1", *rights.split())
+    yield found
+    found.kill()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with replaying() as url:
+        yield url
+
+
+@pytest.fixture
+def given(server: Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> Set:
+    """Sets environment variables; those of a set-up that works are set."""
+
+    def set_variables(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"ROLLQ_{name}", value)
+
+    set_variables(REDIS_URL=server.url, ENGINE_URL=engine)
+    return set_variables
+
+
+@pytest.fixture
+def judged(doctor: Doctor) -> Judge:
+    """The check of that name, which must be the first that is neither good nor that there is no worker."""
+
+    def find(name: str, status: str = "fail") -> Mapping[str, Any]:
+        code, report = doctor()
+        assert code == (1 if status == "fail" else 0)
+        odd = {one: check for one, check in report["checks"].items() if check["status"] != "ok"}
+        if "none was heard" in odd.get("workers", {}).get("says", ""):
+            del odd["workers"]
+        assert next(iter(odd)) == name, odd
+        found: Mapping[str, Any] = odd[name]
+        assert found["status"] == status and found["next"]
+        assert all(check["next"] for check in odd.values())
+        if status == "fail":
+            assert (report["verdict"], report["next"]) == ("bad", found["next"])
+        return found
+
+    return find
+
+
+@pytest.mark.usefixtures("given")
+def test_what_is_not_broken(doctor: Doctor, server: Server) -> None:
+    server.client.flushall()
+    code, report = doctor()
+    assert (code, report["verdict"]) == (0, "good")
+    checks = report["checks"]
+    assert {name for name, check in checks.items() if check["status"] != "ok"} == {"workers"}
+    assert "start one: rollq worker" in checks["workers"]["next"]
+    assert checks["engine tokenizer"]["ids"] == "same" and checks["engine weights"]["weight_version"] == "default"
+    assert "the ground truth earns 1.0" in checks["environment shop"]["says"]
+    keys = server.client.keys()
+    assert keys and all(key.startswith(b"_kombu.binding") for key in keys), keys  # as every worker makes them
+
+
+def test_redis_evicts(given: Set, judged: Judge, server: Server) -> None:
+    server.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = judged("redis eviction")
+    finally:
+        server.client.config_set("maxmemory-policy", "noeviction")
+    assert "allkeys-lru" in found["says"] and found["next"] == "set it to noeviction"
+
+
+def test_redis_forgets(given: Set, judged: Judge, redis_url: str) -> None:
+    given(REDIS_URL=redis_url)
+    assert "--appendonly yes" in judged("redis persistence")["next"]
+
+
+def test_redis_is_away(given: Set, judged: Judge) -> None:
+    given(REDIS_URL=f"redis://{HOST}:{free_port()}/0")
+    found = judged("redis")
+    assert "no Redis at" in found["says"] and "rollq redis" in found["next"]
+
+
+def test_the_password_is_wrong(given: Set, judged: Judge, server: Server) -> None:
+    given(REDIS_URL=f"redis://whole:secret-2@{HOST}:{server.port}/0")
+    assert "refuses this user or password" in judged("redis")["says"]
+
+
+@pytest.mark.parametrize(
+    ("user", "check", "words"),
+    [
+        ("other", "redis rights", "keys used as arguments"),
+        ("scriptless", "redis rights", "'evalsha' command"),
+        ("mute", "broker rights", "channel"),
+    ],
+)
+def test_a_right_is_missing(
+    given: Set, judged: Judge, server: Server, capsys: pytest.CaptureFixture[str], user: str, check: str, words: str
+) -> None:
+    given(REDIS_URL=f"redis://{user}:secret-1@{HOST}:{server.port}/0")
+    found = judged(check)
+    assert words in found["missing"]["worker"][0] and "docs/deploy.md" in found["next"]
+
+
+def test_an_engine_that_is_not_sglang(given: Set, judged: Judge, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "http.server", "--bind", HOST, "--directory", str(tmp_path), str(port := free_port())]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: _answers(port))
+        given(ENGINE_URL=f"http://{HOST}:{port}")
+        assert "is not an SGLang server" in judged("engine")["says"]
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def test_an_engine_with_another_vocabulary(given: Set, judged: Judge, qwen_folder: Path) -> None:
+    with replaying(tokenizer=str(qwen_folder)) as url:
+        given(ENGINE_URL=url)
+        found = judged("engine")
+    assert "gives other ids" in found["says"] and "--tokenizer" in found["says"]
+
+
+def test_an_engine_that_is_away(given: Set, judged: Judge, engine: str) -> None:
+    given(ENGINE_URL=f"{engine},http://me:secret-3@{HOST}:{free_port()}")
+    found = judged("engine 2")
+    assert "no engine at" in found["says"] and "start an engine" in found["next"]
+
+
+def test_a_broker_that_is_another_redis(given: Set, judged: Judge, redis_url: str) -> None:
+    given(BROKER_URL=redis_url)
+    found = judged("broker", "warn")
+    assert "another Redis than the ledger's" in found["says"] and "ROLLQ_BROKER_URL" in found["next"]
+
+
+def test_the_same_redis_under_another_name(given: Set, doctor: Doctor, server: Server) -> None:
+    given(BROKER_URL=f"redis://localhost:{server.port}/0")
+    assert "the ledger's Redis" in doctor()[1]["checks"]["broker"]["says"]
+    given(BROKER_URL=f"redis://{HOST}:{server.port}/1")
+    assert "another Redis" in doctor()[1]["checks"]["broker"]["says"]
+
+
+BROKEN_GAME = """\
+from rollq_worker.environments.shop import load as shop
+from rollq_worker.protocols import Grade
+
+def load(variant=None):
+    domain = shop(variant)
+    opened = domain.open
+
+    def open(split, index, args):
+        environment = opened(split, index, args)
+        environment.grade = lambda: Grade(0.5)
+        return environment
+
+    class Broken:
+        name, version = "broken", "1"
+        splits, task = domain.splits, domain.task
+
+    Broken.open = staticmethod(open)
+    return Broken()
+"""
+
+
+def test_an_environment_that_fails_its_oracle(given: Set, doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(BROKEN_GAME)
+    code, report = doctor("--env", f"{tmp_path / 'game.py'}:load")
+    (name,) = [name for name in report["checks"] if name.startswith("environment game@")]
+    found = report["checks"][name]
+    assert code == 1 and found["status"] == "fail"
+    assert "the ground truth earns 0.5, not 1.0" in found["says"] and "rollq env check" in found["next"]
+
+
+class _Keyed(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        good = self.headers.get("Authorization") == "Bearer sk-secret-4"
+        body = {"data": [{"id": "some/model"}]} if good else {"error": {"message": "wrong key sk-secret-5"}}
+        content = json.dumps(body).encode()
+        self.send_response(200 if good else 401)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    server = HTTPServer((HOST, 0), _Keyed)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://{HOST}:{server.server_address[1]}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_user_model_with_a_wrong_key(
+    given: Set, judged: Judge, doctor: Doctor, endpoint: str, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    given(USER_ENDPOINTS=f"gpt={endpoint},key_file={key}")
+    assert "cannot be read" in judged("user model gpt")["says"]
+    key.write_text("sk-secret-5")
+    assert f"refuses the key in {key} (401)" in judged("user model gpt")["says"]
+    key.write_text("sk-secret-4\n")
+    found = doctor()[1]["checks"]["user model gpt"]
+    assert (found["status"], found["models"]) == ("ok", ["some/model"])
+    given(USER_ENDPOINTS=f"gpt=http://{HOST}:{free_port()}/v1,key_file={key}")
+    assert "does not answer" in judged("user model gpt")["says"]
+
+
+OLD = "import rollq; rollq.__version__ = '0.0.9'; from rollq.cli import main; main(['worker', '-c', '2'])"
+
+
+def test_an_old_worker_is_alive(given: Set, judged: Judge, server: Server, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", OLD], env=os.environ, stdout=log, stderr=log)
+    try:
+        until(lambda: bool(live_workers(server.client)), 120)
+        found = judged("workers", "warn")
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert "runs rollq 0.0.9, not " in found["says"] and "restart those workers" in found["next"]
+    assert found["workers"][0]["version"] == "0.0.9"
+
+
+HANGS = """\
+import threading
+
+def load(variant=None):
+    threading.Event().wait()
+"""
+
+
+def test_a_check_that_hangs(given: Set, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.setattr(checks, "ENVIRONMENT_S", 0.3)
+    monkeypatch.setattr("rollq_worker.commands.doctor.environments.tools_of", lambda name: None)
+    code, report = doctor("--env", f"{tmp_path / 'hangs.py'}:load")
+    (name,) = [name for name in report["checks"] if name.startswith("environment hangs@")]
+    assert code == 1 and "not checked: the check did not end within 0.3 s" in report["checks"][name]["says"]
+
+
+def _answers(port: int) -> bool:
+    import requests
+
+    try:
+        return requests.get(f"http://{HOST}:{port}", timeout=5).status_code == 200
+    except requests.ConnectionError:
+        return False

@@ -1,0 +1,227 @@
+"""What single checks of the doctor say: of engines and routers, of workers, and of models that play users."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rollq
+from rollq import cli
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, EngineUse, LiveWorker, register
+from rollq.servers.connection import connect
+from rollq.settings import Endpoint, Settings
+from rollq_worker.commands.doctor import engines, environments, user_models
+from rollq_worker.commands.doctor.redis_server import check_workers
+from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+from tests.rollq_worker.commands.doctor.conftest import Doctor
+from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply, scripted_engine
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer()
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    """One that says all of itself."""
+
+    def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": [7, *load_tokenizer().encode(body["prompt"])]}
+
+    about = {"model_path": "some/model", "weight_version": "v3"}
+    info = {"version": "0.5.23", "context_length": 4096}
+    with scripted_engine(model_info=(200, about), server_info=(200, info), tokenize=tokenize) as found:
+        found.then = lambda body: reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"])
+        yield found
+
+
+def of_engine(engine: ScriptedEngine, tokenizer: Tokenizer | None) -> dict[str, tuple[str, str]]:
+    return {one.name: (one.level.value, one.says) for one in engines.check(engine.url, tokenizer)}
+
+
+def test_an_engine(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    assert of_engine(engine, tokenizer) == {
+        "engine": ("ok", f"{engine.url} serves some/model; it samples tokens with logprobs"),
+        "engine version": ("ok", "SGLang 0.5.23"),
+        "engine context": ("ok", "4096 tokens"),
+        "engine tokenizer": ("ok", "gives the same ids"),
+        "engine weights": ("ok", "version v3"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("0.5.15", "ok"),
+        ("0.5.23.post1", "ok"),
+        ("0.5.14", "warn"),
+        ("0.4.99", "warn"),
+        ("0.5.24", "warn"),
+        ("1.0.0", "warn"),
+        ("main", "warn"),
+        (None, "warn"),
+    ],
+)
+def test_versions(engine: ScriptedEngine, tokenizer: Tokenizer, version: str | None, level: str) -> None:
+    engine.paths["/server_info"] = (200, {"version": version, "context_length": 4096})
+    found = of_engine(engine, tokenizer)
+    assert found.pop("engine version")[0] == level
+    assert {status for status, _ in found.values()} == {"ok"}
+
+
+def test_an_engine_without_logprobs(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    def bare(body: dict[str, Any]) -> dict[str, Any]:
+        return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"], output_token_logprobs=None)
+
+    engine.then = bare
+    assert "the reply has no output_token_logprobs" in of_engine(engine, tokenizer)["engine"][1]
+
+
+def test_an_engine_that_generates_nothing(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    engine.then = (500, {"error": "broken"})
+    (found,) = engines.check(engine.url, tokenizer)
+    assert found.level == "fail" and "generated nothing: the engine answered 500" in found.says and found.remedy
+    engine.paths["/ready"] = (503, b"")
+    (found,) = engines.check(engine.url, tokenizer)
+    assert found.level == "fail" and "/ready answers 503" in found.says
+
+
+def test_an_engine_without_a_tokenizer_to_compare(engine: ScriptedEngine) -> None:
+    found = of_engine(engine, None)
+    assert found["engine"] == ("warn", f"{engine.url} serves some/model; it was not asked for a token")
+    assert found["engine tokenizer"][0] == "warn" and not engine.bodies()
+
+
+class TestARouter:
+    """It has no path but /generate, and its engines keep the prompts that they have seen."""
+
+    def judged(self, engine: ScriptedEngine, tokenizer: Tokenizer, engines_behind: int, *, caching: bool = True) -> Any:
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        turn = iter(range(10**6))
+
+        def generate(body: dict[str, Any]) -> dict[str, Any]:
+            place = next(turn) % engines_behind, tuple(body["input_ids"])
+            cached = len(body["input_ids"]) - 1 if caching and place in seen else 0
+            seen.add(place)
+            return reply([7], prompt_tokens=len(body["input_ids"]), id=body["rid"], cached_tokens=cached)
+
+        engine.paths.clear()
+        engine.then = generate
+        found = {one.name: one for one in engines.check(engine.url, tokenizer)}
+        assert "a router does not tell" in found["engine version"].says
+        assert all(one.level == "warn" and one.remedy for name, one in found.items() if "not checked" in one.says)
+        return found["engine router"]
+
+    def test_that_keeps_a_group_together(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        assert self.judged(engine, tokenizer, 1).level == "ok"
+        keys = {headers.get("X-SMG-Routing-Key") for at, body, headers in engine.requests if at == "/generate"}
+        assert len(keys) == 2 and None in keys  # the first token has no group, and all others have one
+
+    def test_that_spreads_a_group(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        found = self.judged(engine, tokenizer, 2)
+        assert found.level == "warn" and "spreads the turns" in found.says and "--policy manual" in found.remedy
+
+    def test_that_does_not_show_it(self, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        found = self.judged(engine, tokenizer, 1, caching=False)
+        assert found.level == "warn" and "does not show where turns go" in found.says
+
+
+def test_engines_with_other_weights(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    first = engines.check(engine.url, tokenizer)
+    assert engines.versions_differ([*first, *first]) == []
+    engine.paths["/model_info"] = (200, {"weight_version": "v4"})
+    (found,) = engines.versions_differ([*first, *engines.check(engine.url, tokenizer)])
+    assert found.level == "warn" and "v3, v4" in found.says and "rollq sync" in found.remedy
+
+
+def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "list").write_text(f"{engine.url}\n# none\n")
+    (tmp_path / "empty").write_text("# none\n")
+    line = ["--redis", redis_url, "--engine", f"file:{tmp_path}/list", "--engine"]
+    _, report = doctor(*line, f"file:{tmp_path}/empty")
+    assert "lists no engine" in report["checks"]["engine list"]["says"] and report["checks"]["engine"]["status"] == "ok"
+    _, report = doctor(*line, "redis:none")
+    assert "redis:none lists no engine" in report["checks"]["engine list"]["says"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"version": ""}, "runs rollq an older version"),
+        ({"version": "9.9"}, "runs rollq 9.9"),
+        ({"tokenizer": "t"}, "has another tokenizer or chat template"),
+        ({"template": "t"}, "has another tokenizer or chat template"),
+        ({"engine": AWAY}, "the engine of w is away"),
+        ({"engines": (EngineUse("http://e", PAUSED, 0, 1, 0),)}, "http://e is paused"),
+        ({"queues": ("big",)}, "no live worker serves rollq"),
+    ],
+)
+def test_workers(redis_url: str, tokenizer: Tokenizer, changes: dict[str, Any], words: str) -> None:
+    worker: dict[str, Any] = {
+        "name": "w",
+        "queues": ("rollq",),
+        "tokenizer": tokenizer.hash,
+        "template": tokenizer.template_hash,
+        "engine": READY,
+        "slots": 4,
+        "busy": 1,
+        "version": rollq.__version__,
+    }
+    with connect(redis_url) as client:
+        register(client, LiveWorker(**{**worker, **changes}))
+    (found,) = check_workers(Settings(redis_url=redis_url), tokenizer)
+    assert found.level == ("warn" if words else "ok") and words in found.says
+    assert bool(found.remedy) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("models", "chat", "level", "words"),
+    [
+        ((200, {"data": [{"id": "m"}]}), None, "ok", "models: m"),
+        ((200, b"<html>"), None, "ok", "models: none"),
+        ((404, {}), (400, {"error": {}}), "ok", "it does not list its models"),
+        ((404, {}), (422, {}), "ok", "it does not list its models"),
+        ((405, {}), (401, {}), "fail", "refuses a request without a key (401)"),
+        ((403, {}), None, "fail", "refuses a request without a key (403)"),
+        ((404, {}), (404, {}), "fail", "no OpenAI-compatible server"),
+        ((302, {}), None, "fail", "no OpenAI-compatible server"),
+        ((429, {}), None, "warn", "answers 429"),
+        ((503, {}), None, "warn", "answers 503"),
+        ("reset", None, "fail", "does not answer"),
+    ],
+)
+def test_user_models(models: Any, chat: Any, level: str, words: str) -> None:
+    with scripted_engine() as server:
+        server.paths["/v1/models"] = models
+        server.then = chat or (200, {})
+        (found,) = user_models.check("gpt", Endpoint(f"{server.url}/v1"))
+    assert found.level == level and words in found.says
+    assert bool(found.remedy) == (level != "ok")
+
+
+def test_environments_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "names", lambda: ["shop", "tau_bench:retail", "gone"])
+    monkeypatch.setattr("rollq_worker.environments._domains", {})
+    here, absent = environments.played_here([])
+    assert here == ["shop", "gone"] or "tau_bench:retail" in here  # where that package is installed
+    assert set(absent) <= {"tau_bench:retail"}
+
+
+def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:
+    code, report = doctor("--env", "nosuch:thing")
+    found = report["checks"]["environment nosuch:thing"]
+    assert code == 1 and "there is no environment 'nosuch:thing'" in found["says"]
+    code, report = doctor("--env", "shop")
+    assert code == 0 and report["checks"]["environment shop"]["tools"] > 3
+
+
+def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--env", "shop", "--redis", "redis://127.0.0.1:1/0"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("fail redis: no Redis at"))
+    assert lines[at + 1].startswith("      next: start one with `rollq redis`")
+    assert lines[-2] == "verdict: not ready: redis" and lines[-1] == f"next: {lines[at + 1].split('next: ')[1]}"
+    assert "warn broker: not checked: Redis does not answer" in lines

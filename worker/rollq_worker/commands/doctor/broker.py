@@ -1,0 +1,92 @@
+"""What `rollq doctor` says of Celery's broker: whether it can be used, whose Redis it is, and what its user may do."""
+
+from typing import Any
+
+from rollq.client.celery_publisher import Publisher
+from rollq.errors import SettingsError
+from rollq.ledger.keys import celery_queue
+from rollq.servers import health
+from rollq.servers.connection import connect
+from rollq.servers.health import Finding, Level
+from rollq.settings import Settings
+from rollq.urls import CLUSTER, mask_url
+from rollq_worker.commands.doctor.redis_server import rights
+from rollq_worker.process import redis_rights
+from rollq_worker.process.celery_app import bare_app, check_broker
+from rollq_worker.process.redis_rights import Part
+
+NAME = "broker"
+ANOTHER = (
+    "if that is what you want, give producers the same address (ROLLQ_BROKER_URL, or --broker), else they send where no"
+    " worker takes"
+)
+SHOWN_OPTIONS = ("socket_timeout", "socket_connect_timeout", "health_check_interval", "ack_emulation")
+"""The transport options that hold no password."""
+
+
+def check(found: Settings) -> list[Finding]:
+    """Whether workers can take messages there. Raises SettingsError and RollqError."""
+    app = bare_app(found.broker_url)
+    check_broker(app, found)
+    publisher = Publisher(found.broker_url)
+    try:
+        waiting = publisher.backlog(found.queues)
+    finally:
+        publisher.close()
+    url, queues = mask_url(found.broker_url), ", ".join(found.queues)
+    transport = {name: app.conf.broker_transport_options.get(name) for name in SHOWN_OPTIONS}
+    details = {"waiting": waiting, "transport": transport}
+    if waiting is None:
+        says = f"{url} takes messages, but does not tell how many wait"
+        return [Finding(NAME, Level.WARN, says, "look at the broker's log", details=details)]
+    told = f"queue{'s' if found.queues[1:] else ''} {queues}: {sum(waiting.values())} messages wait"
+    try:
+        client = connect(found.broker_url, retries=0)
+    except SettingsError:
+        says = f"{url} takes messages; {told}. Whose Redis it is and what its user may do is not checked"
+        return [Finding(NAME, Level.WARN, says, "write it as ROLLQ_REDIS_URL is written", details=details)]
+    try:
+        return [_place(client, found, told, details), *_eviction(client, found), _rights(client, found)]
+    finally:
+        client.close()
+
+
+def _place(client: Any, found: Settings, told: str, details: dict[str, Any]) -> Finding:
+    url = mask_url(found.broker_url)
+    if _same(client, found):
+        return Finding(NAME, Level.OK, f"the ledger's Redis; {told}", details=details)
+    return Finding(NAME, Level.WARN, f"{url} is another Redis than the ledger's; {told}", ANOTHER, details=details)
+
+
+def _same(client: Any, found: Settings) -> bool:
+    """Whether broker and ledger are one database of one server, under whatever names."""
+    if found.broker_url == found.redis_url:
+        return True
+    if found.redis_url.startswith(CLUSTER):
+        return False
+    ledger = connect(found.redis_url, retries=0)
+    try:
+        places = [(health.server_info(one).get("run_id"), _database(one)) for one in (client, ledger)]
+    finally:
+        ledger.close()
+    return places[0] == places[1] and bool(places[0][0])
+
+
+def _database(client: Any) -> int:
+    return int(client.connection_pool.connection_kwargs.get("db") or 0)
+
+
+def _eviction(client: Any, found: Settings) -> list[Finding]:
+    """Of a broker that is not the ledger's Redis. Messages that it loses are sent again."""
+    if _same(client, found):
+        return []
+    bad = [one for one in health.findings(client) if one.level is not Level.OK and one.name != "redis persistence"]
+    return [Finding("broker's Redis", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
+
+
+def _rights(client: Any, found: Settings) -> Finding:
+    lacking: dict[Part, list[str]] = {part: [] for part in Part}
+    for part in lacking:
+        for queue in found.queues:
+            lacking[part] += redis_rights.missing_at_broker(client, part, celery_queue(queue)) or ()
+    return rights("broker rights", lacking)

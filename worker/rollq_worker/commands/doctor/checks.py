@@ -1,0 +1,147 @@
+"""All checks of `rollq doctor`, in turn, each under its time limit. What a check needs is checked before it."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rollq.commands.connect import ping_redis
+from rollq.errors import RollqError
+from rollq.servers.health import Finding, Level
+from rollq.settings import Settings
+from rollq.urls import mask_url
+from rollq_worker.commands.doctor import broker, engines, environments, redis_server, user_models
+from rollq_worker.commands.doctor.limited import Limited
+from rollq_worker.commands.doctor.tokenizer import check_tokenizer
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+TOKENIZER_S = 120.0
+"""A hub may send the tokenizer first."""
+REDIS_S = 20.0
+BROKER_S = 20.0
+ENGINE_S = 90.0
+"""An engine may take 20 s for the first token, and is then asked for some more."""
+ENVIRONMENT_S = 120.0
+USER_S = 30.0
+AWAY = "not checked: Redis does not answer"
+_STRING = {"type": "string", "description": "Which one."}
+SAMPLE_TOOLS: Sequence[Mapping[str, Any]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} of the shop.",
+            "parameters": {"type": "object", "properties": {"order_id": _STRING}, "required": ["order_id"]},
+        },
+    }
+    for name in ("find_order", "cancel_order")
+)
+"""The tools for the self-check when no environment is named."""
+
+
+def all_checks(args: argparse.Namespace, found: Settings) -> list[Finding]:
+    """What a worker with these settings would meet, from its tokenizer to the users that it asks."""
+    tokenizer, checked = _tokenizer(args, found)
+    checked += _redis(args, found, tokenizer)
+    checked += _engines(args, found, tokenizer)
+    checked += _environments(args.env)
+    checked += _users(found)
+    return checked
+
+
+def named(given: object, variable: str) -> bool:
+    """Whether a flag or a variable names what the default would name else."""
+    return bool(given) or any(os.environ.get(name, "").strip() for name in (variable, f"{variable}_FILE"))
+
+
+def _tokenizer(args: argparse.Namespace, found: Settings) -> tuple[Tokenizer | None, list[Finding]]:
+    loaded: list[Tokenizer | None] = [None]
+
+    def check() -> list[Finding]:
+        tools = next(filter(None, map(environments.tools_of, args.env)), SAMPLE_TOOLS)
+        loaded[0], checked = check_tokenizer(found.tokenizer, found.template, args.template_kwargs, tools)
+        return [checked]
+
+    remedy = "give --tokenizer the directory of a model's tokenizer"
+    checked = list(Limited("tokenizer", check, TOKENIZER_S, remedy).findings())
+    return loaded[0], checked
+
+
+def _redis(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+    """Redis, the broker and the workers that Redis tells of."""
+    if not named(args.redis, "ROLLQ_REDIS_URL"):
+        try:
+            ping_redis(found.redis_url)
+        except RollqError:
+            says = f"not checked: none is named, and none is at the default address {mask_url(found.redis_url)}"
+            return [Finding("redis", Level.WARN, says, redis_server.START)]
+    checked = list(Limited("redis", partial(redis_server.check_redis, found), REDIS_S, redis_server.START).findings())
+    answers = any(finding.name == "redis latency" for finding in checked)
+    if not answers and found.broker_url == found.redis_url:
+        return [*checked, *(Finding(name, Level.WARN, AWAY, "see redis") for name in ("broker", "workers"))]
+    reach = "start it, or correct ROLLQ_BROKER_URL (--broker)"
+    checked += Limited("broker", partial(broker.check, found), BROKER_S, reach).findings()
+    if not answers:
+        return [*checked, Finding("workers", Level.WARN, AWAY, "see redis")]
+    check = partial(redis_server.check_workers, found, tokenizer)
+    return [*checked, *Limited("workers", check, REDIS_S, "see redis").findings()]
+
+
+def _engines(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+    """All engines at once, because one that hangs answers late."""
+    urls: list[str] = []
+
+    def listed() -> list[Finding]:
+        here, problems = engines.addresses(found)
+        urls.extend(here)
+        return problems
+
+    checked = list(Limited("engine list", listed, REDIS_S, "correct the list, or pass --engine URL").findings())
+    names = [f"engine {number}" if urls[1:] else "engine" for number in range(1, len(urls) + 1)]
+    running = [
+        Limited(name, partial(engines.check, url, tokenizer, name), ENGINE_S, engines.START)
+        for name, url in zip(names, urls, strict=True)
+    ]
+    for check in running:
+        checked += check.findings()
+    if not named(args.engines, "ROLLQ_ENGINE_URL"):
+        checked = [_unnamed(finding) for finding in checked]
+    return checked + engines.versions_differ(checked)
+
+
+def _unnamed(finding: Finding) -> Finding:
+    """An engine at the default address may be missing."""
+    if not finding.says.startswith(engines.ABSENT):
+        return finding
+    says = f"not checked: none is named, and there is {finding.says}"
+    return replace(finding, level=Level.WARN, says=says)
+
+
+def _environments(asked: Sequence[str]) -> list[Finding]:
+    names: list[str] = []
+
+    def found() -> list[Finding]:
+        here, absent = environments.played_here(asked)
+        names.extend(here)
+        says = f"{', '.join(here)}; not installed: {', '.join(absent)}" if absent else ", ".join(here)
+        return [] if asked else [Finding("environments", Level.OK, says)]
+
+    remedy = environments.INSTALL
+    checked = list(Limited("environments", found, ENVIRONMENT_S, remedy).findings())
+    for name in names:
+        checked += Limited(f"environment {name}", partial(environments.check, name), ENVIRONMENT_S, remedy).findings()
+    return checked
+
+
+def _users(found: Settings) -> list[Finding]:
+    if not found.user_endpoints:
+        says = "none is named in ROLLQ_USER_ENDPOINTS; scripted users and oracles need none"
+        return [Finding("user model", Level.OK, says)]
+    checks: list[tuple[str, Callable[[], Sequence[Finding]]]] = [
+        (f"user model {name}", partial(user_models.check, name, endpoint))
+        for name, endpoint in found.user_endpoints.items()
+    ]
+    running = [Limited(name, check, USER_S, user_models.ADDRESS) for name, check in checks]
+    return [finding for check in running for finding in check.findings()]

@@ -1,0 +1,174 @@
+"""What `rollq doctor` says of an engine: what a worker finds when it starts, and what it is.
+
+The checks of a start are `startup_checks.check_engine`. Nothing here changes an engine.
+"""
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from rollq.errors import LedgerError, SettingsError
+from rollq.ledger.workers.engine_addresses import read_list
+from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.health import Finding, Level
+from rollq.settings import FILE, REDIS, Settings
+from rollq_worker.engine.limits import TEST_TEXT, UNLIMITED, read_limits, same_ids
+from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.http_client import NoResponse
+from rollq_worker.process.startup_checks import check_engine
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+TESTED = ((0, 5, 15), (0, 5, 23))
+"""The oldest and the newest SGLang that rollq is tested with."""
+ABSENT = "no engine at"
+START = "start an engine, or pass --engine URL (ROLLQ_ENGINE_URL)"
+AFFINITY = (
+    "use a policy that follows X-SMG-Routing-Key (sglang-router --policy manual, smg --policy consistent_hashing), or"
+    " give workers the engines themselves"
+)
+
+
+def addresses(found: Settings) -> tuple[list[str], list[Finding]]:
+    """The engines' addresses, also those in a file or in Redis, and what is wrong with such lists."""
+    urls: list[str] = []
+    problems: list[Finding] = []
+    for source in found.engine_urls:
+        if not source.startswith((FILE, REDIS)):
+            urls.append(source)
+            continue
+        client = connect(found.redis_url, retries=0)
+        try:
+            listed = read_list(source, client)
+        except (SettingsError, LedgerError, *CONNECTION_ERRORS) as e:
+            problems.append(
+                Finding("engine list", Level.FAIL, f"{source}: {e}", "correct the list, or pass --engine URL")
+            )
+            continue
+        finally:
+            client.close()
+        urls += listed
+        if not listed:
+            problems.append(Finding("engine list", Level.FAIL, f"{source} lists no engine", "add one to the list"))
+    return list(dict.fromkeys(urls)), problems
+
+
+def check(url: str, tokenizer: Tokenizer | None, name: str = "engine") -> list[Finding]:
+    """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names."""
+    ids = tokenizer.encode(TEST_TEXT) if tokenizer else ()
+    engine = SGLangEngine(url, concurrency=1, test_text_ids=ids)
+    try:
+        return _check(engine, tokenizer, ids, name)
+    except NoResponse as e:
+        return [Finding(name, Level.FAIL, f"{engine.name} went away: {e}", START)]
+    finally:
+        engine.close()
+
+
+def _check(engine: SGLangEngine, tokenizer: Tokenizer | None, ids: Sequence[int], name: str) -> list[Finding]:
+    try:
+        state = check_engine(engine, tokenizer.name if tokenizer else "")
+    except SettingsError as e:
+        return [Finding(name, Level.FAIL, str(e), "pass --engine URL of an SGLang server that serves this model")]
+    if not state.ready:
+        return [Finding(name, Level.FAIL, f"{ABSENT} {engine.name}: {state.why}", START)]
+    model = _dict(engine.get_json("/model_info"))
+    path = model.get("model_path")
+    serves = f"{engine.name} serves {path or 'a model that it does not name'}"
+    if state.why:
+        remedy = "continue the engine if it is paused; otherwise its log says why"
+        return [Finding(name, Level.FAIL, f"{serves}, but generated nothing: {state.why}", remedy)]
+    details = {"url": engine.name, "model": path}
+    if tokenizer is None:
+        says, remedy = f"{serves}; it was not asked for a token", "correct the tokenizer first"
+        first = Finding(name, Level.WARN, says, remedy, details=details)
+    else:
+        first = Finding(name, Level.OK, f"{serves}; it samples tokens with logprobs", details=details)
+    router = not model
+    told = [
+        first,
+        _version(engine, name, router),
+        _context(engine, name, router),
+        _vocabulary(engine, ids, name, router),
+    ]
+    told.append(_weights(model, name, router))
+    return [*told, _router(engine, tokenizer, name)] if router and tokenizer else told
+
+
+def _version(engine: SGLangEngine, name: str, router: bool) -> Finding:
+    name = f"{name} version"
+    version = _dict(engine.get_json("/server_info")).get("version")
+    if not isinstance(version, str):
+        return _untold(name, "its version", router)
+    details = {"version": version}
+    if version.startswith("rollq-"):
+        return Finding(name, Level.OK, f"the replay engine, {version}", details=details)
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    oldest, newest = (".".join(map(str, limit)) for limit in TESTED)
+    if found and TESTED[0] <= tuple(map(int, found.groups())) <= TESTED[1]:
+        return Finding(name, Level.OK, f"SGLang {version}", details=details)
+    remedy = f"use a version from {oldest} to {newest}, or run `make test-sglang` with this one"
+    return Finding(name, Level.WARN, f"SGLang {version} is not tested with rollq", remedy, details=details)
+
+
+def _context(engine: SGLangEngine, name: str, router: bool) -> Finding:
+    name, limits = f"{name} context", read_limits(engine.get_json)
+    if not limits.reported:
+        return _untold(name, "its context, which is learnt from its first refusal", router)
+    details = {"context": limits.context, "prompt": limits.prompt}
+    if limits.context == UNLIMITED:
+        return Finding(name, Level.OK, f"prompts of less than {limits.prompt} tokens", details=details)
+    return Finding(name, Level.OK, f"{limits.context} tokens", details=details)
+
+
+def _vocabulary(engine: SGLangEngine, ids: Sequence[int], name: str, router: bool) -> Finding:
+    """An engine with other ids does not get here."""
+    name = f"{name} tokenizer"
+    if not ids:
+        return Finding(name, Level.WARN, "not checked: there is no tokenizer to compare with", "correct the tokenizer")
+    if same_ids(engine.tokenize(TEST_TEXT), ids) is None:
+        return _untold(name, "its token ids", router, {"ids": "unknown"})
+    return Finding(name, Level.OK, "gives the same ids", details={"ids": "same"})
+
+
+def _weights(model: dict[str, Any], name: str, router: bool) -> Finding:
+    name, version = f"{name} weights", model.get("weight_version")
+    if version is None:
+        return _untold(name, "its weight version", router)
+    return Finding(name, Level.OK, f"version {version}", details={"weight_version": version})
+
+
+def _router(engine: SGLangEngine, tokenizer: Tokenizer, name: str) -> Finding:
+    """Whether a router sends the turns of a group to one engine, as their cached prompts show."""
+    name = f"{name} router"
+    prompt = tokenizer.encode(" ".join(uuid.uuid4().hex for _ in range(16)))
+    cached = engine.cached_prompts(prompt)
+    details = {"cached_tokens": cached}
+    if all(cached[1:]):
+        return Finding(name, Level.OK, "a router that keeps the turns of a group on one engine", details=details)
+    if any(cached):
+        says = (
+            f"a router that spreads the turns of a group: only {sum(map(bool, cached))} of {len(cached)} found a cache"
+        )
+        return Finding(name, Level.WARN, says, AFFINITY, details=details)
+    says = "a router, or a server that tells little; no prompt was found in a cache, so it does not show where turns go"
+    return Finding(name, Level.WARN, says, AFFINITY, details=details)
+
+
+def _untold(name: str, what: str, router: bool, details: dict[str, Any] | None = None) -> Finding:
+    says = f"not checked: {'a router does' if router else 'it does'} not tell {what}"
+    remedy = "check the engines behind the router: rollq doctor --engine URL" if router else "use a tested SGLang"
+    return Finding(name, Level.WARN, says, remedy, details=details or {})
+
+
+def versions_differ(found: Sequence[Finding]) -> list[Finding]:
+    """What is wrong if the engines do not serve the same weights."""
+    versions = {str(one.details["weight_version"]) for one in found if "weight_version" in one.details}
+    if len(versions) < 2:
+        return []
+    says = f"the engines serve different weight versions: {', '.join(sorted(versions))}"
+    return [Finding("weights", Level.WARN, says, "load the same weights into all of them: rollq sync")]
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

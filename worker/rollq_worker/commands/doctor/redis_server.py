@@ -1,0 +1,110 @@
+"""What `rollq doctor` says of the ledger's Redis and of the live workers that are registered there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import rollq
+from rollq.commands.connect import ping_redis
+from rollq.ledger.workers.live_workers import AWAY, LIVE_S, READY, SILENT_S, LiveWorker, live_workers, queues_of
+from rollq.servers import health
+from rollq.servers.connection import connect
+from rollq.servers.health import Finding, Level
+from rollq.settings import Settings
+from rollq.urls import mask_url
+from rollq_worker.process import redis_rights
+from rollq_worker.process.redis_rights import Part
+from rollq_worker.tokens.tokenizer import Tokenizer
+
+START = "start one with `rollq redis`, or pass --redis URL (ROLLQ_REDIS_URL)"
+RIGHTS = "redis rights"
+WORKERS = "workers"
+SHOWN_RIGHTS = 3
+"""Number of missing rights that are printed for a part."""
+
+
+def check_redis(found: Settings) -> list[Finding]:
+    """Whether it answers, how it is configured, how fast it is, and what its user may do. Raises RollqError when it
+    does not answer."""
+    ping_redis(found.redis_url)
+    client = connect(found.redis_url, retries=0)
+    try:
+        answers = Finding("redis", Level.OK, f"{mask_url(found.redis_url)} answers")
+        told = health.findings(client)
+        return [*([] if told[0].name == "redis" else [answers]), *told, health.latency(client), _rights(client)]
+    finally:
+        client.close()
+
+
+def _rights(client: Any) -> Finding:
+    lacking = {part: redis_rights.missing(client, part) for part in Part}
+    if None in lacking.values():
+        says = "not checked: the servers of a cluster have users of their own"
+        return Finding(RIGHTS, Level.OK, says)
+    return rights(RIGHTS, {part: list(found or ()) for part, found in lacking.items()})
+
+
+def rights(name: str, lacking: dict[Part, list[str]]) -> Finding:
+    """What is said of a user that lacks these rights."""
+    may = [part for part, missing in lacking.items() if not missing]
+    lines = [f"{part} lacks {_some(missing)}" for part, missing in lacking.items() if missing]
+    details = {"missing": lacking}
+    if lacking[Part.WORKER]:
+        says = "this user may not do what a worker does" + (f", only what a {' and a '.join(may)} does" if may else "")
+        return Finding(name, Level.FAIL, says, redis_rights.REMEDY, lines, details)
+    return Finding(name, Level.OK, f"this user may do what a {', a '.join(may)} does", "", lines, details)
+
+
+def _some(missing: Sequence[str]) -> str:
+    more = len(missing) - SHOWN_RIGHTS
+    return "; ".join(missing[:SHOWN_RIGHTS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]:
+    """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
+    client = connect(found.redis_url, retries=0)
+    try:
+        workers = live_workers(client)
+    finally:
+        client.close()
+    if not workers:
+        says = f"none was heard of in the last {LIVE_S} s"
+        return [Finding(WORKERS, Level.WARN, says, "start one: rollq worker", details={"workers": []})]
+    problems = [problem for worker in workers for problem in _problems(worker, tokenizer)]
+    if unserved := sorted({*found.queues} - queues_of(workers)):
+        problems.append((f"no live worker serves {', '.join(unserved)}", "start one with --queues"))
+    slots, busy = sum(worker.slots for worker in workers), sum(worker.busy for worker in workers)
+    says = f"{len(workers)} live, {busy} of {slots} slots busy, last heard of {max(w.age_s for w in workers):g} s ago"
+    details = {"workers": [_as_json(worker) for worker in workers]}
+    if not problems:
+        return [Finding(WORKERS, Level.OK, says, details=details)]
+    remedies = list(dict.fromkeys(remedy for _, remedy in problems))
+    lines = [problem for problem, _ in problems]
+    return [Finding(WORKERS, Level.WARN, f"{says}; {lines[0]}", "; ".join(remedies), lines[1:], details)]
+
+
+def _problems(worker: LiveWorker, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
+    """What is odd about a worker, and what to do."""
+    found = []
+    if worker.version != rollq.__version__:
+        version = worker.version or "an older version"
+        remedy = "install the same version everywhere, and restart those workers"
+        found.append((f"{worker.name} runs rollq {version}, not {rollq.__version__}", remedy))
+    if worker.age_s >= SILENT_S:
+        remedy = "look whether that worker lives; what it played comes back"
+        found.append((f"nothing was heard of {worker.name} for {worker.age_s:g} s", remedy))
+    if tokenizer is not None and not worker.plays(tokenizer.hash, tokenizer.template_hash):
+        remedy = "give all workers of a run the same --tokenizer and --template"
+        found.append((f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy))
+    if worker.engine == AWAY:
+        found.append((f"the engine of {worker.name} is away", "start it, or correct that worker's --engine"))
+    else:
+        states = {engine.url: engine.state for engine in worker.engines if engine.state != READY}
+        found += [
+            (f"{url} is {state}, as {worker.name} says", "see the engine's line") for url, state in states.items()
+        ]
+    return found
+
+
+def _as_json(worker: LiveWorker) -> dict[str, object]:
+    names = ("name", "version", "queues", "engine", "slots", "busy", "age_s")
+    return {name: getattr(worker, name) for name in names}

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-browser | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-browser | test-containers | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-browser test-sglang chaos rollback lint bench bench-check clean
+.PHONY: demo learn learn-controls test test-trainers test-browser test-containers test-sglang chaos rollback lint bench bench-check clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -20,7 +20,7 @@ learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
 test: $(VENV)/.test  ## all tests but those of real trainers, in a browser and on the real SGLang server
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers and not browser" $(ARGS)
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers and not browser and not containers" $(ARGS)
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
@@ -28,6 +28,10 @@ test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and mod
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m browser $(ARGS)
+
+# docker-compose.yml built and brought up. Needs Docker with compose, or podman with podman-compose (ROLLQ_COMPOSE names it).
+test-containers: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m containers tests/deploy $(ARGS)
 
 # The contract tests on the real server. Give one with ROLLQ_TEST_ENGINE_URL and ROLLQ_TEST_TOKENIZER; see docs/engine.md.
 test-sglang: $(VENV)/.trainers

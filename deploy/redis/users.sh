@@ -47,3 +47,5 @@ user worker "$worker" "~rollq* ~_kombu.* $events $commands +publish"
 user producer "$producer" "~rollq:* $sending ~_kombu.* $events $commands +publish"
 user trainer "$trainer" "$delivery $commands"
 user flower "$flower" "$counting $asking $events $commands +@pubsub"
+# For health checks, which need no password: it may ask whether Redis is well, and nothing else.
+echo 'user health reset resetchannels on nopass -@all +ping'

@@ -48,7 +48,7 @@ def page(
             "reason": str(info.get("reason") or ""),
             "reason_line": last_line(str(info.get("reason") or "")),
             "why": why(info, str(record.get("failure") or "")),
-            "failed_calls": [*_failed_calls(entries)],
+            "failed_calls": [*_failed_calls(entries, died=bool(record.get("failure")))],
             "tokens": _tokens(episode),
             "entries": entries,
             "tools": [*_tools(episode.tools)],
@@ -80,7 +80,7 @@ def _finite(value: Any) -> Any:
 def _parts(info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What the grader says, one thing at a time. `ok` is None where neither good nor bad is known."""
     for name, value in info.items():
-        if name == "reason":
+        if name in ("reason", "failures"):  # which have places of their own
             continue
         ok = value if isinstance(value, bool) else None
         plain = isinstance(value, (str, int, float, bool)) or value is None
@@ -88,7 +88,8 @@ def _parts(info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"name": name, "value": text, "ok": ok, "empty": value in ([], {}, "", None)}
 
 
-def _failed_calls(entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _failed_calls(entries: Sequence[Mapping[str, Any]], *, died: bool) -> Iterator[dict[str, Any]]:
+    """Turns that could not be read, calls that failed, and the turn in which an attempt died."""
     turn = None
     for entry in entries:
         turn = entry["turn"] if entry["turn"] is not None else turn
@@ -96,6 +97,8 @@ def _failed_calls(entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, An
             yield {"turn": turn, "what": "the turn could not be read", "text": error}
         if entry["failed"]:
             yield {"turn": turn, "what": entry["call"] or entry["role"], "text": entry["text"][:1000]}
+        if died and entry.get("answered") is False:
+            yield {"turn": turn, "what": "the attempt failed in this turn", "text": entry["text"][:1000]}
 
 
 def _tokens(episode: Episode) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollq.ledger.ledger import Ledger
+from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import rollq
 from tests.rollq.samples import group, trajectory
 from tests.rollq.viewer.hostile import export
@@ -43,6 +44,15 @@ def test_with_actions_the_address_carries_a_token_that_the_server_does_not_tell(
     token = address.partition("#token=")[2]
     assert len(token) >= 32 and token not in said and code == 0
     assert '"run":"r"' in said and '"actions":true' in said
+
+
+def test_without_its_extra_it_names_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("rollq.viewer.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert "[view]" in fails("view", str(export(tmp_path / "x.jsonl", trajectory())))
 
 
 def test_wrong_lines_are_clear_errors(ledger: Ledger, redis_url: str, tmp_path: Path) -> None:

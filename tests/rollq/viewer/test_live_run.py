@@ -70,6 +70,15 @@ def test_a_dead_job_has_its_class_and_its_exception_and_may_be_played_again(ledg
         place.requeue("r", "r/g/0")
 
 
+def test_the_turn_in_which_an_attempt_died_is_named(ledger: Ledger) -> None:
+    ledger.submit(group())
+    lease = claim(ledger, "r/g/0").lease
+    journal(ledger, "r/g/0", lease, events()[:4])
+    ledger.fail("r/g/0", lease, FailureClass.JOB, "no", final=True)
+    page = RedisPlace(ledger.redis, "redis://here").rollout("r", "r/g/0", None)
+    assert page["failed_calls"] == [{"turn": 1, "what": "the attempt failed in this turn", "text": "hm"}]
+
+
 def test_a_conversation_grows_while_it_is_played(ledger: Ledger) -> None:
     ledger.submit(group())
     place = RedisPlace(ledger.redis, "redis://here")

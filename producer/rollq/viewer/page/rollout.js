@@ -41,7 +41,7 @@ function failedCalls(page) {
   return el('section.why', { 'aria-label': 'Why' },
     page.faults.map((fault) => el('p.error', null, el('strong', null, 'breaks the format: '), fault)),
     long.map((part) => el('div.part', null, el('strong', null, part.name), block('pre', pretty({ role: 'tool', text: part.value })))),
-    page.failed_calls.length ? el('h2', null, page.failed_calls.length === 1 ? 'A call failed' : `${page.failed_calls.length} calls failed`) : null,
+    page.failed_calls.length ? el('h2', null, page.failed_calls.length === 1 ? 'What failed' : `${page.failed_calls.length} failures`) : null,
     el('ul', null, page.failed_calls.slice(0, 20).map((call) => el('li', null,
       turnLink(call.turn, call.turn === null ? 'before' : `turn ${call.turn}`), ' ', el('strong', null, call.what), ' ',
       el('span.quiet', null, call.text.trim().split('\n', 1)[0].slice(0, 200))))));
@@ -122,7 +122,7 @@ function facts(page, links) {
   return el('aside.facts-of', { 'aria-label': 'Facts' },
     el('dl', null, rows.map(([name, value]) => [el('dt', null, name), el('dd', null, value)])),
     links.attempts,
-    page.tools.length ? el('details', null, el('summary', null, `${page.tools.length} tools`),
+    page.tools.length ? el('details', null, el('summary', null, page.tools.length === 1 ? '1 tool' : `${page.tools.length} tools`),
       el('dl.tools', null, page.tools.map((tool) => [el('dt', null, tool.name), el('dd', null, tool.text.slice(0, 300))]))) : null,
     el('div.key', null, el('p', null, 'A cell is a sampled token. The further right in this row, the less likely it was:'),
       el('div.strip', null, ['s0', 's1', 's2', 's3', 's4'].map((name) => el('i', { class: name }))),

@@ -31,7 +31,7 @@ function message(entry, severalVersions) {
     entry.images.map(image),
     (entry.errors || []).map((error) => el('p.error', null, el('strong', null, 'could not be read: '), error)),
     entry.extra_calls ? el('p.error', null, `${entry.extra_calls} further calls of this turn were not carried out`) : null,
-    sampled && !entry.answered ? el('p.error', null, 'nothing answered this turn') : null,
+    sampled && !entry.answered ? el('p.quiet', null, 'no answer to this turn is in the journal') : null,
     sampled ? tokenStrip(entry) : null);
 }
 

@@ -1,6 +1,6 @@
 """docker-compose.yml brought up for real: built, played to its end, scaled, killed and restarted. Nothing is lost.
 
-It needs Docker with compose, or podman with podman-compose; ROLLQ_COMPOSE names another command. `make test-containers`.
+It needs Docker with compose, or podman with podman-compose; ROLLQ_COMPOSE names another. Run `make test-containers`.
 """
 
 import json

@@ -5,6 +5,7 @@ tokenizer shows nothing in place of nonsense.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,19 +19,26 @@ COMPARED = 40
 """Number of characters of a message that must be found in what its tokens spell."""
 
 
-def load_texts(tokenizer: str | None) -> Texts | None:
-    """None where the worker's package or the packages that it needs are not installed. Raises RollqError for a
-    tokenizer that was named and cannot be loaded."""
+def load_texts(tokenizer: str | None) -> Texts:
+    """By a tokenizer that was named, or else by the one that rollq ships, which is loaded when it is first asked. Gives
+    no texts where the worker's package, or a package that it needs, is not installed.
+
+    Raises RollqError for a tokenizer that was named and cannot be loaded.
+    """
+    if tokenizer is not None:
+        return _load(tokenizer)
+    later = cache(partial(_load, None))
+    return lambda ids: later()(ids)
+
+
+def _load(tokenizer: str | None) -> Texts:
     for point in entry_points(group=GROUP):
         try:
             found: Texts = point.load()(tokenizer)
             return found
         except ImportError:
-            return None
-        except RollqError:
-            if tokenizer is not None:
-                raise
-    return None
+            break
+    return lambda ids: []
 
 
 def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
@@ -42,12 +50,13 @@ def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:
         found = [texts(entry["ids"]) for entry in turns]
     except (OverflowError, TypeError, ValueError, RollqError):  # ids that the vocabulary does not have
         return page
-    if all(_spell("".join(words), entry) for words, entry in zip(found, turns, strict=True)):
+    if all(_spell(words, entry) for words, entry in zip(found, turns, strict=True)):
         for words, entry in zip(found, turns, strict=True):
             entry["texts"] = words
     return page
 
 
-def _spell(text: str, entry: Mapping[str, Any]) -> bool:
+def _spell(words: Sequence[str], entry: Mapping[str, Any]) -> bool:
     said = [entry["text"].strip()[:COMPARED].rstrip(), *(call["name"] for call in entry["calls"])]
-    return all(words in text for words in said)
+    text = "".join(words)
+    return len(words) == len(entry["ids"]) and all(part in text for part in said)

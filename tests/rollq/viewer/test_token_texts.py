@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
+
+from rollq.errors import SettingsError
 from rollq.export.record import record
 from rollq.viewer.conversation import page
-from rollq.viewer.token_texts import with_texts
+from rollq.viewer.token_texts import load_texts, with_texts
+from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.rollq.samples import trajectory
 
 
@@ -26,3 +30,18 @@ def test_nor_is_anything_lost_when_the_ids_are_not_its_own() -> None:
         raise OverflowError("an id beyond the vocabulary")
 
     assert of(refuses) == of(None) == [None, None]
+
+
+def test_the_tokenizer_that_rollq_ships_is_there_without_a_name() -> None:
+    texts = load_texts(None)
+    assert "".join(texts(load_tokenizer().encode("Hello there"))) == "Hello there"
+
+
+def test_without_the_workers_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollq.viewer.token_texts.entry_points", lambda group: ())
+    assert of(load_texts(None)) == of(load_texts("any")) == [None, None]
+
+
+def test_a_tokenizer_that_was_named_and_is_not_there_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="no such directory"):
+        load_texts("/nowhere/at/all")

@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -58,15 +58,17 @@ def check_redis(connection: "redis.Redis") -> list[str]:
 
 
 def findings(connection: "redis.Redis") -> list[Finding]:
-    """What the server says of itself; of a cluster, what is wrong with any of its primaries, or what the first says."""
+    """What the server says of itself; of a cluster, what is wrong with each of its primaries, and else what the first
+    says."""
     client: Any = connection
     if not isinstance(client, ClusterClient):
         return _of_server(client)
     nodes: list[Any] = client.nodes_manager.get_nodes_by_server_type("primary")
-    found = [finding for node in nodes for finding in _of_server(client.get_redis_connection(node))]
-    bad = [finding for finding in found if finding.level is not Level.OK]
-    good = {finding.name: finding for finding in reversed(found)}
-    return [good[name] for name in good if name not in {finding.name for finding in bad}] + bad
+    told = [(node.name, finding) for node in nodes for finding in _of_server(client.get_redis_connection(node))]
+    bad = [(node, finding) for node, finding in told if finding.level is not Level.OK]
+    wrong = {finding.name for _, finding in bad}
+    good = {finding.name: finding for _, finding in reversed(told) if finding.name not in wrong}
+    return [*good.values(), *(replace(finding, name=f"{finding.name} at {node}") for node, finding in bad)]
 
 
 def server_info(connection: "redis.Redis") -> dict[str, Any]:
@@ -169,7 +171,8 @@ def _replication(info: Mapping[str, Any]) -> Finding:
         says = "Redis takes writes without its replicas, so what it takes after it was replaced is lost"
         remedy = "set min-replicas-to-write 1 and min-replicas-max-lag 5"
         return Finding(name, Level.WARN, says, remedy, details=details)
-    return Finding(name, Level.OK, f"a primary with {replicas or 'no'} replica{'' if replicas == 1 else 's'}", details=details)
+    says = f"a primary with {replicas or 'no'} replica{'' if replicas == 1 else 's'}"
+    return Finding(name, Level.OK, says, details=details)
 
 
 def _size(number: float) -> str:

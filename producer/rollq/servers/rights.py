@@ -19,8 +19,7 @@ def refused(client: "redis.Redis", commands: Sequence[Command]) -> list[str] | N
     """Those of these commands that the client's user may not send, each with Redis's reason. Several commands that are
     refused for their keys have the same reason.
 
-    None for a cluster, each of whose servers has users of its own. Raises CONNECTION_ERRORS and redis.ResponseError,
-    when the user may not even begin a transaction.
+    None for a cluster, each of whose servers has users of its own. Raises CONNECTION_ERRORS.
     """
     found: Any = client
     if isinstance(found, ClusterClient):
@@ -28,7 +27,8 @@ def refused(client: "redis.Redis", commands: Sequence[Command]) -> list[str] | N
     pool: Any = found.connection_pool
     connection: Any = pool.get_connection()
     try:
-        _ask(connection, ("MULTI",))
+        if why := _why(connection, ("MULTI",)):
+            return [why]
         reasons = [_why(connection, command) for command in commands]
         _ask(connection, ("DISCARD",))
         return [why for why in reasons if why]

@@ -155,7 +155,7 @@ def test_an_engine_with_another_vocabulary(given: Set, judged: Judge, qwen_folde
 def test_an_engine_that_is_away(given: Set, judged: Judge, engine: str) -> None:
     given(ENGINE_URL=f"{engine},http://me:secret-3@{HOST}:{free_port()}")
     found = judged("engine 2")
-    assert "no engine at" in found["says"] and "start an engine" in found["next"]
+    assert "takes no requests" in found["says"] and "start it" in found["next"]
 
 
 def test_a_broker_that_is_another_redis(given: Set, judged: Judge, redis_url: str) -> None:

@@ -141,9 +141,10 @@ def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path
     (tmp_path / "empty").write_text("# none\n")
     line = ["--redis", redis_url, "--engine", f"file:{tmp_path}/list", "--engine"]
     _, report = doctor(*line, f"file:{tmp_path}/empty")
-    assert "lists no engine" in report["checks"]["engine list"]["says"] and report["checks"]["engine"]["status"] == "ok"
+    assert report["checks"][f"engine list file:{tmp_path}/empty"]["says"] == "lists no engine"
+    assert report["checks"]["engine"]["status"] == "ok"
     _, report = doctor(*line, "redis:none")
-    assert "redis:none lists no engine" in report["checks"]["engine list"]["says"]
+    assert report["checks"]["engine list redis:none"]["next"] == "add one to the list"
 
 
 @pytest.mark.parametrize(

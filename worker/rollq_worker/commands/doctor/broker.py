@@ -81,7 +81,7 @@ def _eviction(client: Any, found: Settings) -> list[Finding]:
     if _same(client, found):
         return []
     bad = [one for one in health.findings(client) if one.level is not Level.OK and one.name != "redis persistence"]
-    return [Finding("broker's Redis", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
+    return [Finding(f"broker's {one.name}", Level.WARN, one.says, one.remedy, details=one.details) for one in bad]
 
 
 def _rights(client: Any, found: Settings) -> Finding:

@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,25 +97,16 @@ def _engines(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | N
         urls.extend(here)
         return problems
 
-    checked = list(Limited("engine list", listed, REDIS_S, "correct the list, or pass --engine URL").findings())
+    checked = list(Limited("engine list", listed, REDIS_S, engines.CORRECT).findings())
+    chosen = named(args.engines, "ROLLQ_ENGINE_URL")
     names = [f"engine {number}" if urls[1:] else "engine" for number in range(1, len(urls) + 1)]
     running = [
-        Limited(name, partial(engines.check, url, tokenizer, name), ENGINE_S, engines.START)
+        Limited(name, partial(engines.check, url, tokenizer, name, named=chosen), ENGINE_S, engines.START)
         for name, url in zip(names, urls, strict=True)
     ]
     for check in running:
         checked += check.findings()
-    if not named(args.engines, "ROLLQ_ENGINE_URL"):
-        checked = [_unnamed(finding) for finding in checked]
     return checked + engines.versions_differ(checked)
-
-
-def _unnamed(finding: Finding) -> Finding:
-    """An engine at the default address may be missing."""
-    if not finding.says.startswith(engines.ABSENT):
-        return finding
-    says = f"not checked: none is named, and there is {finding.says}"
-    return replace(finding, level=Level.WARN, says=says)
 
 
 def _environments(asked: Sequence[str]) -> list[Finding]:

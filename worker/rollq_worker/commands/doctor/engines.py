@@ -21,8 +21,9 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 TESTED = ((0, 5, 15), (0, 5, 23))
 """The oldest and the newest SGLang that rollq is tested with."""
-ABSENT = "no engine at"
-START = "start an engine, or pass --engine URL (ROLLQ_ENGINE_URL)"
+START = "start it, wait until it is loaded, continue it if it is paused, or pass --engine URL (ROLLQ_ENGINE_URL)"
+CORRECT = "correct the list, or pass --engine URL"
+OTHER = "pass --engine URL of an SGLang server with this model, or --tokenizer of the model that the server has"
 AFFINITY = (
     "use a policy that follows X-SMG-Routing-Key (sglang-router --policy manual, smg --policy consistent_hashing), or"
     " give workers the engines themselves"
@@ -41,23 +42,25 @@ def addresses(found: Settings) -> tuple[list[str], list[Finding]]:
         try:
             listed = read_list(source, client)
         except (SettingsError, LedgerError, *CONNECTION_ERRORS) as e:
-            problems.append(
-                Finding("engine list", Level.FAIL, f"{source}: {e}", "correct the list, or pass --engine URL")
-            )
+            problems.append(Finding(f"engine list {source}", Level.FAIL, str(e), CORRECT))
             continue
         finally:
             client.close()
         urls += listed
         if not listed:
-            problems.append(Finding("engine list", Level.FAIL, f"{source} lists no engine", "add one to the list"))
+            problems.append(Finding(f"engine list {source}", Level.FAIL, "lists no engine", "add one to the list"))
     return list(dict.fromkeys(urls)), problems
 
 
-def check(url: str, tokenizer: Tokenizer | None, name: str = "engine") -> list[Finding]:
-    """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names."""
+def check(url: str, tokenizer: Tokenizer | None, name: str = "engine", *, named: bool = True) -> list[Finding]:
+    """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names. One that is not
+    `named`, at the default address, may be missing."""
     ids = tokenizer.encode(TEST_TEXT) if tokenizer else ()
     engine = SGLangEngine(url, concurrency=1, test_text_ids=ids)
     try:
+        if not named and (why := engine.why_not_ready()):
+            says = f"not checked: none is named, and the default, {engine.name}, takes no requests: {why}"
+            return [Finding(name, Level.WARN, says, START)]
         return _check(engine, tokenizer, ids, name)
     except NoResponse as e:
         return [Finding(name, Level.FAIL, f"{engine.name} went away: {e}", START)]
@@ -69,9 +72,9 @@ def _check(engine: SGLangEngine, tokenizer: Tokenizer | None, ids: Sequence[int]
     try:
         state = check_engine(engine, tokenizer.name if tokenizer else "")
     except SettingsError as e:
-        return [Finding(name, Level.FAIL, str(e), "pass --engine URL of an SGLang server that serves this model")]
+        return [Finding(name, Level.FAIL, str(e), OTHER)]
     if not state.ready:
-        return [Finding(name, Level.FAIL, f"{ABSENT} {engine.name}: {state.why}", START)]
+        return [Finding(name, Level.FAIL, f"{engine.name} takes no requests: {state.why}", START)]
     model = _dict(engine.get_json("/model_info"))
     path = model.get("model_path")
     serves = f"{engine.name} serves {path or 'a model that it does not name'}"

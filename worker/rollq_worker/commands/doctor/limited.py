@@ -1,6 +1,7 @@
 """Runs a check under a time limit. What a check raises becomes its finding, so no check can end another."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rollq.errors import RollqError
@@ -18,6 +19,7 @@ class Limited:
     def __init__(self, name: str, check: Check, limit_s: float, remedy: str) -> None:
         """`name` is that of the finding if the check itself finds nothing, and `remedy` what to do then."""
         self._name, self._check, self._limit_s, self._remedy = name, check, limit_s, remedy
+        self._until = time.monotonic() + limit_s
         self._found: Sequence[Finding] = ()
         self._error: Exception | None = None
         # A daemon, because one that hangs must not keep the command from ending.
@@ -26,7 +28,7 @@ class Limited:
 
     def findings(self) -> Sequence[Finding]:
         """What it found. Waits for it, but not longer than the limit. Raises ModuleNotFoundError."""
-        self._thread.join(self._limit_s)
+        self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
             return [self._failed(f"not checked: the check did not end within {self._limit_s:g} s")]
         if isinstance(self._error, ModuleNotFoundError):

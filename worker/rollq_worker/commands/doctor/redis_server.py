@@ -51,7 +51,7 @@ def rights(name: str, lacking: dict[Part, list[str]]) -> Finding:
     if lacking[Part.WORKER]:
         says = "this user may not do what a worker does" + (f", only what a {' and a '.join(may)} does" if may else "")
         return Finding(name, Level.FAIL, says, redis_rights.REMEDY, lines, details)
-    return Finding(name, Level.OK, f"this user may do what a {', a '.join(may)} does", "", lines, details)
+    return Finding(name, Level.OK, f"this user may do what a {' and a '.join(may)} does", "", lines, details)
 
 
 def _some(missing: Sequence[str]) -> str:

@@ -20,7 +20,8 @@ from rollq.ledger.workers.lock import RedisLock
 from rollq.servers import cluster as cluster_module
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
-from rollq.servers.health import check_redis
+from rollq.servers.health import Level, check_redis, findings
+from rollq.servers.rights import refused
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered
 from tests.rollq.samples import claim, group, play
@@ -86,6 +87,18 @@ def test_everything_works_that_works_on_one_server(client: cluster_module.Cluste
         assert DeadLetters(client, run).forget_run() > 4
     assert runs(client) == RUNS[2:]
     assert check_redis(client) == []
+
+
+def test_a_primary_that_evicts_is_named(client: cluster_module.ClusterClient, cluster: Cluster) -> None:
+    bad = cluster.servers[1]
+    bad.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = {one.name: one.level for one in findings(client)}
+    finally:
+        bad.client.config_set("maxmemory-policy", "noeviction")
+    wrong = [name for name, level in found.items() if level is not Level.OK]
+    assert wrong == [f"redis eviction at 127.0.0.1:{bad.port}"] and "redis memory" in found
+    assert refused(client, [("SET", "x", 1)]) is None  # its servers have users of their own
 
 
 def test_the_clock_is_one(client: cluster_module.ClusterClient) -> None:

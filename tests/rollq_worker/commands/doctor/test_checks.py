@@ -8,11 +8,15 @@ import pytest
 
 import rollq
 from rollq import cli
+from rollq.errors import RollqError
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, EngineUse, LiveWorker, register
 from rollq.servers.connection import connect
+from rollq.servers.health import Finding
 from rollq.settings import Endpoint, Settings
 from rollq_worker.commands.doctor import engines, environments, user_models
+from rollq_worker.commands.doctor.limited import Limited
 from rollq_worker.commands.doctor.redis_server import check_workers
+from rollq_worker.http_client import NoResponse
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.rollq_worker.commands.doctor.conftest import Doctor
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply, scripted_engine
@@ -217,6 +221,24 @@ def test_an_environment_that_does_not_exist(doctor: Doctor) -> None:
     assert code == 1 and "there is no environment 'nosuch:thing'" in found["says"]
     code, report = doctor("--env", "shop")
     assert code == 0 and report["checks"]["environment shop"]["tools"] > 3
+
+
+@pytest.mark.parametrize("error", [ValueError, RollqError, NoResponse, OSError])
+def test_a_check_that_raises_ends_no_other_one_and_tells_no_password(error: type[Exception]) -> None:
+    def check() -> list[Finding]:
+        raise error("redis://me:secret@h:1 went away")
+
+    (found,) = Limited("it", check, 60.0, "do this").findings()
+    assert (found.name, found.level, found.remedy) == ("it", "fail", "do this")
+    assert "redis://me:***@h:1 went away" in found.says
+
+
+def test_a_package_that_is_missing_is_no_finding() -> None:
+    def check() -> list[Finding]:
+        raise ModuleNotFoundError(name="kombu")
+
+    with pytest.raises(ModuleNotFoundError):
+        Limited("it", check, 60.0, "do this").findings()
 
 
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:

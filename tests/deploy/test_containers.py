@@ -72,6 +72,12 @@ class Project:
     def rollq(self, service: str, *arguments: str) -> str:
         return self.compose("run", "--rm", "-T", "--no-deps", service, *arguments)
 
+    def remove(self) -> None:
+        """All of it. Some implementations of `down` leave the containers of a service that was scaled."""
+        if left := self.ask("ps", "-aq", "--filter", f"label=com.docker.compose.project={PROJECT}").split():
+            self.ask("rm", "-f", *left)
+        self.compose("down", "-v", check=False)
+
     def play_demo(self) -> None:
         """From `up` to the end of producer and trainer."""
         self.compose("up", "-d", "--scale", "worker=2")
@@ -84,11 +90,12 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = Project(tmp_path_factory.mktemp("compose") / "rollq")
     try:
+        made.remove()  # what a test that was cut off has left
         made.compose("build")
         made.play_demo()
         yield made
     finally:
-        made.compose("down", "-v", check=False)
+        made.remove()
 
 
 def test_the_demo_ends_and_a_second_up_does_too(project: Project) -> None:

@@ -73,9 +73,12 @@ class Project:
         return self.compose("run", "--rm", "-T", "--no-deps", service, *arguments)
 
     def remove(self) -> None:
-        """All of it. Some implementations of `down` leave the containers of a service that was scaled."""
-        if left := self.ask("ps", "-aq", "--filter", f"label=com.docker.compose.project={PROJECT}").split():
-            self.ask("rm", "-f", *left)
+        """All of it. Some implementations of `down` leave the containers of a service that was scaled, and what these
+        depend on."""
+        self.compose("down", "-v", check=False)
+        for service in ("worker", "redis"):
+            for container in self.containers(service):
+                self.ask("rm", "-f", container)
         self.compose("down", "-v", check=False)
 
     def play_demo(self) -> None:

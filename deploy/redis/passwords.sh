@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints new passwords for docker-compose.yml:  deploy/redis/passwords.sh > .env
+# Prints new passwords, one a line, for the users of Redis and for Flower. deploy/secrets.sh makes files of them.
 set -eu
 random() {
   od -An -N24 -tx1 /dev/urandom | tr -d ' \n'

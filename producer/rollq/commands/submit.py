@@ -76,8 +76,8 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
         type=budgets,
         default={},
         metavar="CLASS=N,...",
-        help="number of failures of a class that makes a job dead (engine=5,user=5,worker=5,reward=5,env=2,job=2); the first"
-        " submission fixes it for the whole run",
+        help="number of failures of a class that makes a job dead (engine=5,user=5,worker=5,reward=5,env=2,job=2); the"
+        " first submission fixes it for the whole run",
     )
 
 

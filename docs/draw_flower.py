@@ -11,8 +11,8 @@ REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO))
 
 from playwright.sync_api import sync_playwright  # noqa: E402
+from tests.conftest import chromium  # noqa: E402
 from tests.deploy.flower_scene import LOGIN, scene  # noqa: E402
-from tests.rollq.viewer.browser.conftest import chromium  # noqa: E402
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -26,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs this way. The processes under test would inherit it and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REPO = Path(__file__).resolve().parent.parent
 OF_TRAINERS = (
     "rollq/trainers/test_trl.py",
@@ -142,3 +144,24 @@ def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+def chromium() -> str:
+    """The browser on PATH, or the one that ROLLQ_CHROMIUM names."""
+    found = os.environ.get("ROLLQ_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if not found:
+        pytest.fail("no Chromium on PATH: `apt-get install chromium`, or name one in ROLLQ_CHROMIUM")
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium refuses its sandbox to root, and /dev/shm is small in containers.
+        started = playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield started
+        started.close()

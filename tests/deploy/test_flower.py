@@ -7,12 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
 from tests.deploy.flower_scene import ATTEMPTS_OF_DEAD, DEAD, DONE, LOGIN, RETRIED, RUN, Flower, Scene, scene
-from tests.rollq.viewer.browser.conftest import chromium
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -104,22 +104,18 @@ def test_there_is_no_default_password(login: str) -> None:
 
 
 @pytest.mark.browser
-def test_in_a_browser_a_rollout_is_legible_at_a_glance(shown: Scene) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_in_a_browser_a_rollout_is_legible_at_a_glance(shown: Scene, browser: Any) -> None:
     user, _, password = LOGIN.partition(":")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(http_credentials={"username": user, "password": password})
-        page.goto(f"{shown.flower.url}/tasks")
-        page.get_by_text("reward").first.wait_for()
-        heads = [head.strip().lower() for head in page.locator("#tasks-table_wrapper th").all_inner_texts()]
-        assert heads[:3] == ["state", "args", "result"]
-        dead = page.locator("tr", has_text="g0041").filter(has_text="attempt 2").locator(".badge.text-bg-danger")
-        again = page.locator("tr", has_text="g0041").filter(has_text="attempt 1").locator(".badge.text-bg-warning")
-        assert (dead.inner_text(), again.inner_text()) == ("FAILURE", "RETRY")
-        page.get_by_role("button", name="Succeeded").click()
-        page.get_by_text("ZeroDivisionError").first.wait_for(state="detached")
-        lines = page.locator("#tasks-table tbody tr").all_inner_texts()
-        assert len(lines) == DONE + RETRIED and all("reward " in line and RUN in line for line in lines)
-        browser.close()
+    page = browser.new_page(http_credentials={"username": user, "password": password})
+    page.goto(f"{shown.flower.url}/tasks")
+    page.get_by_text("reward").first.wait_for()
+    heads = [head.strip().lower() for head in page.locator("#tasks-table_wrapper th").all_inner_texts()]
+    assert heads[:3] == ["state", "args", "result"]
+    dead = page.locator("tr", has_text="g0041").filter(has_text="attempt 2").locator(".badge.text-bg-danger")
+    again = page.locator("tr", has_text="g0041").filter(has_text="attempt 1").locator(".badge.text-bg-warning")
+    assert (dead.inner_text(), again.inner_text()) == ("FAILURE", "RETRY")
+    page.get_by_role("button", name="Succeeded").click()
+    page.get_by_text("ZeroDivisionError").first.wait_for(state="detached")
+    lines = page.locator("#tasks-table tbody tr").all_inner_texts()
+    assert len(lines) == DONE + RETRIED and all("reward " in line and RUN in line for line in lines)
+    page.close()

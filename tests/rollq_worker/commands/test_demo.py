@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
+from rollq.commands.flags.shared import environment
 from rollq.extras import install_line
 from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
 
@@ -69,7 +70,9 @@ def proposed(**given: object) -> str:
         "out": None,
         "template_kwargs": {},
     }
-    return "\n".join(next_steps(argparse.Namespace(**{**args, **given}), range(2, 5)))
+    made = argparse.Namespace(**{**args, **given})
+    made.env = environment(str(made.env))
+    return "\n".join(next_steps(made, range(2, 5)))
 
 
 def test_the_next_steps_fit_what_was_played() -> None:
@@ -89,7 +92,9 @@ def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> 
     counts = dict.fromkeys(
         ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
     )
-    args = argparse.Namespace(json=False, out=None, env="shop", engine=None, split="train", template_kwargs={})
+    args = argparse.Namespace(
+        json=False, out=None, env=environment("shop"), engine=None, split="train", template_kwargs={}
+    )
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
     report(args, means | counts, deaths, range(1), sys.stdout)
     said = capsys.readouterr().out

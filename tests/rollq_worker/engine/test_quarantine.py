@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollq.trajectory import Finish
+from rollq_worker.engine import sglang_client
 from rollq_worker.engine.availability import OutageClock
 from rollq_worker.engine.quarantine import PoisonJob, Quarantine
 from rollq_worker.engine.sglang_client import SGLangEngine
@@ -93,7 +94,11 @@ class MortalEngine:
                 self._requests -= 1
 
 
-def test_a_job_that_kills_engines_is_found_and_no_other_is_blamed(client: SGLangEngine) -> None:
+def test_a_job_that_kills_engines_is_found_and_no_other_is_blamed(
+    client: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The pauses outlast the moment in which a dying server still takes connections.
+    monkeypatch.setattr(sglang_client, "CONNECTION_LOST_BACKOFF_S", (0.3, 1.0))
     with MortalEngine(client) as engine, ThreadPoolExecutor(11) as pool:
         innocent = [pool.submit(generate, client, f"r/g/{i}") for i in range(10)]
         guilty = pool.submit(generate, client, "r/poison/0", [1, POISON])

@@ -1,7 +1,5 @@
 """A real Chromium without a window, driven by Playwright. A page that logs an error fails its test."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,29 +7,7 @@ import pytest
 
 from rollq.viewer import live_run
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 Opens = Callable[..., Any]
-
-
-def chromium() -> str:
-    """The browser on PATH, or the one that ROLLQ_CHROMIUM names."""
-    found = os.environ.get("ROLLQ_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
-        pytest.fail("no Chromium on PATH: `apt-get install chromium`, or name one in ROLLQ_CHROMIUM")
-    return found
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # Chromium refuses its sandbox to root, and /dev/shm is small in containers.
-        started = playwright.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield started
-        started.close()
 
 
 def is_wrong(message: Any) -> bool:

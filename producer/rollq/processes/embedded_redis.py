@@ -146,18 +146,18 @@ class EmbeddedRedis:
         return False
 
     def _answers(self) -> bool:
-        """Whether this server answers, and not another one that took the port first."""
+        """Whether this server has loaded its data and answers, and not another one that took the port first."""
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as s:
-                s.sendall(b"INFO server\r\n")
+                s.sendall(b"INFO server\r\nPING\r\n")  # while it loads, it answers only the first
                 reply = b""
-                while b"process_id:" not in reply or not reply.endswith(b"\r\n"):
+                while not reply.endswith((b"+PONG\r\n", b"memory\r\n")):
                     if not (chunk := s.recv(65536)):
                         return False
                     reply += chunk
         except OSError:
             return False
-        return f"process_id:{self.child.pid}\r\n".encode() in reply
+        return reply.endswith(b"+PONG\r\n") and f"process_id:{self.child.pid}\r\n".encode() in reply
 
     def stop(self) -> None:
         """Stops the server. Without a folder, deletes its data. Safe to repeat."""

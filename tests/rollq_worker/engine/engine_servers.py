@@ -56,6 +56,7 @@ class ScriptedEngine:
     """Path, body and headers of each."""
     closed: bool = False
     over: threading.Event = field(default_factory=threading.Event)
+    connections: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -76,6 +77,10 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = 1 << 16
+
+        def setup(self) -> None:
+            super().setup()
+            script.connections.add(self.connection)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -110,6 +115,7 @@ def _handler(script: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
 
         def finish(self) -> None:
+            script.connections.discard(self.connection)
             with suppress(OSError):  # it was reset
                 super().finish()
 
@@ -136,11 +142,14 @@ def scripted_engine(*answers: Answer, port: int = 0, **paths: Answer) -> Iterato
     try:
         yield script
     finally:
-        script.closed = True  # connections outlive the server
+        script.closed = True  # a connection may come until the port closes
         script.over.set()
         server.shutdown()
         thread.join()
         server.server_close()
+        for connection in list(script.connections):  # as those of a process that ends
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

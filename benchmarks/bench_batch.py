@@ -26,7 +26,8 @@ from tables import ms, table
 from rollq.batch import Batch, Group
 from rollq.export.record import record
 from rollq.trajectory import Observed, Sampled, Trajectory
-from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job, read_trajectory
+from rollq.wire.codec import decode_job, encode_header, encode_job, read_trajectory
+from rollq.wire.events import encode_event
 from rollq.wire.shared_prompt import split_prompt
 
 GROUPS, SIZE = 32, 8

@@ -31,7 +31,8 @@ from rollq.processes.embedded_redis import HOST, command, free_port
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
 from rollq.trajectory import Finish, Header, Observed, Sampled, VersionSpan
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 
 SIZE, THREADS = 8, 16
 START_S = 30.0

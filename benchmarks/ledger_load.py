@@ -9,7 +9,8 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import connect
 from rollq.trajectory import Trajectory
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 
 SIZE = 8
 """Samples in a group."""

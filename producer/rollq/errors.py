@@ -22,6 +22,7 @@
         ├── UserFailure        class user     (infrastructure: retried, resumed)
         ├── WorkerFailure      class worker   (infrastructure: retried, resumed)
         ├── RewardFailure      class reward   (infrastructure: retried, resumed; never a reward of 0)
+        ├── AgentFailure       class agent    (data: retried from the start)
         ├── EnvironmentFailure class env      (data: retried once, in a fresh environment)
         └── JobFailure         class job      (data: the job itself cannot be played)
             └── JobBreach      a ContractError as well: prompt, bridge or loop break an invariant of token fidelity
@@ -47,6 +48,8 @@ class FailureClass(StrEnum):
     """The worker: died, lost its lease, ran out of memory."""
     REWARD = "reward"
     """The job's reward function: its judge did not answer, it raised, it returned no number."""
+    AGENT = "agent"
+    """The job's agent program: crashed, hung, did not do after a resume what it had done before."""
     ENV = "env"
     """The environment: raised, hung, broke its protocol."""
     JOB = "job"
@@ -172,6 +175,12 @@ class RewardFailure(RolloutFailure):
     """The job's reward function failed. The episode is in the journal, so the next attempt only asks it again."""
 
     failure = FailureClass.REWARD
+
+
+class AgentFailure(RolloutFailure):
+    """The agent program crashed, hung, or did not repeat what it did before. The episode starts again."""
+
+    failure = FailureClass.AGENT
 
 
 class EnvironmentFailure(RolloutFailure):

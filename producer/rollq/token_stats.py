@@ -51,7 +51,7 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
     current, seen = "", set[str]()
     turn = array("I")
-    for event in trajectory.events:
+    for event in trajectory.spans:
         if isinstance(event, Sampled):
             if known is not None:
                 sent += length

@@ -5,6 +5,7 @@ disagree. A `Prompt` opens a trace; a trace is one token sequence that the engin
 
     Prompt.ids  Sampled.ids  Observed.ids  Sampled.ids  Observed.ids ...
 
+An agent program may go on in an earlier trace, or in several at once; its events then say which trace they continue.
 Only sampled tokens are trained. Texts that came over the wire are decoded when they are first asked for, so that a
 trainer, which reads tokens, never pays for them. Pure values, standard library only.
 """
@@ -12,7 +13,7 @@ trainer, which reads tokens, never pays for them. Pure values, standard library 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -102,6 +103,11 @@ class Sampled(DeferredTexts):
     """Unix time in seconds when the request was sent."""
     seconds: float = 0.0
     """Seconds until the reply was there, waiting included."""
+    trace: int | None = None
+    """Number of the trace that it continues, from 0; None: the latest one."""
+    asked: Mapping[str, Json] = field(default_factory=dict)
+    """What an agent program's request asked for beside messages and tools, such as another temperature than the
+    job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +137,28 @@ class Observed(DeferredTexts):
     """The environment closed the episode."""
     at: float = 0.0
     seconds: float = 0.0
+    trace: int | None = None
+    """As `Sampled.trace`."""
 
     @property
     def reward(self) -> float | None:
         """The sum of its actions' rewards; None when none of them has one. Not a part of the episode's reward."""
         rewards = [action["reward"] for action in self.actions if "reward" in action]
         return float(sum(rewards)) if rewards else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acted(DeferredTexts):
+    """What an agent program did in the environment, between turns. The agent loop's own actions are in `Observed`."""
+
+    action: Mapping[str, Json]
+    """As in `Observed.actions`. The first one, which opens the episode, has the name "" and no arguments."""
+    text: str
+    """The observation."""
+    done: bool = False
+    """The environment closed the episode."""
+    at: float = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +175,7 @@ class Closed(DeferredTexts):
 
 
 _Span = Prompt | Sampled | Observed
-Event = _Span | Closed
+Event = _Span | Acted | Closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,27 +280,32 @@ class Trajectory:
     @cached_property
     def tokens(self) -> array[int]:
         """array('I'): every token of every trace."""
-        return array("I", b"".join(event.ids for event in self._spans()))
+        return array("I", b"".join(event.ids for event in self.spans))
 
     @cached_property
     def mask(self) -> bytes:
         """One byte per token: 1 where the policy sampled it, else 0."""
-        return _mask(self._spans())
+        return _mask(self.spans)
 
     @cached_property
     def logprobs(self) -> array[float]:
         """array('f'), one per token: 0.0 where the mask is 0."""
-        return _logprobs(self._spans())
+        return _logprobs(self.spans)
 
     @cached_property
     def versions(self) -> list[str | None]:
         """One entry per token: the weight version that sampled it, None where the mask is 0."""
-        return _versions(self._spans())
+        return _versions(self.spans)
 
     @cached_property
     def traces(self) -> list[int]:
         """Lengths of the traces; their sum is the number of tokens."""
         return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self._traces()]
+
+    @cached_property
+    def spans(self) -> Sequence[_Span]:
+        """The events that have tokens, in the order of `tokens`: trace by trace."""
+        return [event for prompt, response in self._traces() for event in (prompt, *response)]
 
     @property
     def turns(self) -> int:
@@ -318,15 +345,12 @@ class Trajectory:
 
     def _traces(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
         traces: list[tuple[Prompt, list[Sampled | Observed]]] = []
-        for event in self._spans():
+        for event in self.events:
             if isinstance(event, Prompt):
                 traces.append((event, []))
-            else:
-                traces[-1][1].append(event)
+            elif isinstance(event, Sampled | Observed):
+                traces[-1 if event.trace is None else event.trace][1].append(event)
         return traces
-
-    def _spans(self) -> Iterator[_Span]:
-        return (event for event in self.events if not isinstance(event, Closed))
 
 
 def _mask(spans: Iterable[_Span]) -> bytes:

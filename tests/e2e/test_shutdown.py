@@ -13,7 +13,7 @@ import redis
 from rollq import Budget, Client, Finish, Sampled
 from rollq.ledger.constants import NEW, PUBLISHING_S
 from rollq.ledger.keys import QUEUE, Keys
-from rollq.wire.codec import decode_event
+from rollq.wire.events import decode_event
 from tests.conftest import free_port
 from tests.e2e.hanging_server import HangingServer
 from tests.e2e.own_redis import OwnRedis

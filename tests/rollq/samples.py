@@ -16,7 +16,8 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
 from rollq.trajectory_extras import Extra
-from rollq.wire.codec import decode_job, encode_event, encode_header, encode_job, read_trajectory
+from rollq.wire.codec import decode_job, encode_header, encode_job, read_trajectory
+from rollq.wire.events import encode_event
 
 
 def job(sample: int = 0, group: str = "g", run: str = "r", **changes: object) -> Job:

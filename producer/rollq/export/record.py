@@ -33,7 +33,7 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "logprobs": trajectory.logprobs.tolist(),
         "versions": trajectory.versions,
         "traces": trajectory.traces,
-        "pieces": [[len(event.ids), event.finish.value] for event in trajectory.events if isinstance(event, Sampled)],
+        "pieces": [[len(event.ids), event.finish.value] for event in trajectory.spans if isinstance(event, Sampled)],
         "times": times_of(trajectory),
         **({"unanswered": unanswered} if unanswered else {}),
     }

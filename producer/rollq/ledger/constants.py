@@ -15,6 +15,7 @@ BUDGETS = {
     FailureClass.USER: 5,
     FailureClass.WORKER: 5,
     FailureClass.REWARD: 5,
+    FailureClass.AGENT: 3,
     FailureClass.ENV: 2,
     FailureClass.JOB: 2,
     FailureClass.CANCELLED: 1,

@@ -36,7 +36,8 @@ from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
 from rollq.trajectory import GRADED, Closed
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import decode_event, encode_job, job_digest
+from rollq.wire.codec import encode_job, job_digest
+from rollq.wire.events import decode_event
 
 
 class Ledger:

@@ -8,7 +8,8 @@ from typing import Any
 from rollq.errors import ContractError
 from rollq.job import Job, parse_id
 from rollq.wire.blob import plain
-from rollq.wire.codec import decode_job, is_observed
+from rollq.wire.codec import decode_job
+from rollq.wire.events import is_observed
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 
 

@@ -19,7 +19,7 @@ from rollq.ledger.replies import State
 from rollq.trajectory import Closed
 from rollq.viewer.place import Listing
 from rollq.viewer.rows import Row, last_line, short, why
-from rollq.wire.codec import decode_event
+from rollq.wire.events import decode_event
 
 READ_EVERY_S = 1.0
 """Seconds for which what was read last is still good."""

@@ -14,7 +14,7 @@ from rollq import cli
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.groups import ack, take
 from tests.rollq.samples import closed, play

@@ -11,7 +11,7 @@ from rollq.ledger.replies import Claim
 NAMES = ["a", "b", "c", "e"]
 SIZE, VIABLE = 2, {"a": 1, "b": 2, "c": 1, "e": 1}
 PURPOSE = {name: Purpose.EVAL if name == "e" else Purpose.TRAIN for name in NAMES}
-BUDGET = {"engine": 5, "user": 5, "worker": 5, "reward": 5, "env": 2, "job": 2, "cancelled": 1}
+BUDGET = {"engine": 5, "user": 5, "worker": 5, "reward": 5, "agent": 3, "env": 2, "job": 2, "cancelled": 1}
 INFRASTRUCTURE = ("engine", "user", "worker", "reward")
 IDS = [f"r/{name}/{sample}" for name in NAMES for sample in range(SIZE)]
 OWN = {FailureClass.ENV: 3, FailureClass.WORKER: 2}

@@ -23,7 +23,8 @@ from rollq.ledger.replies import Claim
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import connect
 from rollq.trajectory import Header
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 from tests.rollq.groups import end_holds
 from tests.rollq.ledger.machines import run_machine
 from tests.rollq.samples import closed, group, observed, prompt, sampled

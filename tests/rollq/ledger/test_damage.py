@@ -13,7 +13,7 @@ from rollq.ledger.keys import RUNS, Keys
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Refusal
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, is_over, job, journal, play, reader, reap

@@ -13,7 +13,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
 from rollq.trajectory import Stop
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 

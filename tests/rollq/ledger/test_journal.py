@@ -7,7 +7,8 @@ import pytest
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
 from rollq.ledger.ledger import Ledger
 from rollq.trajectory import Header, Stop
-from rollq.wire.codec import decode_event, encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import decode_event, encode_event
 from tests.rollq.samples import claim, closed, events, group, journal, prompt, reader
 
 

@@ -19,7 +19,8 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
 from rollq.trajectory import Header, Stop
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap
 

@@ -24,7 +24,7 @@ from rollq.ledger.routed_experts import keep_parts
 from rollq.ledger.scripts import SHARED, Scripts
 from rollq.ledger.versions import Versions
 from rollq.trajectory_extras import Extra
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
 

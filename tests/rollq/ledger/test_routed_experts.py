@@ -12,7 +12,7 @@ from rollq.ledger.replies import Refusal
 from rollq.ledger.routed_experts import encode_part, keep_parts, parts_kept
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from rollq.wire.routed_experts import join_parts
 from tests.rollq.groups import ack, take
 from tests.rollq.routed_experts import ASKED, parts

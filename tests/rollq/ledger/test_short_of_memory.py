@@ -20,7 +20,8 @@ from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, refuses_writes, retry
 from rollq.servers.health import check_redis
 from rollq.trajectory import Header
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, deliveries, finish_groups, take
 from tests.rollq.routed_experts import ASKED
 from tests.rollq.samples import claim, closed, events, group, job, journal, play, reader, reap

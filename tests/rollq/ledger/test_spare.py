@@ -8,7 +8,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Refusal, State
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, deliveries, take
 from tests.rollq.samples import claim, closed, events, group, journal, play
 

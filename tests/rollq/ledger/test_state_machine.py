@@ -22,7 +22,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import connect
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.groups import deliveries
 from tests.rollq.ledger.delivery_rules import DeliveryRules
 from tests.rollq.ledger.machines import run_machine

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
 from rollq.trajectory import Event
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.samples import claim, closed, journal, observed, prompt, sampled
 
 SAMPLED = 5

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rollq.errors import ContractError, UnknownSchema
 from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import decode_event, decode_header, decode_job, encode_event, encode_header, encode_job
+from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job
+from rollq.wire.events import decode_event, encode_event
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 from tests.rollq.samples import decoded, encoded, events, job, prompt, trajectory
 

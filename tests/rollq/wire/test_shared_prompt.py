@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rollq.errors import ContractError
 from rollq.trajectory import Prompt
-from rollq.wire.codec import decode_event, encode_event, encode_header, encode_job
+from rollq.wire.codec import encode_header, encode_job
+from rollq.wire.events import decode_event, encode_event
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt
 from tests.rollq.samples import events, job, prompt, trajectory
 

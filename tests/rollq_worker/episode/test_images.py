@@ -10,7 +10,8 @@ from rollq.errors import ContractError, EnvironmentFailure, JobFailure
 from rollq.images import IMAGES, ImageRef, images_by_hash, images_of_segments, references, text_of
 from rollq.job import History
 from rollq.trajectory import Event, Observed, Prompt, Sampled, Stop, Trajectory
-from rollq.wire.codec import encode_event, read_trajectory
+from rollq.wire.codec import read_trajectory
+from rollq.wire.events import encode_event
 from rollq.wire.extras import decode_extra, encode_extra
 from rollq_worker.episode import images
 from rollq_worker.episode.resume import Diverged

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollq.errors import JobFailure
 from rollq.job import History
 from rollq.trajectory import Observed, Prompt, Sampled, Stop
-from rollq.wire.codec import decode_event, encode_event
+from rollq.wire.events import decode_event, encode_event
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.protocols import Action, Observation

@@ -6,7 +6,7 @@ from array import array
 
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Observed, Trajectory
-from rollq.wire.codec import decode_event, encode_event
+from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import END, FakeRenderer
 from rollq_worker.protocols import ReadTurn
 from rollq_worker.toolcalls.formats.hermes import HERMES

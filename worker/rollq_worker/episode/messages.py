@@ -125,15 +125,16 @@ def schemas_of(environment: Environment) -> list[Json]:
     try:
         key = marshal.dumps(tools, 2)  # tells True from 1, and is four times as quick as JSON
     except ValueError:
-        return _checked(tools)
+        return checked_schemas(tools)
     if key not in _schemas:
         if len(_schemas) >= MAX_SCHEMAS:
             _schemas.clear()
-        _schemas[key] = _checked(tools)
+        _schemas[key] = checked_schemas(tools)
     return _schemas[key]
 
 
-def _checked(tools: Sequence[Json]) -> list[Json]:
+def checked_schemas(tools: Sequence[Json]) -> list[Json]:
+    """Plain copies of tool schemas. Raises TypeError or ValueError for what is none."""
     schemas: Json = json.loads(json.dumps(tools, allow_nan=False))
     names = [_tool_name(schema) for schema in schemas]
     if repeated := sorted({name for name in names if names.count(name) > 1}):

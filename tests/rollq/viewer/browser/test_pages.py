@@ -12,7 +12,7 @@ from rollq.errors import FailureClass
 from rollq.ledger.ledger import Ledger
 from rollq.viewer.exported import ExportedFile
 from rollq.viewer.redis_place import RedisPlace
-from rollq.wire.codec import encode_event
+from rollq.wire.events import encode_event
 from tests.rollq.samples import claim, events, group, job, journal, play, reader, trajectory
 from tests.rollq.viewer.browser.conftest import Opens
 from tests.rollq.viewer.hostile import export

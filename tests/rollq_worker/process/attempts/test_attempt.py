@@ -23,7 +23,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Finish, Header, Trajectory
 from rollq.trajectory_extras import Extra
-from rollq.wire.codec import decode_event, encode_event
+from rollq.wire.events import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained
 from rollq_worker.process.attempts import attempt as attempt_module
 from rollq_worker.process.attempts.attempt import HELD_BACK_S, Attempt

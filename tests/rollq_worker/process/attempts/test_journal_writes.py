@@ -18,7 +18,8 @@ from rollq.ledger.routed_experts import parts_kept
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Finish, Header, Observed, Sampled, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
-from rollq.wire.codec import decode_event, encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import FakeEngine, FakeUser
 from rollq_worker.process.attempts import attempt as attempt_module
 from rollq_worker.process.attempts import leases as leases_module

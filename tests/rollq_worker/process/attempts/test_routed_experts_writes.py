@@ -13,7 +13,7 @@ from rollq.ledger.routed_experts import parts_kept
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Header, Sampled, Trajectory
 from rollq.trajectory_extras import Extra
-from rollq.wire.codec import decode_event
+from rollq.wire.events import decode_event
 from rollq_worker.process.attempts import attempt as attempt_module
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases

@@ -24,7 +24,8 @@ from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Event, Header, Observed, Prompt, Sampled, Trajectory
 from rollq.trajectory_extras import Extra
-from rollq.wire.codec import decode_event, decode_header, encode_event, encode_header
+from rollq.wire.codec import decode_header, encode_header
+from rollq.wire.events import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained
 from rollq_worker.process.attempts.time_limits import TimeLimits
 
@@ -146,14 +147,20 @@ class Attempt:
 
     def append(self, event: Event) -> None:
         """Record an event. Once its turn has ended, everything that is held back is in Redis."""
+        self.hold_back(event)
+        another_turn_follows = len(event.ids) > 0 if isinstance(event, Observed) else isinstance(event, Prompt)
+        if another_turn_follows and len(self._blobs) > OPENING:
+            self.write()
+
+    def hold_back(self, event: Event) -> None:
+        """Record an event that travels with a later one, unless that takes long."""
         self._record(encode_event(event, self.job.id))
         if isinstance(event, Observed):
             self.turns += 1
-            another_turn_follows = len(event.ids) > 0
-        else:
-            another_turn_follows = isinstance(event, Prompt)
-        if another_turn_follows and len(self._blobs) > OPENING:
-            self._call(lambda: self._write(self.ledger.append))
+
+    def write(self) -> None:
+        """Write everything that is held back."""
+        self._call(lambda: self._write(self.ledger.append))
 
     def keep_routed_experts(self, part: Extra) -> None:
         """Hold back the routed experts of the event that is appended next. They are written before it."""

@@ -21,7 +21,8 @@ from rollq.ledger.replies import Claim
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import connect
 from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, VersionSpan
-from rollq.wire.codec import encode_event, encode_header
+from rollq.wire.codec import encode_header
+from rollq.wire.events import encode_event
 
 LATER_S = 1e6
 """Seconds until a job is to be published: never, here."""

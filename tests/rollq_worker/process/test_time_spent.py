@@ -41,14 +41,24 @@ def attempts(ledger: Ledger, *waits: str) -> list[Any]:
 
 
 def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
-    waits = ("environment.step(get_order)", "the user", "redis", "start", "engine", "engine", "engine", "engine")
+    waits = (
+        "environment.step(get_order)",
+        "the user",
+        "the agent",
+        "redis",
+        "start",
+        "engine",
+        "engine",
+        "engine",
+        "engine",
+    )
     engine = Asked()
     spent = TimeSpent("w", lambda: attempts(ledger, *waits), engine)  # type: ignore[arg-type]
-    spent.engine.asking = {"r/g/4", "r/g/5"}
+    spent.engine.asking = {"r/g/5", "r/g/6"}
     spent.look(2.0, 0.0)
     # Three run Python code and do not wait for the engine, so one runs and two wait for the interpreter.
     assert spent.seconds["r"] == pytest.approx(
-        {"environment": 2.0, "user": 2.0, "ledger": 2.0, "engine": 4.0, "tokens": 2.0, "interpreter": 4.0}
+        {"environment": 2.0, "user": 2.0, "agent": 2.0, "ledger": 2.0, "engine": 4.0, "tokens": 2.0, "interpreter": 4.0}
     )
     assert sum(spent.seconds["r"].values()) == pytest.approx(2.0 * len(waits))
 

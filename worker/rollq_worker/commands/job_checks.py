@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from rollq.errors import RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
+from rollq_worker.agents.known_agents import check_agent, is_program
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.protocols import Task
@@ -19,13 +20,14 @@ def check(job: Job) -> str:
 
     Raises JobFailure for an agent strategy, a user simulator or a reward function that no worker can play.
     """
-    agent_factory(job.agent, job.agent_args)
+    if not is_program(job.agent):
+        agent_factory(job.agent, job.agent_args)
     task = Task(id="", hash="", instruction="", opening="", replies=["-"], moves=[])
     endpoints = {str(job.user.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
-    return _unknown_part(job)
+    return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job)
 
 
 def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[str, Json]) -> tuple[str, str]:

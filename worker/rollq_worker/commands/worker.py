@@ -17,6 +17,7 @@ from rollq.commands.flags.shared import (
     add_redis,
     add_template,
     add_tokenizer,
+    agent,
     environment,
     name,
     whole,
@@ -52,6 +53,14 @@ def add(commands: Commands) -> None:
         metavar="FILE.py:FUNCTION",
         help="a file with an environment that jobs may name; may be repeated (ROLLQ_ENV_FILES, with commas)",
     )
+    parser.add_argument(
+        "--agent",
+        action="append",
+        type=agent_file,
+        metavar="FILE.py:FUNCTION",
+        help="a file with an agent program that jobs may name: FILE.py:FUNCTION, or a command, FILE.sh; may be"
+        " repeated (ROLLQ_AGENT_FILES, with commas)",
+    )
     add_redis(parser)
     add_broker(parser)
     add_engines(parser, ", else http://127.0.0.1:30000")
@@ -85,6 +94,16 @@ def environment_file(text: str) -> str:
     if (name := environment(text)) == text:
         raise argparse.ArgumentTypeError(
             f"expected a file, as in game.py:load, not {text!r}: a worker plays every installed environment"
+        )
+    return name
+
+
+def agent_file(text: str) -> str:
+    """An argument type: a file of an agent program, `solver.py:play` or `agent.sh`, which becomes its name."""
+    name, _ = agent(text)
+    if name == text or "@" not in name:
+        raise argparse.ArgumentTypeError(
+            f"expected a file, as in solver.py:play, not {text!r}: a worker plays every installed agent"
         )
     return name
 

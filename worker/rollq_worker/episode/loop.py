@@ -279,15 +279,9 @@ class _Episode:
         return self.sampler.room(len(rewritten.ids if rewritten else self.ids) + len(bridge)) > 0
 
     def bridge(self, message: Message, replies: list[Message]) -> array[int]:
-        """The tokens between this turn and the next one. They also close a turn that has no end token."""
-        ids = array("I")
-        stop = self.ids[-1]
+        """The tokens between this turn and the next one."""
         with errors_become(JobFailure, "rendering the bridge"):
-            if not self.renderer.is_end(stop):
-                stop = self.renderer.close(message, replies)
-                ids.append(stop)
-            ids.extend(self.renderer.bridge(message, replies, stop))
-        return ids
+            return bridge_behind(self.renderer, self.ids[-1], message, replies)
 
     def rewrite(self, message: Message, replies: list[Message]) -> Prompt | None:
         """The prompt of a new trace; None unless the job wants history as the template writes it, and that differs
@@ -323,6 +317,17 @@ class _Episode:
         if recorded is None:
             self.journal.append(event)
         self.events.append(recorded or event)
+
+
+def bridge_behind(renderer: Renderer, last: int, message: Message, replies: Sequence[Message]) -> array[int]:
+    """The tokens between the turn `message`, whose last token is `last`, and the next one. They also close a turn that
+    has no end token. Raises JobFailure."""
+    ids = array("I")
+    if not renderer.is_end(last):
+        last = renderer.close(message, replies)
+        ids.append(last)
+    ids.extend(renderer.bridge(message, replies, last))
+    return ids
 
 
 def rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Closed:

@@ -3,15 +3,20 @@
 It knows attempts, and nothing of messages or of what becomes of a failure.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import rollq
-from rollq.errors import EnvironmentFailure
+from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq.trajectory import Event, Header, Sampled, Trajectory
+from rollq_worker.agents.endpoint import AgentEndpoint
+from rollq_worker.agents.known_agents import agent_starter, is_program
+from rollq_worker.agents.play import AGENT_LIMIT_S, play_with_agent
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
@@ -51,6 +56,8 @@ class EpisodePlayer:
         self._tokenizer = tokenizer
         self._name = name
         self._renderers = RendererCache(tokenizer)
+        self._starting = threading.Lock()
+        self._endpoint: AgentEndpoint | None = None
         self._loaded: set[str] = set()
         """Environments whose data is in this process."""
 
@@ -106,6 +113,22 @@ class EpisodePlayer:
         reward = reward_factory(
             job.reward, job.reward_args, seed=job.seed, endpoints=self._endpoints, check=attempt.check
         )
+        reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
+        if is_program(job.agent):
+            return play_with_agent(
+                job,
+                agent_starter(job),
+                self._agents(),
+                engine=self._engine,
+                renderer_of=partial(self._renderers.get, job),
+                environment=timed,
+                user=user,
+                journal=attempt,
+                header=header,
+                recorded=recorded,
+                reward=reward,
+                idle=partial(attempt.time_limits.call, AgentFailure, "the agent", AGENT_LIMIT_S),
+            )
         return loop.play(
             job,
             engine=self._engine,
@@ -115,8 +138,15 @@ class EpisodePlayer:
             journal=attempt,
             header=header,
             recorded=recorded,
-            reward=reward and timed_reward(reward, attempt.time_limits, longest_s(reward)),
+            reward=reward,
         )
+
+    def _agents(self) -> AgentEndpoint:
+        """The endpoint of agent programs, which is there once one is played."""
+        with self._starting:
+            if self._endpoint is None:
+                self._endpoint = AgentEndpoint()
+            return self._endpoint
 
     def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
         """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is

@@ -152,6 +152,8 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
         return "environment"
     if what == "the user":
         return "user"
+    if what == "the agent":
+        return "agent"
     if what == "redis":
         return "ledger"
     return "engine" if attempt.job.id in asking else "tokens"

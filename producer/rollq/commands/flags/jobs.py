@@ -23,7 +23,7 @@ CHECKS = "rollq.job_checks"
 TOKENIZERS = "rollq.tokenizers"
 """Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
-    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent calls"
+    "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent agent_args calls"
     " single_tool history template_kwargs routed_experts seed user reward reward_args purpose spare min_viable queue"
     " labels"
 ).split()
@@ -38,6 +38,7 @@ def describe(args: argparse.Namespace) -> str:
     queue = None if args.queue == QUEUE else args.queue
     shown = {**vars(args), "tasks": tasks, "user": ":".join(user), "queue": queue, "labels": labels}
     shown["spare"], shown["reward"] = args.spare or None, args.reward or None
+    shown["agent_args"] = _assignments(args.agent_args)
     shown["reward_args"] = _assignments(args.reward_args)
     shown["template_kwargs"] = _assignments(args.template_kwargs)
     shown["routed_experts"] = "x".join(map(str, args.routed_experts.values())) or None
@@ -182,7 +183,7 @@ def _sampling(args: argparse.Namespace) -> Mapping[str, Any]:
 def _strategy(args: argparse.Namespace) -> dict[str, Any]:
     """The job's agent_args, without those that are defaults."""
     chosen: dict[str, Any] = {} if args.calls == "first" else {"calls": args.calls}
-    chosen |= args.agent[1]
+    chosen |= args.agent[1] | args.agent_args
     return chosen | ({"single_tool": True} if args.single_tool else {})
 
 

@@ -134,16 +134,29 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_strategy(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how turns are read and how earlier turns are kept."""
+def add_agent(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the agent that plays."""
     parser.add_argument(
         "--agent",
         type=agent,
         default=("tool-calling", {}),
         metavar="NAME",
-        help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON"
-        " (tool-calling)",
+        help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON; or an agent"
+        " program: an installed one, or a file, FILE.py:FUNCTION or FILE.sh (tool-calling; docs/agents.md)",
     )
+    parser.add_argument(
+        "--agent-args",
+        action=Merge,
+        type=assignments,
+        default={},
+        metavar="NAME=JSON",
+        help="an argument of the agent program; may be repeated",
+    )
+
+
+def add_strategy(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say who plays, how turns are read and how earlier turns are kept."""
+    add_agent(parser)
     parser.add_argument(
         "--calls",
         choices=("first", "all", "refuse"),

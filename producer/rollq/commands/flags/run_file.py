@@ -24,6 +24,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "budget": lambda table: ",".join(f"{failure}={count}" for failure, count in table.items()),
     "labels": json.dumps,
     "template_kwargs": json.dumps,
+    "agent_args": json.dumps,
     "reward_args": json.dumps,
     "routed_experts": json.dumps,
 }

@@ -30,6 +30,8 @@ E = TypeVar("E", bound=StrEnum)
 
 AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
+AGENT_FILES = "rollq.agent_files"
+AGENT_FILE_ENDINGS = (".py", ".sh")
 ENVIRONMENT_FILES = "rollq.environment_files"
 """Entry points of functions that make a file an environment and return its name."""
 FILES = (".py", ".jsonl", ".parquet")
@@ -126,18 +128,18 @@ def environment(text: str) -> EnvironmentName:
     This process and its children then know the file.
     """
     is_file = text.partition(":")[0].endswith(FILES)
-    name = EnvironmentName(_name_of_file(text) if is_file else text)
+    name = EnvironmentName(_name_of_file(text, ENVIRONMENT_FILES) if is_file else text)
     name.given = text
     return name
 
 
-def _name_of_file(text: str) -> str:
-    for point in entry_points(group=ENVIRONMENT_FILES):
+def _name_of_file(text: str, group: str) -> str:
+    for point in entry_points(group=group):
         try:
             return str(point.load()(text))
         except RollqError as e:
             raise argparse.ArgumentTypeError(str(e)) from e
-    raise argparse.ArgumentTypeError(f"the environment's file needs the worker's packages: {install_line('worker')}")
+    raise argparse.ArgumentTypeError(f"the file {text!r} needs the worker's packages: {install_line('worker')}")
 
 
 def http_url(text: str) -> str:
@@ -299,11 +301,22 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def agent(text: str) -> tuple[str, dict[str, Any]]:
-    """An argument type: the name of an agent strategy, and the agent_args that the flag itself gives."""
+    """An argument type: the name of an agent, and the agent_args that the flag itself gives.
+
+    It is a strategy, an installed agent program, or a file of one, `solver.py:play` or `agent.sh`, which becomes its
+    name `solver@HASH`. This process and its children then know the file.
+    """
     name, _, path = text.partition(":")
-    if name not in AGENTS or bool(path) != (name == "few-shot"):
-        raise argparse.ArgumentTypeError(f"expected {', '.join(AGENTS[:-1])} or few-shot:FILE, not {text!r}")
-    return name, {"examples": _examples(path)} if path else {}
+    if name == "few-shot" and path:
+        return name, {"examples": _examples(path)}
+    if name.endswith(AGENT_FILE_ENDINGS) or "/" in name:
+        return _name_of_file(text, AGENT_FILES), {}
+    if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
+        raise argparse.ArgumentTypeError(
+            f"expected {', '.join(AGENTS[:-1])}, few-shot:FILE, an installed agent or a file like solver.py:play, not"
+            f" {text!r}"
+        )
+    return name, {}
 
 
 def _examples(path: str) -> list[str]:

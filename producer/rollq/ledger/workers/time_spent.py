@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from rollq.ledger.scripts import Scripts
 
-WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter")
+WAITS = ("engine", "environment", "user", "ledger", "tokens", "interpreter", "agent")
 """What an episode's thread is in: a wait for the engine (queue and slot included), the environment's code, the user, a
-call to Redis, rollq's own code (most of it turns messages into tokens and back), and a wait for another thread that
-runs Python code."""
+call to Redis, rollq's own code (most of it turns messages into tokens and back), a wait for another thread that runs
+Python code, and an agent program's own work."""
 
 
 def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:

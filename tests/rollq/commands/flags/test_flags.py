@@ -37,7 +37,17 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     flags.tasks: ("", "5-2", "-1", "a-b", "1-", "-", "0-1-2", "0-9007199254740992", "1.5"),
     flags.http_url: ("", "localhost:30000", "http://", "ftp://host", "http://host:99999", "http://host:0"),
     flags.engine_source: ("", "localhost:30000", "ftp://host", "file:", "redis:", "redis:a b", "redis://h:1/0"),
-    flags.agent: ("", "telepathy", "Act", "act:x", "few-shot", "few-shot:", "few-shot:no-such.jsonl", "few-shot:/"),
+    flags.agent: (
+        "",
+        "a b",
+        "act:x",
+        "no-such.py:play",
+        "no-such.sh",
+        "few-shot",
+        "few-shot:",
+        "few-shot:no-such.jsonl",
+        "few-shot:/",
+    ),
     play.user: (
         "",
         "gpt",
@@ -78,6 +88,7 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     policy.weight_version: ("", "v" * 257),
     evaluate.place: ("", "@200", "a b", "a/b@200"),
     submit.budgets: ("", "engine", "engine=0", "engine=-1", "engine=1.5", "fun=1", "cancelled=1", "env=1,env=2"),
+    worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
     simulate.variation: (

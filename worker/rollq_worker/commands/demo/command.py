@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from rollq.client.submission import group_name
 from rollq.commands.connect import settings
 from rollq.commands.dead_jobs import first_line
+from rollq.commands.flags.play import add_agent
 from rollq.commands.flags.shared import (
     Commands,
     add_json,
@@ -75,6 +76,7 @@ def add(commands: Commands) -> None:
     ):
         parser.add_argument(flag, type=whole(1), default=value, metavar="N", help=f"at most N {help} (%(default)s)")
     parser.add_argument("--temperature", type=number(0), default=1.0, help="sampling temperature (%(default)s)")
+    add_agent(parser)
     parser.add_argument("--engine", type=http_url, metavar="URL", help="SGLang server in place of the replay engine")
     add_tokenizer(parser)
     add_template(parser)
@@ -90,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     found = settings(args)
     tokenizer, template = found.tokenizer, found.template
     jobs = demo_jobs(args, task_count(args.env, args.split))
+    _check_agent(jobs[0])
     if tokenizer:
         from rollq_worker.tokens.tokenizer import find_tokenizer
 
@@ -145,6 +148,16 @@ def _check_extra() -> None:
                 raise ModuleNotFoundError(name=package)
 
 
+def _check_agent(job: Job) -> None:
+    from rollq_worker.agents.known_agents import agent_starter, is_program
+
+    if is_program(job.agent):
+        try:
+            agent_starter(job)
+        except JobFailure as e:
+            raise SettingsError(f"--agent: {e}") from e
+
+
 def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
     """The demo's jobs: sample 0 of each group. More groups than tasks repeat the tasks in another epoch."""
     chosen = args.tasks or range(min(args.groups or 8, count))
@@ -159,6 +172,8 @@ def demo_jobs(args: argparse.Namespace, count: int) -> list[Job]:
             env=args.env,
             split=args.split,
             task=chosen[i % len(chosen)],
+            agent=args.agent[0],
+            agent_args=args.agent[1] | args.agent_args,
             template_kwargs=args.template_kwargs,
             sampling={"temperature": args.temperature},
             budget=Budget(max_turns=args.max_turns, max_new_tokens=args.max_new_tokens),

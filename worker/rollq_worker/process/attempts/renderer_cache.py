@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from rollq.job import History, Job, Json
+from rollq_worker.agents.known_agents import is_program
 from rollq_worker.episode.sampler import ends_anywhere
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -47,7 +48,7 @@ class RendererCache:
         Raises JobFailure naming an edge that it needs and cannot have, or an argument that the template does not read.
         """
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
-        if agent_factory(job.agent, job.agent_args).text_actions:
+        if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
         slot = self._slot((marshal.dumps((list(tools), dict(job.template_kwargs)), 2), edges, rerender))
         with slot.lock:
@@ -68,7 +69,7 @@ class RendererCache:
 def needed_edges(job: Job) -> tuple[Edge, ...]:
     """The edges that this job may take beyond those of every job."""
     edges = []
-    if agent_factory(job.agent, job.agent_args).several:
+    if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).several:
         edges.append(Edge.CALLS)
     if ends_anywhere(job) or job.sampling.get("stop_token_ids"):
         edges.append(Edge.TRUNCATED)

@@ -1,0 +1,173 @@
+"""The OpenAI-compatible endpoint of an episode, on loopback: `/v1/chat/completions`, `/v1/models` and `/episode`.
+
+Each episode has a port, a key and threads of its own, so a program that floods or holds connections harms its own
+episode only. Every error has OpenAI's form. It knows requests and replies, and nothing of tokens.
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from rollq_worker.agents.chat_reply import chunks, completion, error, model, models
+from rollq_worker.agents.chat_request import RequestRefused, read_request
+from rollq_worker.agents.episode import AgentEpisode
+
+HOST = "127.0.0.1"
+CONNECTIONS, THREADS = 64, 16
+"""Number of connections that an agent may hold, and of its requests that are carried out at once; more wait."""
+LARGEST_BODY = 32 << 20
+"""Longest request in bytes."""
+CLOSE_S = 1.0
+"""Seconds for which open requests are waited for at the end."""
+
+
+class Address(NamedTuple):
+    """Where an agent finds its endpoint."""
+
+    base_url: str
+    key: str
+
+
+class AgentEndpoint:
+    """The endpoints of a process's episodes, served by one thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollq-agents", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def serve(self, episode: AgentEpisode) -> Iterator[Address]:
+        """A block in which the episode has an endpoint."""
+        served = _Served(episode)
+        port = asyncio.run_coroutine_threadsafe(served.start(), self._loop).result()
+        try:
+            yield Address(f"http://{HOST}:{port}/v1", served.key)
+        finally:
+            episode.end()
+            asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Served:
+    """The server of one episode."""
+
+    def __init__(self, episode: AgentEpisode) -> None:
+        self.key = f"rollq-{secrets.token_urlsafe(24)}"
+        self._episode = episode
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollq-agent-request")
+        self._routes: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+            ("POST", "/v1/chat/completions"): self._complete,
+            ("GET", "/v1/models"): self._models,
+            ("GET", f"/v1/models/{model()['id']}"): self._model,
+            ("GET", "/episode"): self._opening,
+            ("POST", "/episode/step"): self._step,
+        }
+
+    async def start(self) -> int:
+        """Returns the port."""
+        loop = asyncio.get_running_loop()
+
+        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
+
+        self._web = web.Server(self._handle, request_factory=request, access_log=None)
+        self._server = await loop.create_server(self._connection, HOST, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _connection(self) -> asyncio.Protocol:
+        return _Refused() if len(self._web.connections) >= CONNECTIONS else self._web()
+
+    async def stop(self) -> None:
+        self._server.close()
+        await self._web.shutdown(CLOSE_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            self._authorise(request)
+            route = self._routes.get((request.method, request.path))
+            if route is None:
+                paths = ", ".join(f"{method} {path}" for method, path in self._routes)
+                raise RequestRefused(
+                    f"{request.method} {request.path} is not served here; there is {paths}", status=404
+                )
+            return await route(request)
+        except RequestRefused as e:
+            return web.json_response(error(e), status=e.status)
+        except web.HTTPRequestEntityTooLarge:
+            return web.json_response(error(RequestRefused("the request is too large", status=413)), status=413)
+
+    def _authorise(self, request: web.BaseRequest) -> None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
+            raise RequestRefused("this is not the key of this episode", code="invalid_api_key", status=401)
+
+    async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
+        request = read_request(await _json(http))
+        turn = await self._in_thread(self._episode.complete, request)
+        if http.transport is None or http.transport.is_closing():
+            self._episode.not_delivered(turn)
+            return web.Response(status=499)
+        if not request.stream:
+            return web.json_response(completion(turn))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        with suppress(ConnectionError):
+            await stream.prepare(http)
+            for chunk in chunks(turn, request):
+                await stream.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await stream.write(b"data: [DONE]\n\n")
+        return stream
+
+    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(models())
+
+    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(model())
+
+    async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
+        """What the episode is about: `{"messages": [...], "tools": [...]}`."""
+        return web.json_response({"messages": self._episode.opening, "tools": self._episode.tools})
+
+    async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
+        """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text": ..., "done": ...}`."""
+        body = await _json(http)
+        name, arguments = (body.get("name"), body.get("arguments", {})) if isinstance(body, dict) else (None, None)
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
+        observed = await self._in_thread(self._episode.step, name, arguments)
+        return web.json_response({"text": observed.text, "done": observed.done})
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except RuntimeError as e:  # the pool is closed
+            raise RequestRefused("the episode is over", code="episode_over", status=503) from e
+
+
+class _Refused(asyncio.Protocol):
+    """A connection above CONNECTIONS is cut."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "it is a connection"
+        transport.abort()
+
+
+async def _json(request: web.BaseRequest) -> Any:
+    try:
+        return json.loads(await request.read())
+    except (ValueError, RecursionError) as e:
+        raise RequestRefused(f"the body is no JSON: {e}") from e

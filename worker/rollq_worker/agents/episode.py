@@ -1,0 +1,373 @@
+"""One episode of an agent program: it asks for turns as an OpenAI client does, and may act in an environment.
+
+The invariant: the program is given a turn, or the result of a step, once that is in the journal. Requests come from
+any thread, also several at once; steps are made by the attempt's own thread, one after the other. It knows
+protocols and values, and nothing of HTTP, Redis or how a program is started.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from rollq.errors import AgentFailure, ContractError, EngineFailure, EnvironmentFailure
+from rollq.job import Job, Json
+from rollq.trajectory import Acted, Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
+from rollq_worker.agents.chat_request import MAX_NEW_TOKENS, ChatRequest, RequestRefused
+from rollq_worker.agents.recorded import Answers, RecordedSteps
+from rollq_worker.agents.traces import TraceTree, Turn
+from rollq_worker.episode.loop import check_reward
+from rollq_worker.episode.messages import schemas_of
+from rollq_worker.episode.resume import Diverged
+from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
+from rollq_worker.failures import errors_become
+from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Grade, Journal, Observation, Renderer, User
+
+CHECK_S = 0.2
+"""Seconds between two looks at whether the attempt must stop, while the agent is at work."""
+
+
+class AgentJournal(Journal, Protocol):
+    """The record of an attempt's events."""
+
+    def hold_back(self, event: Event) -> None:
+        """Record an event, which `write` or the journal itself makes durable soon."""
+        ...
+
+    def write(self) -> None:
+        """Make everything that is held back durable. Raises Fenced."""
+        ...
+
+
+class AgentEpisode:
+    """What an agent program does in one attempt."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        engine: Engine,
+        renderer_of: Callable[[Sequence[Json]], Renderer],
+        environment: Environment,
+        user: User,
+        journal: AgentJournal,
+        recorded: Sequence[Event] = (),
+    ) -> None:
+        """`recorded`: the events of an earlier attempt's journal."""
+        self.job = job
+        self.events: list[Event] = []
+        self.opening: list[Message] = []
+        """The system prompt and the user's first message."""
+        self.tools: list[Json] = []
+        """The environment's."""
+        self.done = False
+        """The environment has ended the episode."""
+        self.acted = False
+        """The agent has made a step."""
+        self.refused: Stop | None = None
+        """The budget for which the agent's last request was refused."""
+        self.answer = ""
+        """The text of the last turn."""
+        self._engine = engine
+        self._environment = environment
+        self._journal = journal
+        self._tree = TraceTree(job, renderer_of)
+        self._answers = Answers()
+        self._steps = RecordedSteps([event for event in recorded if isinstance(event, Acted)])
+        self._user = self._steps.user(user)
+        self._turns = 0
+        self._asking = 0
+        self._failure: BaseException | None = None
+        self._over = False
+        self._lock = threading.RLock()
+        self._work: SimpleQueue[tuple[Action, Future[Observation]] | None] = SimpleQueue()
+        self._restore(recorded)
+
+    # What the agent asks for, in any thread.
+
+    def complete(self, request: ChatRequest) -> Turn:
+        """The finished turn that answers the request. Raises RequestRefused."""
+        with self._one_more():
+            try:
+                return self._complete(request)
+            except RequestRefused:
+                raise
+            except BaseException as e:  # the attempt's thread raises it
+                with self._lock:
+                    self._failure = self._failure or e
+                raise self._refusal() from e
+
+    def not_delivered(self, turn: Turn) -> None:
+        """The agent has hung up before it was given this turn. It is there for the same request, sent again."""
+        with self._lock:
+            self._answers.add(turn, recorded=False)
+
+    def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
+        """Carry out one action in the environment. Raises RequestRefused."""
+        try:
+            plain = json.loads(json.dumps(dict(arguments), allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as e:
+            raise RequestRefused(f"the arguments of {name} are no JSON: {e}", param="arguments") from e
+        made: Future[Observation] = Future()
+        with self._lock:
+            self._check_going_on()
+            self._work.put((Action(name, plain), made))
+        return made.result()
+
+    def wake(self) -> None:
+        """Something has changed for the attempt's thread."""
+        self._work.put(None)
+
+    def _complete(self, request: ChatRequest) -> Turn:
+        with self._lock:
+            self._check_going_on()
+            turn = self._answers.take(request, alone=self._asking == 1)
+            if turn is not None and turn.message is not None:
+                self.answer = turn.message["content"]
+                return turn
+            job = self._job_of(request)
+            turn = turn or self._begin(request, job)
+            sampler = Sampler(job, self._engine, self._journal, turn.trace.renderer.stop_ids)
+        self._sample(turn, request, sampler)
+        with self._lock:
+            if not turn.pieces:
+                raise self._no_room()
+            message = self._tree.end(turn, cut=not sampler.is_complete(turn.pieces[-1]))
+            self._journal.write()
+            self.refused, self.answer = None, message["content"]
+            return turn
+
+    def _job_of(self, request: ChatRequest) -> Job:
+        """The job with what the request asks for."""
+        budget = self.job.budget
+        most = min(budget.max_new_tokens, request.asked.get(MAX_NEW_TOKENS, budget.max_new_tokens))
+        try:
+            sampling = {**self.job.sampling, **request.sampling}
+            return replace(self.job, sampling=sampling, budget=replace(budget, max_new_tokens=most))
+        except (ContractError, ValueError) as e:
+            raise RequestRefused(str(e)) from e
+
+    def _begin(self, request: ChatRequest, job: Job) -> Turn:
+        """Open the turn where the request goes on. Raises RequestRefused when there is no budget for it."""
+        if self._turns >= self.job.budget.max_turns:
+            self.refused = Stop.TURNS
+            raise RequestRefused(f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent")
+        place = self._tree.prompt_for(request)
+        ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
+        room = min(self.job.budget.max_tokens - len(ids), self._engine.room(len(ids)))
+        if room <= 0:
+            raise self._no_room()
+        if isinstance(place, Prompt):
+            trace = self._tree.open(place)
+            self._record(place)
+        elif isinstance(place, tuple):
+            trace = self._tree.answer(place[1])
+            self._record(place[1])
+        else:
+            trace = place
+        self._turns += 1
+        return self._tree.begin(trace, self._turns - 1)
+
+    def _sample(self, turn: Turn, request: ChatRequest, sampler: Sampler) -> None:
+        """Sample the turn, and go on when its generation is interrupted."""
+        trace = turn.trace
+        while True:
+            trace.checks.check_request(trace.ids)
+            piece = sampler.generate(trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read)
+            if piece is None:
+                return
+            if sampler.is_kept(piece):
+                piece = replace(piece, trace=trace.number, asked=request.asked)
+                with self._lock:
+                    self._check_going_on()
+                    self._tree.add(turn, piece)
+                    self._record(piece)
+            if sampler.is_complete(piece) or piece.finish is not Finish.ABORT:
+                return
+            time.sleep(ABORT_PAUSE_S)
+
+    def _no_room(self) -> RequestRefused:
+        self.refused = Stop.LENGTH
+        return RequestRefused(
+            "the conversation leaves no room for a turn in the job's max_tokens or in the model's context",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+    def _check_going_on(self) -> None:
+        if self._over or self._failure is not None:
+            raise self._refusal()
+
+    def _refusal(self) -> RequestRefused:
+        return RequestRefused("the episode is over", code="episode_over", status=503)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        with self._lock:
+            self._asking += 1
+        self.wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
+            self.wake()
+
+    # What the attempt's own thread does.
+
+    def open(self) -> None:
+        """Start the episode in the environment."""
+        with errors_become(EnvironmentFailure, "environment.tools"):
+            self.tools = schemas_of(self._environment)
+        first = self._act(Action(""), lambda action: self._reset())
+        with errors_become(EnvironmentFailure, "environment.system_prompt"):
+            policy = self._environment.system_prompt
+        system: list[Message] = [{"role": "system", "content": policy}] if policy else []
+        self.opening = [*system, {"role": "user", "content": first.text}]
+
+    def _reset(self) -> Observation:
+        opening = self._environment.reset(self._user)
+        return opening if isinstance(opening, Observation) else Observation(opening)
+
+    def serve(self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]) -> None:
+        """Carry out the agent's steps until it has `ended`. Raises what made the episode fail.
+
+        The time for which the agent is at work by itself is spent in a block of `idle`.
+        """
+        while True:
+            busy = self._asking > 0
+            with nullcontext() if busy else idle():
+                work = self._next_work(ended, busy)
+            if self._failure is not None:
+                raise self._failure
+            if work is not None:
+                self._carry_out(*work)
+            elif ended() and not self._asking:
+                return
+
+    def _next_work(self, ended: Callable[[], bool], busy: bool) -> tuple[Action, Future[Observation]] | None:
+        """The next step; None when the agent begins or ends a request, or has ended."""
+        while True:
+            try:
+                work = self._work.get(timeout=CHECK_S)
+            except Empty:
+                with errors_become(EngineFailure, "the engine") if busy else errors_become(AgentFailure, "the agent"):
+                    self._journal.check()
+                work = None
+            if work is not None or self._failure is not None or (self._asking > 0) is not busy:
+                return work
+            if ended():
+                return None
+
+    def _carry_out(self, action: Action, made: Future[Observation]) -> None:
+        if self.done:
+            made.set_exception(RequestRefused("the environment has ended the episode", code="episode_over", status=409))
+            return
+        try:
+            made.set_result(self.act(action))
+        except BaseException:
+            made.set_exception(self._refusal())
+            raise
+
+    def act(self, action: Action) -> Observation:
+        """Carry out an action in the environment."""
+        self.acted = True
+        return self._act(action, self._environment.step)
+
+    def _act(self, action: Action, carry_out: Callable[[Action], Observation]) -> Observation:
+        """Carry out an action and record it, or compare it with what was recorded."""
+        recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
+        was, at = self._steps.take(recorded), time.time()
+        with errors_become(
+            EnvironmentFailure, f"environment.step({action.name})" if action.name else "environment.reset"
+        ):
+            observation = carry_out(action)
+            if not isinstance(observation.text, str):
+                raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
+            if observation.images:
+                raise TypeError("the observation has images, which an agent program is not shown")
+            if observation.reward is not None:
+                check_reward(observation.reward)
+                recorded["reward"] = float(observation.reward)
+        if self._steps.said != ([observation.text] if action.name in ("", RESPOND) else []):
+            recorded["user"] = list(self._steps.said)
+        self.done = self.done or observation.done
+        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=time.time() - at)
+        if was is None:
+            with self._lock:
+                self._record(event)
+                self._journal.write()
+        elif (was.text, was.done) != (event.text, event.done):
+            raise Diverged(f"{action.name or 'reset'}: the result was {was.text!r:.100} and is {event.text!r:.100} now")
+        self._steps.taken()
+        return observation
+
+    def close(self) -> Closed:
+        """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent did not
+        ask for any turn."""
+        with self._lock:
+            self._answers.check_finished()
+            self._steps.check_finished()
+            self._over = True
+            if not self._turns:
+                raise AgentFailure("the agent ended without asking for a turn")
+            for leaf in self._tree.leaves():
+                self._tree.answer(leaf)
+                self._record(leaf)
+        stop = Stop.DONE if self.done or self.refused is None else self.refused
+        grade = Grade(0.0, {"unfinished": "the agent ended" if stop is Stop.DONE else stop.value})
+        if self.done:
+            with errors_become(EnvironmentFailure, "environment.grade"):
+                grade = self._environment.grade()
+                check_reward(grade.reward)
+                json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+        return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
+
+    def end(self) -> None:
+        """Nothing more is carried out. Steps that wait are refused."""
+        with self._lock:
+            self._over = True
+        while True:
+            try:
+                work = self._work.get_nowait()
+            except Empty:
+                return
+            if work is not None:
+                work[1].set_exception(self._refusal())
+
+    def _record(self, event: Event) -> None:
+        self._journal.hold_back(event)
+        self.events.append(event)
+
+    def _restore(self, recorded: Sequence[Event]) -> None:
+        """Bring the traces to where the journal ends."""
+        sampling: dict[int, Turn] = {}
+        for event in recorded:
+            if isinstance(event, Prompt):
+                self._tree.open(event)
+            elif isinstance(event, Sampled):
+                turn = sampling.get(event.turn)
+                if turn is None:
+                    trace = self._tree.traces[event.trace or 0]
+                    turn = sampling[event.turn] = self._tree.begin(trace, event.turn)
+                self._tree.add(turn, event)
+                self._turns = max(self._turns, event.turn + 1)
+                sampler = Sampler(self.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
+                complete = sampler.is_complete(event)
+                if complete or event.finish is not Finish.ABORT:
+                    self._tree.end(turn, cut=not complete)
+            elif isinstance(event, Observed):
+                turn = sampling[event.turn]
+                if turn.message is None:  # interrupted, and then there was no room
+                    self._tree.end(turn, cut=True)
+                self._tree.answer(event)
+            self.events.append(event)
+        for turn in sampling.values():
+            self._answers.add(turn, recorded=True)

@@ -1,0 +1,96 @@
+"""Plays a job with an agent program: the program, its endpoint, the episode and the journal brought together.
+
+The counterpart of `rollq_worker.episode.loop.play` for agents that bring their own loop.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from rollq.errors import AgentFailure
+from rollq.job import Job, Json
+from rollq.trajectory import Closed, Event, Header, Trajectory
+from rollq_worker.agents.chat_reply import MODEL
+from rollq_worker.agents.endpoint import Address, AgentEndpoint
+from rollq_worker.agents.episode import AgentEpisode, AgentJournal
+from rollq_worker.agents.programs import Episode as Given
+from rollq_worker.agents.programs import Program, Starter
+from rollq_worker.episode.loop import rewarded
+from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Renderer, RewardFunction, User
+
+AGENT_LIMIT_S = 300.0
+"""Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
+OUTPUT = "agent_output"
+"""The entry of the grade's info with the end of what a command wrote."""
+
+
+def play_with_agent(
+    job: Job,
+    start: Starter,
+    endpoint: AgentEndpoint,
+    *,
+    engine: Engine,
+    renderer_of: Callable[[Sequence[Json]], Renderer],
+    environment: Environment,
+    user: User,
+    journal: AgentJournal,
+    header: Header | None = None,
+    recorded: Sequence[Event] = (),
+    reward: RewardFunction | None = None,
+    idle: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Trajectory:
+    """Play `job` to its end, as `loop.play` does, with the agent that `start` starts.
+
+    `recorded` are the events of an earlier attempt. The agent is started again, and asks the engine only for what the
+    journal has no answer to. The time for which it is at work by itself is spent in a block of `idle`. Raises
+    AgentFailure when it crashes, and AgentDiverged when it does not repeat what it did before; else as `loop.play`.
+    """
+    episode = AgentEpisode(
+        job,
+        engine=engine,
+        renderer_of=renderer_of,
+        environment=environment,
+        user=user,
+        journal=journal,
+        recorded=recorded,
+    )
+    episode.open()
+    with endpoint.serve(episode) as address:
+        program = start(_given(episode, address), episode.wake)
+        try:
+            episode.serve(program.ended, idle)
+            closed = _close(episode, program)
+        finally:
+            episode.end()
+            program.stop()
+    played = Trajectory(job=job, header=header or Header(attempt=1), events=episode.events)
+    if reward is not None:
+        closed = rewarded(played, closed, reward)
+    return replace(played, events=(*episode.events, closed))
+
+
+def _given(episode: AgentEpisode, address: Address) -> Given:
+    return Given(
+        base_url=address.base_url,
+        api_key=address.key,
+        model=MODEL,
+        messages=episode.opening,
+        tools=episode.tools,
+        take_step=episode.step,
+    )
+
+
+def _close(episode: AgentEpisode, program: Program) -> Closed:
+    """Hand in the agent's answer and grade the episode."""
+    try:
+        answer = program.result()
+    except AgentFailure:
+        if episode.refused is None and not episode.done:
+            raise
+        answer = ""  # it could not go on, because a budget is spent or the environment has ended the episode
+    else:
+        answer = answer if answer is not None or episode.acted else episode.answer
+    if answer and not episode.done:
+        episode.act(Action(RESPOND, {"content": answer}))
+    closed = episode.close()
+    return replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed

@@ -1,0 +1,223 @@
+"""How an agent program runs: a function in a thread of the worker, or a command in a child process.
+
+Either is given a base URL and a key, and speaks with the endpoint of its episode only. It knows no tokens and no
+journal.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollq.errors import AgentFailure
+from rollq.job import Json
+from rollq.trajectory import Message
+from rollq_worker.protocols import RESPOND, Observation
+
+log = logging.getLogger(__name__)
+
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""The environment variables of the worker that a command has too. Others may hold passwords."""
+KEPT_OUTPUT = 4000
+"""Number of characters that are kept of the end of a command's output."""
+STOP_S = 3.0
+"""Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What an agent function is given."""
+
+    base_url: str
+    """For an OpenAI client, up to and including `/v1`."""
+    api_key: str
+    model: str
+    messages: Sequence[Message]
+    """The system prompt, if there is one, and the user's first message."""
+    tools: Sequence[Json]
+    """The environment's tools in OpenAI's form; the agent may have its own instead."""
+    take_step: Callable[[str, Mapping[str, Json]], Observation]
+
+    def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
+        """Call one of the environment's tools. It is over when the observation is `done`."""
+        return self.take_step(name, arguments)
+
+    def respond(self, text: str) -> Observation:
+        """Write to the user. Returns the answer."""
+        return self.take_step(RESPOND, {"content": text})
+
+
+AgentFunction = Callable[..., Any]
+"""Plays one episode: takes an `Episode` and the job's agent_args by keyword; may be a coroutine function. What it
+returns, if that is a string, is its answer. Its exceptions fail the attempt with class agent."""
+
+
+class Program(Protocol):
+    """A running agent."""
+
+    def ended(self) -> bool: ...
+
+    def result(self) -> str | None:
+        """Its answer, if it has given one. Called once it has ended. Raises AgentFailure."""
+        ...
+
+    def stop(self) -> None:
+        """End it, if it has not ended. Safe to repeat."""
+        ...
+
+    @property
+    def output(self) -> str:
+        """The end of what it wrote, for people."""
+        ...
+
+
+Starter = Callable[[Episode, Callable[[], None]], Program]
+"""Starts an agent; the second argument is called once it has ended."""
+
+
+class AgentThread:
+    """An agent function that runs in a thread of this process."""
+
+    output = ""
+
+    def __init__(
+        self, name: str, function: AgentFunction, episode: Episode, args: Mapping[str, Json], on_end: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._call: Callable[[], Any] = partial(function, episode, **args)
+        self._on_end = on_end
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rollq-agent {name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            answer = self._call()
+            self._answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+        except BaseException as e:  # sys.exit() or a cancelled coroutine must not pass for an end without errors
+            self._error = e
+        finally:
+            self._over.set()
+            self._on_end()
+
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    def result(self) -> str | None:
+        if self._error is not None:
+            kind = type(self._error).__name__
+            raise AgentFailure(f"the agent {self._name} raised {kind}: {self._error}") from self._error
+        if self._answer is not None and not isinstance(self._answer, str):
+            raise AgentFailure(f"the agent {self._name} returned a {type(self._answer).__name__}, not a string or None")
+        return self._answer
+
+    def stop(self) -> None:
+        if self._over.is_set():
+            return
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
+        )
+        if not self._over.wait(STOP_S):
+            stack = "".join(traceback.format_list(_stack(self._thread.ident))[-2:])
+            log.error("the thread of agent %s does not end; it is in\n%s", self._name, stack)
+
+
+def _stack(thread: int | None) -> traceback.StackSummary:
+    return traceback.extract_stack(sys._current_frames().get(thread or 0))
+
+
+class AgentProcess:
+    """An agent command that runs in a child process, in a directory of its own that is removed afterwards.
+
+    It is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and ROLLQ_EPISODE_URL. Its last words are kept.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], episode: Episode, args: Mapping[str, Json], on_end: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._folder = tempfile.TemporaryDirectory(prefix="rollq-agent-", ignore_cleanup_errors=True)
+        self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
+        self._on_end = on_end
+        given = {
+            "OPENAI_BASE_URL": episode.base_url,
+            "OPENAI_API_KEY": episode.api_key,
+            "OPENAI_MODEL": episode.model,
+            "ROLLQ_EPISODE_URL": episode.base_url.removesuffix("/v1") + "/episode",
+            "TMPDIR": self._folder.name,
+            **{
+                f"ROLLQ_ARG_{key.upper()}": value if isinstance(value, str) else repr(value)
+                for key, value in args.items()
+            },
+        }
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder.name,
+                env={**{key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}, **given},
+                start_new_session=True,
+            )
+        except OSError as e:
+            self._folder.cleanup()
+            raise AgentFailure(f"the agent {name} does not start: {e}") from e
+        self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        out = self._process.stdout
+        assert out is not None, "it is a pipe"
+        with out:
+            while chunk := out.read1(65536):  # type: ignore[attr-defined]
+                self._last.extend(chunk.decode(errors="replace"))
+        self._process.wait()
+        self._on_end()
+
+    @property
+    def output(self) -> str:
+        return "".join(self._last.copy())
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def result(self) -> str | None:
+        code = self._process.wait()
+        if code:
+            how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+            self._reader.join(1.0)
+            raise AgentFailure(f"the agent {self._name} {how}; its last output:\n{self.output}")
+        return None
+
+    def stop(self) -> None:
+        """Ends its whole process group, also what it left behind."""
+        for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+        self._folder.cleanup()
+
+
+def command_of(path: Path) -> list[str]:
+    """The command that runs an agent's file."""
+    if os.access(path, os.X_OK):
+        return [str(path)]
+    return [sys.executable, str(path)] if path.suffix == ".py" else ["/bin/sh", str(path)]

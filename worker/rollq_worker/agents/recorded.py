@@ -1,0 +1,169 @@
+"""What an earlier attempt recorded of an agent program's episode: answers to its requests, and its steps.
+
+The program is started again from the beginning. As long as it asks what it asked before, it is answered from the
+journal. It knows no engine and no HTTP.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from rollq.errors import AgentFailure
+from rollq.job import Json
+from rollq.trajectory import Acted, Message
+from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
+from rollq_worker.agents.traces import Turn
+from rollq_worker.protocols import RESPOND, User
+
+HINT = (
+    "an agent that is to resume must ask the same again: no clocks, random ids or unordered results of parallel calls"
+    " in its messages"
+)
+
+
+class AgentDiverged(AgentFailure):
+    """The agent did something else than before. Its journal is set aside, and the episode starts again."""
+
+
+class Answers:
+    """Finished turns that the agent has not been given in this attempt, by request."""
+
+    def __init__(self) -> None:
+        self._turns: defaultdict[tuple[bytes, str], deque[Turn]] = defaultdict(deque)
+        self._recorded: dict[int, Turn] = {}
+        """Those of an earlier attempt, by their number."""
+        self._overlap = False
+        """Whether the agent has asked several things at once."""
+        self._ended_at = 0.0
+
+    def add(self, turn: Turn, *, recorded: bool) -> None:
+        asked = turn.pieces[-1].asked
+        self._turns[turn.digest, asked_key(asked)].append(turn)
+        if recorded:
+            first, last = turn.pieces[0], turn.pieces[-1]
+            self._overlap = self._overlap or first.at < self._ended_at
+            self._ended_at = last.at + last.seconds
+            self._recorded[turn.number] = turn
+
+    def take(self, request: ChatRequest, *, alone: bool) -> Turn | None:
+        """The turn that answers the request; None: the engine must be asked.
+
+        `alone`: no other request is under way. Raises AgentDiverged when the journal has answers to other requests
+        only, and the agent asks one thing at a time.
+        """
+        key = chains(request.tools, request.messages)[-1], asked_key(request.asked)
+        if waiting := self._turns.get(key):
+            turn = waiting.popleft()
+            self._recorded.pop(turn.number, None)
+            return turn
+        if self._recorded and alone and not self._overlap:
+            raise AgentDiverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
+        return None
+
+    def check_finished(self) -> None:
+        """Raises AgentDiverged when the agent has ended without asking all that it asked before."""
+        if self._recorded:
+            count = len(self._recorded)
+            raise AgentDiverged(f"the agent did not ask again for {count} of the turns in its journal; {HINT}")
+
+
+class RecordedSteps:
+    """The steps of an earlier attempt, and the users' messages in them."""
+
+    def __init__(self, steps: Sequence[Acted] = ()) -> None:
+        self._steps = deque(steps)
+        self.said: list[str] = []
+        """What the user said in the step under way."""
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def take(self, action: Mapping[str, Json]) -> Acted | None:
+        """The recorded step, which must be the same action; None when the journal has no more. Raises AgentDiverged."""
+        self.said = []
+        if not self._steps:
+            return None
+        was = self._steps[0].action
+        if (was["name"], dict(was["arguments"])) != (action["name"], action["arguments"]):
+            raise AgentDiverged(
+                f"the agent's step was {was['name']}({dict(was['arguments'])!r:.100}) and is"
+                f" {action['name']}({action['arguments']!r:.100}) now; {HINT}"
+            )
+        return self._steps[0]
+
+    def taken(self) -> None:
+        """The step is over."""
+        if self._steps:
+            self._steps.popleft()
+
+    def check_finished(self) -> None:
+        """Raises AgentDiverged."""
+        if self._steps:
+            raise AgentDiverged(f"the agent did not repeat {len(self._steps)} of its steps; {HINT}")
+
+    def user(self, user: User) -> User:
+        """A user that says what was recorded. `user` goes on where the recording ends."""
+        return _RecordedUser(user, self)
+
+    def next_said(self) -> str | None:
+        """The user's next message in this step; None when it is not recorded."""
+        if not self._steps:
+            return None
+        said = user_messages(self._steps[0])
+        if len(self.said) >= len(said):
+            raise AgentDiverged(f"the user is asked more than the {len(said)} times that the journal has")
+        return said[len(self.said)]
+
+
+def user_messages(step: Acted) -> list[str]:
+    """What the user said in a step."""
+    said: list[str] = step.action.get("user", [step.text] if step.action["name"] in ("", RESPOND) else [])
+    return said
+
+
+class _RecordedUser:
+    def __init__(self, user: User, steps: RecordedSteps) -> None:
+        self._user = user
+        self._steps = steps
+
+    def open(self) -> str:
+        return self._say(None, self._user.open)
+
+    def reply(self, message: str) -> str:
+        return self._say(message, lambda: self._user.reply(message))
+
+    def recall(self, heard: str | None, said: str) -> None:
+        self._user.recall(heard, said)
+
+    def _say(self, heard: str | None, ask: Callable[[], str]) -> str:
+        said = self._steps.next_said()
+        if said is None:
+            said = ask()
+        else:
+            self._user.recall(heard, said)
+        self._steps.said.append(said)
+        return said
+
+
+def _difference(turn: Turn, request: ChatRequest) -> str:
+    """Where a request differs from the one that a turn answered."""
+    before = turn.trace.messages
+    known = before[: _count(turn)]
+    for n, (was, now) in enumerate(zip(known, request.messages, strict=False)):
+        if longer(b"", was) != longer(b"", now):
+            return f"message {n} of the agent's request was {_brief(was)} and is {_brief(now)} now"
+    if len(known) != len(request.messages):
+        return f"the agent's request had {len(known)} messages and has {len(request.messages)} now"
+    if asked_key(turn.pieces[-1].asked) != asked_key(request.asked):
+        return f"the agent's request asked for {turn.pieces[-1].asked!r:.200} and asks for {request.asked!r:.200} now"
+    return "the agent's request has other tools than before"
+
+
+def _count(turn: Turn) -> int:
+    """Number of messages that the turn answers."""
+    messages, digests = turn.trace.messages, chains(turn.trace.tools, turn.trace.messages)
+    return digests.index(turn.digest) if turn.digest in digests else len(messages)
+
+
+def _brief(message: Message) -> str:
+    text = f"{message['role']}: {message['content'] or message.get('tool_calls', '')}"
+    return repr(text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}")

@@ -1,0 +1,222 @@
+"""The traces of an agent program's episode, as a tree, and where a request goes on in it.
+
+A request whose conversation is an earlier one and new replies behind it extends that trace: what was sampled stays as
+ids, and only a bridge is added. A conversation that leaves an earlier one behind one of its turns opens a trace whose
+prompt begins with the same ids. Any other conversation opens a trace that the chat template writes. So each sampled
+token is sampled, and trained, in exactly one trace. It knows no engine, no journal and no HTTP.
+"""
+
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
+import json
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollq.errors import JobFailure
+from rollq.job import Job, Json
+from rollq.trajectory import Message, Observed, Prompt, Sampled
+from rollq_worker.agents.chat_request import ONE_CALL, ChatRequest, RequestRefused, chains, longer
+from rollq_worker.episode.loop import bridge_behind
+from rollq_worker.episode.token_checks import TokenChecks
+from rollq_worker.protocols import ReadTurn, Renderer
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn, sampled or being sampled."""
+
+    number: int
+    trace: Trace
+    digest: bytes
+    """Of the conversation that it answers."""
+    begin: int
+    """Number of ids in its trace before it."""
+    pieces: list[Sampled] = field(default_factory=list)
+    message: Message | None = None
+    """What the agent was given, once the turn is over."""
+    read: ReadTurn | None = None
+    end: int = 0
+    """Number of ids in its trace up to its end."""
+    answered: bool = False
+    """Its trace goes on behind it, or is over."""
+    ended_at: float = 0.0
+    cut: bool = False
+    """It ended because a budget of tokens was spent."""
+
+    @property
+    def sampled(self) -> array[int]:
+        return self.trace.ids[self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)]
+
+
+class Trace:
+    """One token sequence that the engine sees, append-only."""
+
+    def __init__(self, number: int, prompt: Prompt, renderer: Renderer, job: Job) -> None:
+        self.number = number
+        self.renderer = renderer
+        self.tools = list(prompt.tools)
+        self.messages: list[Message] = list(prompt.messages)
+        self.digest = chains(prompt.tools, prompt.messages)[-1]
+        """Of the conversation so far, without a turn that has no answer."""
+        self.ids = array("I", prompt.ids)
+        self.checks = TokenChecks(job, renderer)
+        self.checks.check_event(prompt)
+        self.turn: Turn | None = None
+        """The last turn; None before the first one."""
+
+
+class TraceTree:
+    """All traces of one episode."""
+
+    def __init__(self, job: Job, renderer_of: Callable[[Sequence[Json]], Renderer]) -> None:
+        """`renderer_of` gives the renderer for some tools; it raises JobFailure."""
+        self.traces: list[Trace] = []
+        self._job = job
+        self._renderer_of = renderer_of
+        self._waiting: dict[bytes, Trace] = {}
+        """Traces whose next turn was not begun, by the digest of their conversation."""
+        self._prompts: dict[bytes, tuple[Trace, int]] = {}
+        """Where conversations end that were sampled from: trace and number of ids."""
+        self._turns: dict[bytes, Turn] = {}
+        """Finished turns by the digest of the conversation that ends with them."""
+        self._calls = 0
+
+    def prompt_for(self, request: ChatRequest) -> Trace | Prompt | tuple[Turn, Observed]:
+        """Where the request goes on: a trace that waits for its next turn, the prompt of a new trace, or the turn that
+        is to be answered and its answer. Changes nothing. Raises RequestRefused when the template cannot write it."""
+        digests = chains(request.tools, request.messages)
+        if (waiting := self._waiting.get(digests[-1])) is not None:
+            return waiting
+        try:
+            if (same := self._prompts.get(digests[-1])) is not None:
+                trace, length = same
+                return self._prompt(trace.ids[:length], request)
+            for count in range(len(request.messages) - 1, 0, -1):
+                if (turn := self._turns.get(digests[count])) is not None:
+                    found = self._behind(turn, request, request.messages[count:])
+                    if found is not None:
+                        return found
+            ids = self._renderer_of(request.tools).open(request.messages, request.tools)
+            return self._prompt(ids, request)
+        except JobFailure as e:
+            raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
+
+    def _prompt(self, ids: array[int], request: ChatRequest) -> Prompt:
+        return Prompt(ids=ids, messages=request.messages, tools=request.tools, at=time.time())
+
+    def _behind(
+        self, turn: Turn, request: ChatRequest, replies: Sequence[Message]
+    ) -> Prompt | tuple[Turn, Observed] | None:
+        """How the conversation goes on behind a finished turn; None where only the template can say."""
+        trace, message, read = turn.trace, turn.message, turn.read
+        assert message is not None and read is not None, "it is over"
+        last = trace.ids[turn.end - 1]
+        if not trace.renderer.replying_roles(last).issuperset(str(reply["role"]) for reply in replies):
+            return None
+        try:
+            ids = bridge_behind(trace.renderer, last, message, replies)
+        except JobFailure:
+            return None
+        if turn.answered:
+            return self._prompt(trace.ids[: turn.end] + ids, request)
+        return turn, Observed(
+            turn=turn.number,
+            message=message,
+            actions=[],
+            replies=replies,
+            ids=ids,
+            errors=tuple(read.errors),
+            extra_calls=max(0, len(read.calls) - len(message.get("tool_calls", ()))),
+            at=turn.ended_at,
+            seconds=time.time() - turn.ended_at,
+            trace=trace.number,
+        )
+
+    def open(self, prompt: Prompt) -> Trace:
+        """A new trace."""
+        trace = Trace(len(self.traces), prompt, self._renderer_of(prompt.tools), self._job)
+        self.traces.append(trace)
+        self._waits(trace)
+        return trace
+
+    def answer(self, event: Observed) -> Trace:
+        """A turn is answered, so its trace waits for the next one, or is over."""
+        trace = self.traces[event.trace or 0]
+        turn = trace.turn
+        assert turn is not None and turn.message is not None, "its turn is over"
+        trace.checks.check_event(event)
+        turn.answered = True
+        trace.ids.extend(event.ids)
+        for message in (turn.message, *event.replies):
+            trace.messages.append(message)
+            trace.digest = longer(trace.digest, message)
+        if len(event.ids) > 0:
+            self._waits(trace)
+        return trace
+
+    def begin(self, trace: Trace, number: int) -> Turn:
+        """The next turn of a trace that waits for one."""
+        if self._waiting.get(trace.digest) is trace:
+            del self._waiting[trace.digest]
+        trace.turn = Turn(number, trace, trace.digest, len(trace.ids))
+        trace.checks.turn, trace.checks.turn_tokens = number, 0
+        return trace.turn
+
+    def add(self, turn: Turn, piece: Sampled) -> None:
+        """The engine's reply, or a part of it."""
+        turn.trace.checks.check_event(piece)
+        turn.trace.ids.extend(piece.ids)
+        turn.pieces.append(piece)
+
+    def end(self, turn: Turn, *, cut: bool) -> Message:
+        """The turn is over. Returns it as the message that the agent is given."""
+        turn.cut = cut
+        trace = turn.trace
+        asked = turn.pieces[-1].asked
+        read = turn.read = trace.renderer.read(turn.sampled)
+        turn.end, turn.ended_at = len(trace.ids), time.time()
+        turn.message = self._message(read, trace.renderer, one_call=ONE_CALL in asked, stops=asked.get("stop", ()))
+        self._turns[longer(turn.digest, turn.message)] = turn
+        return turn.message
+
+    def _message(self, read: ReadTurn, renderer: Renderer, *, one_call: bool, stops: Json) -> Message:
+        content = read.content
+        for stop in [stops] if isinstance(stops, str) else stops:
+            content = content.partition(stop)[0]
+        message: Message = {"role": "assistant", "content": content}
+        if read.reasoning:
+            message["reasoning_content"] = read.reasoning
+        calls: list[Json] = []
+        for n, action in enumerate(read.calls[:1] if one_call else read.calls):
+            own = read.call_ids[n] if n < len(read.call_ids) else ""
+            id = renderer.call_id("" if own in [call["id"] for call in calls] else own, action.name, self._calls)
+            self._calls += 1
+            arguments = json.dumps(dict(action.arguments), ensure_ascii=False)
+            calls.append({"id": id, "type": "function", "function": {"name": action.name, "arguments": arguments}})
+        return {**message, "tool_calls": calls} if calls else message
+
+    def _waits(self, trace: Trace) -> None:
+        self._waiting[trace.digest] = trace
+        self._prompts[trace.digest] = trace, len(trace.ids)
+
+    def leaves(self) -> list[Observed]:
+        """What ends each trace whose last turn is over and has no answer."""
+        ended = []
+        for trace in self.traces:
+            turn = trace.turn
+            if turn is not None and turn.message is not None and turn.read is not None and not turn.answered:
+                ended.append(
+                    Observed(
+                        turn=turn.number,
+                        message=turn.message,
+                        actions=[],
+                        replies=[],
+                        ids=array("I"),
+                        errors=tuple(turn.read.errors),
+                        at=turn.ended_at,
+                        trace=trace.number,
+                    )
+                )
+        return ended

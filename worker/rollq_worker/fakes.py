@@ -219,6 +219,12 @@ class FakeJournal:
     def append(self, event: Event) -> None:
         self.events.append(event)
 
+    def hold_back(self, event: Event) -> None:
+        self.append(event)
+
+    def write(self) -> None:
+        pass
+
     def keep_routed_experts(self, part: Extra) -> None:
         self.routed_experts.append(part)
 

@@ -6,10 +6,10 @@ The invariant: each thing that a request asks for is carried out or refused by n
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rollq.job import Json
+from rollq.job import Job, Json
 from rollq.sampling import objection
 from rollq.trajectory import Message
 from rollq_worker.episode.messages import checked_schemas
@@ -58,10 +58,14 @@ class ChatRequest:
     usage: bool = False
     """A stream ends with the number of tokens."""
 
-    @property
-    def sampling(self) -> dict[str, Json]:
-        """The sampling parameters among what is asked."""
-        return {name: value for name, value in self.asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+
+def with_asked(job: Job, asked: Mapping[str, Json]) -> Job:
+    """The job with what a request asks for. A turn is never longer than the job's own. Raises ContractError."""
+    if not asked:
+        return job
+    sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
+    most = min(job.budget.max_new_tokens, asked.get(MAX_NEW_TOKENS, job.budget.max_new_tokens))
+    return replace(job, sampling={**job.sampling, **sampling}, budget=replace(job.budget, max_new_tokens=most))
 
 
 def read_request(body: Any) -> ChatRequest:

@@ -20,7 +20,7 @@ from typing import Protocol
 from rollq.errors import AgentFailure, ContractError, EngineFailure, EnvironmentFailure
 from rollq.job import Job, Json
 from rollq.trajectory import Acted, Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
-from rollq_worker.agents.chat_request import MAX_NEW_TOKENS, ChatRequest, RequestRefused
+from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
 from rollq_worker.agents.recorded import Answers, RecordedSteps
 from rollq_worker.agents.traces import TraceTree, Turn
 from rollq_worker.episode.loop import check_reward
@@ -132,9 +132,8 @@ class AgentEpisode:
             if turn is not None and turn.message is not None:
                 self.answer = turn.message["content"]
                 return turn
-            job = self._job_of(request)
-            turn = turn or self._begin(request, job)
-            sampler = Sampler(job, self._engine, self._journal, turn.trace.renderer.stop_ids)
+            turn = turn or self._begin(request)
+            sampler = self._sampler(turn)
         self._sample(turn, request, sampler)
         with self._lock:
             if not turn.pieces:
@@ -144,21 +143,18 @@ class AgentEpisode:
             self.refused, self.answer = None, message["content"]
             return turn
 
-    def _job_of(self, request: ChatRequest) -> Job:
-        """The job with what the request asks for."""
-        budget = self.job.budget
-        most = min(budget.max_new_tokens, request.asked.get(MAX_NEW_TOKENS, budget.max_new_tokens))
-        try:
-            sampling = {**self.job.sampling, **request.sampling}
-            return replace(self.job, sampling=sampling, budget=replace(budget, max_new_tokens=most))
-        except (ContractError, ValueError) as e:
-            raise RequestRefused(str(e)) from e
+    def _sampler(self, turn: Turn) -> Sampler:
+        return Sampler(turn.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
 
-    def _begin(self, request: ChatRequest, job: Job) -> Turn:
+    def _begin(self, request: ChatRequest) -> Turn:
         """Open the turn where the request goes on. Raises RequestRefused when there is no budget for it."""
         if self._turns >= self.job.budget.max_turns:
             self.refused = Stop.TURNS
             raise RequestRefused(f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent")
+        try:
+            job = with_asked(self.job, request.asked)
+        except ContractError as e:
+            raise RequestRefused(str(e)) from e
         place = self._tree.prompt_for(request)
         ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
         room = min(self.job.budget.max_tokens - len(ids), self._engine.room(len(ids)))
@@ -173,7 +169,7 @@ class AgentEpisode:
         else:
             trace = place
         self._turns += 1
-        return self._tree.begin(trace, self._turns - 1)
+        return self._tree.begin(trace, self._turns - 1, job)
 
     def _sample(self, turn: Turn, request: ChatRequest, sampler: Sampler) -> None:
         """Sample the turn, and go on when its generation is interrupted."""
@@ -356,11 +352,11 @@ class AgentEpisode:
                 turn = sampling.get(event.turn)
                 if turn is None:
                     trace = self._tree.traces[event.trace or 0]
-                    turn = sampling[event.turn] = self._tree.begin(trace, event.turn)
+                    job = with_asked(self.job, event.asked)
+                    turn = sampling[event.turn] = self._tree.begin(trace, event.turn, job)
                 self._tree.add(turn, event)
                 self._turns = max(self._turns, event.turn + 1)
-                sampler = Sampler(self.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
-                complete = sampler.is_complete(event)
+                complete = self._sampler(turn).is_complete(event)
                 if complete or event.finish is not Finish.ABORT:
                     self._tree.end(turn, cut=not complete)
             elif isinstance(event, Observed):

@@ -33,6 +33,8 @@ class Turn:
     """Of the conversation that it answers."""
     begin: int
     """Number of ids in its trace before it."""
+    job: Job
+    """With what its request asks for."""
     pieces: list[Sampled] = field(default_factory=list)
     message: Message | None = None
     """What the agent was given, once the turn is over."""
@@ -156,11 +158,12 @@ class TraceTree:
             self._waits(trace)
         return trace
 
-    def begin(self, trace: Trace, number: int) -> Turn:
-        """The next turn of a trace that waits for one."""
+    def begin(self, trace: Trace, number: int, job: Job) -> Turn:
+        """The next turn of a trace that waits for one. `job` has what its request asks for."""
         if self._waiting.get(trace.digest) is trace:
             del self._waiting[trace.digest]
-        trace.turn = Turn(number, trace, trace.digest, len(trace.ids))
+        trace.turn = Turn(number, trace, trace.digest, len(trace.ids), job)
+        trace.checks.sampled_as(job)
         trace.checks.turn, trace.checks.turn_tokens = number, 0
         return trace.turn
 

@@ -34,11 +34,10 @@ class TokenChecks:
     """The checks of one episode. Every event is checked, in order."""
 
     def __init__(self, job: Job, renderer: Renderer) -> None:
-        self.job = job
         self.vocabulary = renderer.vocab_size
         self.is_end = renderer.is_end
-        self.end_ids = end_ids(job, renderer.stop_ids)
-        self.ends_anywhere = ends_anywhere(job)
+        self._stop_ids = renderer.stop_ids
+        self.sampled_as(job)
         self.length = 0
         """Tokens in the present trace."""
         self.read = 0
@@ -47,6 +46,12 @@ class TokenChecks:
         self.turn_tokens = 0
         self.last: Event | None = None
         self.last_id = -1
+
+    def sampled_as(self, job: Job) -> None:
+        """The next turn is sampled with this job's parameters and budget."""
+        self.job = job
+        self.end_ids = end_ids(job, self._stop_ids)
+        self.ends_anywhere = ends_anywhere(job)
 
     def check_request(self, ids: array[int]) -> None:
         """I1: the ids about to be sent are those of the events so far. Raises JobBreach."""

@@ -1,0 +1,179 @@
+"""An agent's conversations as traces: what was sampled stays ids, and each sampled token is in one segment."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollq.token_stats import count_tokens
+from rollq.trajectory import Finish, Observed, Prompt, Sampled, Trajectory
+from rollq.wire.codec import encode_header, read_trajectory
+from rollq.wire.events import encode_event
+from rollq_worker.agents.programs import Episode
+from rollq_worker.fakes import FakeEngine
+from tests.rollq_worker.agents.played import TOOL, ask, conversation, play, said, text_of, user
+from tests.rollq_worker.episode.episodes import PieceEngine
+
+
+def sampled_once(played: Trajectory) -> None:
+    """Each sampled token is trained in exactly one segment, with its logprob."""
+    sampled = [event for event in played.events if isinstance(event, Sampled)]
+    in_segments = [event for segment in played.segments() for event in segment.events if isinstance(event, Sampled)]
+    assert sorted(map(id, in_segments)) == sorted(map(id, sampled))
+    assert sum(sum(segment.mask) for segment in played.segments()) == played.sampled_tokens == sum(played.mask)
+    assert len(played.tokens) == len(played.mask) == len(played.logprobs) == sum(played.traces)
+
+
+def test_replies_extend_a_trace_and_what_was_sampled_stays() -> None:
+    engine = FakeEngine(["one", '{"name": "look", "arguments": {"at":  1}}', "three"])
+
+    def agent(episode: Episode) -> None:
+        messages = list(episode.messages)
+        messages += [said(ask(episode, messages, tools=[TOOL])), user("and?")]
+        call = said(ask(episode, messages, tools=[TOOL]))
+        # Frameworks read arguments and write them again.
+        call["tool_calls"][0]["function"]["arguments"] = '{"at":1}'
+        messages += [call, {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "seen"}]
+        ask(episode, messages, tools=[TOOL])
+
+    played = play(agent, engine=engine)
+    assert [text_of(ids) for ids in engine.requests] == [
+        "[system]policy[user]hello[assistant]",
+        "[system]policy[user]hello[assistant]one[user]and?[assistant]",
+        "[system]policy[user]hello[assistant]one[user]and?[assistant]"
+        '{"name": "look", "arguments": {"at":  1}}[tool]seen[assistant]',
+    ]
+    assert (len(played.traces), played.turns) == (1, 3)
+    sampled_once(played)
+
+
+def test_a_conversation_that_was_shortened_begins_a_new_trace() -> None:
+    engine = FakeEngine(["one", "two", "three"])
+
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages))
+        second = said(ask(episode, [*episode.messages, first, user("again")]))
+        ask(episode, [{"role": "system", "content": "a summary"}, second, user("go on")])
+
+    played = play(agent, engine=engine)
+    assert text_of(engine.requests[-1]) == "[system]a summary[assistant]two[user]go on[assistant]"
+    assert [sum(segment.mask) for segment in played.segments()] == [len("one") + len("two") + 2, len("three") + 1]
+    sampled_once(played)
+
+
+def test_a_branch_keeps_the_ids_that_were_sampled_before_it() -> None:
+    engine = FakeEngine(["one", "left", "right"])
+
+    def agent(episode: Episode) -> None:
+        start = [*episode.messages, said(ask(episode, episode.messages))]
+        ask(episode, [*start, user("left?")])
+        ask(episode, [*start, user("right?")])
+
+    played = play(agent, engine=engine)
+    left, right = engine.requests[1:]
+    common = len("[system]policy[user]hello[assistant]one") + 1  # with the stop token, which no template wrote
+    assert left[:common] == right[:common]
+    assert [isinstance(event, Prompt) for event in played.events].count(True) == 2
+    sampled_once(played)
+
+
+def test_a_sub_agent_has_a_trace_of_its_own_and_the_first_one_goes_on() -> None:
+    engine = FakeEngine(["main", "sub", "main again", "sub again"])
+
+    def agent(episode: Episode) -> None:
+        main = [*episode.messages, said(ask(episode, episode.messages))]
+        sub = [{"role": "system", "content": "you search"}, user("find it")]
+        sub.append(said(ask(episode, sub, tools=[TOOL])))
+        ask(episode, [*main, user("it says")])
+        ask(episode, [*sub, user("more")], tools=[TOOL])
+
+    played = play(agent, engine=engine)
+    assert [event.trace for event in played.events if isinstance(event, Sampled)] == [0, 1, 0, 1]
+    assert len(played.traces) == 2
+    assert [text_of(segment.response_ids) for segment in played.segments()] == [
+        "main[user]it says[assistant]main again",
+        "sub[user]more[assistant]sub again",
+    ]
+    sampled_once(played)
+
+
+def test_the_wire_and_the_counts_keep_the_traces() -> None:
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages))
+        ask(episode, [user("other")], temperature=0.5)
+        ask(episode, [*episode.messages, first, user("again")])
+
+    played = play(agent, "one", "two", "three")
+    again = read_trajectory(
+        played.job, encode_header(played.header), [encode_event(event, "r/g/0") for event in played.events]
+    )
+    assert (again.tokens, again.mask, again.traces) == (played.tokens, played.mask, played.traces)
+    assert [event.asked for event in again.events if isinstance(event, Sampled)] == [{}, {"temperature": 0.5}, {}]
+    stats = count_tokens(again)
+    assert (stats.traces, stats.malformed_turns, stats.version_breaks) == (2, 0, 0)
+    assert again.messages[:2] == played.messages[:2]
+
+
+def test_the_same_request_twice_is_sampled_twice() -> None:
+    engine = FakeEngine(["one", "another"])
+
+    def agent(episode: Episode) -> None:
+        answers = [ask(episode, episode.messages)["content"] for _ in range(2)]
+        assert answers == ["one", "another"]
+
+    played = play(agent, engine=engine)
+    assert engine.requests[0] == engine.requests[1]
+    assert len(played.traces) == 2
+    sampled_once(played)
+
+
+def test_requests_at_the_same_time() -> None:
+    def agent(episode: Episode) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, episode, [user(f"question {n}")]) for n in range(40)]
+            assert {one.result()["content"] for one in asked} == {"answer"}
+
+    played = play(agent, "answer", budget={"max_turns": 40})
+    assert len(played.traces) == played.turns == 40
+    sampled_once(played)
+
+
+def test_an_interrupted_turn_goes_on_where_it_was() -> None:
+    engine = PieceEngine(("on", Finish.ABORT), ("e\0", Finish.STOP), ("two\0", Finish.STOP))
+
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages))
+        assert first["content"] == "one"
+        ask(episode, [*episode.messages, first, user("and?")])
+
+    played = play(agent, engine=engine)
+    assert [text_of(event.ids) for event in played.events if isinstance(event, Sampled)] == ["on", "e", "two"]
+    assert sum(isinstance(event, Observed) for event in played.events) == 2
+    sampled_once(played)
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1, max_size=15))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_every_request_is_the_conversation_that_was_asked_for(moves: list[tuple[int, int, bool]]) -> None:
+    """`moves`: which conversation to go on with, at which of its turns, and whether to edit its beginning."""
+    engine = FakeEngine([f"t{n}" for n in range(20)])
+    wanted: list[str] = []
+
+    def agent(episode: Episode) -> None:
+        known: list[list[dict[str, Any]]] = [[dict(message) for message in episode.messages]]
+        for n, (which, at, edited) in enumerate(moves):
+            messages = list(known[which % len(known)])
+            ends = [m for m, message in enumerate(messages) if message["role"] == "assistant"]
+            if ends:
+                messages = [*messages[: ends[at % len(ends)] + 1], user(f"reply {n % 3}")]
+            if edited:
+                messages[0] = {"role": "system", "content": f"edited {n % 2}"}
+            wanted.append(conversation(messages))
+            known.append([*messages, said(ask(episode, messages))])
+
+    played = play(agent, engine=engine)
+    assert [text_of(ids) for ids in engine.requests] == wanted
+    sampled_once(played)
+    for trace in played.segments():
+        assert text_of(trace.prompt_ids + trace.response_ids).startswith("[")

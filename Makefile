@@ -79,7 +79,7 @@ $(VENV)/.learn: pyproject.toml | $(VENV)/.pip
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
-	@echo "Installing rollq with the tau2 tasks and the test tools (about 700 MB, minutes) ..."
+	@echo "Installing rollq with the tau2 tasks and the test tools (about 900 MB, minutes) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2,metrics,traces]' --group test --group lint
 	@touch $@ $(VENV)/.demo
 

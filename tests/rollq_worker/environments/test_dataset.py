@@ -72,12 +72,12 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    monkeypatch.setenv(files.FILES.variable, "")
     names = [files.add_file(f"{path}{reward}") for reward in ("", ":exact", ":number")]
     assert names[0] == names[1] and names[0].startswith("maths@") and names[2].startswith("maths.number@")
-    assert files.file_of(names[2]).load()(None).splits() == {"train": 3}
+    assert files.load_of(files.FILES.of(names[2]))(None).splits() == {"train": 3}
     with pytest.raises(JobFailure, match=r"there is no reward 'nearly' of answers; there are exact, number, boxed"):
-        files.file_of(files.add_file(f"{path}:nearly")).load()
+        files.load_of(files.FILES.of(files.add_file(f"{path}:nearly")))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "_domains", {})
     monkeypatch.setattr(environments, "_locks", {})
-    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    monkeypatch.setenv(files.FILES.variable, "")
 
 
 class Package:
@@ -52,7 +52,7 @@ DOMAIN = """
 calls = []
 class Domain:
     name, version = "d", "1"
-    def splits(self): return {}
+    def splits(self): return {"train": 1}
     def task(self, split, index): ...
     def open(self, split, index, args): ...
 def load(variant):
@@ -194,7 +194,7 @@ def flaky(variant):
     package.install("flaky", DOMAIN + flaky, "flaky = flaky:flaky")
     for name, words in (
         ("broken", r"'broken' \(broken:load\): ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
-        ("odd", "odd:load returned no Domain, it lacks name, version, splits, task, open"),
+        ("odd", "odd:load returned no Domain: a int lacks name, version, splits, task, open"),
         ("lost", "'lost' .*AttributeError"),
         ("flaky", "'flaky' .*ZeroDivisionError"),
     ):

@@ -10,6 +10,7 @@ import pytest
 from rollq.errors import JobFailure
 from rollq_worker.environments import domain, files, names
 from rollq_worker.failures import ForOtherWorkers
+from rollq_worker.named_files import DIGITS
 
 GAME = """
 from dataclasses import dataclass
@@ -27,6 +28,21 @@ def load(variant):
 def broken(variant):
     raise RuntimeError("no data")
 
+def bare(variant):
+    return Game
+
+def nothing(variant):
+    return None
+
+def changed(**fields):
+    game = Game()
+    vars(game).update(fields)
+    return game
+
+def unnamed(variant): return changed(version=1)
+def empty(variant): return changed(splits=lambda: {"train": 0})
+def listed(variant): return changed(splits=lambda: [2])
+
 number = 7
 """
 
@@ -34,7 +50,7 @@ number = 7
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of one test is known to the next one."""
-    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    monkeypatch.setenv(files.FILES.variable, "")
     monkeypatch.setattr("rollq_worker.environments._domains", {})
 
 
@@ -47,9 +63,9 @@ def game(tmp_path: Path) -> Path:
 
 def test_a_name_has_the_hash_of_the_file(game: Path) -> None:
     name = files.add_file(f"{game}:load")
-    assert name.partition("@")[0] == "game" and len(name) == len("game@") + files.DIGITS
+    assert name.partition("@")[0] == "game" and len(name) == len("game@") + DIGITS
     assert files.add_file(str(game)) == name  # `load` is the default
-    assert os.environ[files.FILES_VARIABLE] == f"{game}:load"
+    assert os.environ[files.FILES.variable] == f"{game}:load"
     assert name in names()
     assert domain(name).version == "game 1"
     assert domain(name) is domain(name)
@@ -72,6 +88,49 @@ def test_only_the_same_file_is_played(game: Path) -> None:
     game.write_text(GAME + "# changed after the name was made\n")
     with pytest.raises(ForOtherWorkers, match=f"{name}.*no such file here, but game@"):
         domain(name)
+    game.unlink()
+    with pytest.raises(ForOtherWorkers, match=r"no such file here, and the environment '.*' cannot be read"):
+        domain(name)
+
+
+def test_what_is_run_is_what_has_the_name(game: Path) -> None:
+    """Also when the file changes between the two, or a compiled file of another version has the same time and size."""
+    first = files.add_file(str(game))
+    assert domain(first).version == "game 1"
+    at = game.stat()
+    game.write_text(GAME.replace("game 1", "game 2"))
+    os.utime(game, ns=(at.st_atime_ns, at.st_mtime_ns))
+    second = files.add_file(str(game))
+    assert second != first and domain(second).version == "game 2"
+    found = files.FILES.of(second)
+    game.write_text(GAME)
+    with pytest.raises(ForOtherWorkers, match="has changed since"):
+        files.load_of(found)
+
+
+def test_another_file_that_cannot_be_read_does_no_harm(game: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(GAME)
+    files.add_file(str(other))
+    name = files.add_file(str(game))
+    other.unlink()
+    assert domain(name).version == "game 1"
+    assert name in names()
+
+
+def test_a_link_has_its_own_name(game: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.py"
+    link.symlink_to(game)
+    name = files.add_file(str(link))
+    assert name.startswith("link@") and domain(name).version == "game 1"
+
+
+def test_a_file_beside_it_is_not_imported(game: Path, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("number = 7\n")
+    game.write_text("import helper\n" + GAME)
+    name = files.add_file(str(game))
+    with pytest.raises(JobFailure, match=r"game\.py imports helper\.py from beside it.*rollq env new"):
+        domain(name)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +140,12 @@ def test_only_the_same_file_is_played(game: Path) -> None:
         ("number", r"game\.py has no function 'number'"),
         ("broken", r"game\.py:broken\): RuntimeError: no data"),
         ("dataclass", r"game\.py:dataclass"),
+        ("Game", r"game\.py:Game\): TypeError"),
+        ("bare", r"returned the class Game, not an object of it"),
+        ("nothing", r"no Domain: a NoneType lacks name, version, splits, task, open"),
+        ("unnamed", r"a Domain whose version is 1, not a text"),
+        ("empty", r"a Domain whose splits\(\) are \{'train': 0\}"),
+        ("listed", r"a Domain whose splits\(\) are \[2\]"),
     ],
 )
 def test_a_function_that_returns_no_domain(game: Path, function: str, message: str) -> None:
@@ -89,18 +154,28 @@ def test_a_function_that_returns_no_domain(game: Path, function: str, message: s
         domain(name)
 
 
-def test_a_file_that_cannot_be_run(game: Path) -> None:
-    game.write_text("import no_such_module_of_mine\n")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import no_such_module_of_mine", r"ModuleNotFoundError.*no_such_module_of_mine"),
+        ("import sys; sys.exit(3)", r"game\.py:load\): SystemExit: 3"),
+        ("def", r"game\.py:load\): SyntaxError"),
+        ("x = '\udce9'", r"game\.py:load\): SyntaxError"),
+        ("x = '\0'", r"game\.py:load\): "),
+    ],
+)
+def test_a_file_that_cannot_be_run(game: Path, code: str, says: str) -> None:
+    game.write_bytes(code.encode("utf-8", "surrogateescape"))
     name = files.add_file(str(game))
     for _ in range(2):  # a half-made module is not kept
-        with pytest.raises(JobFailure, match=r"ModuleNotFoundError.*no_such_module_of_mine"):
+        with pytest.raises(JobFailure, match=says):
             domain(name)
 
 
-@pytest.mark.parametrize("path", ["none.py", "a b.py", ".py", "folder.py"])
+@pytest.mark.parametrize("path", ["none.py", "a b.py", ".py", "folder.py", "a,b/game.py"])
 def test_a_wrong_path(tmp_path: Path, path: str) -> None:
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "a b.py").write_text(GAME)
     (tmp_path / ".py").write_text(GAME)
-    with pytest.raises(JobFailure, match=r"cannot be read|must match"):
+    with pytest.raises(JobFailure, match=r"cannot be read|must match|has a comma"):
         files.add_file(str(tmp_path / path))

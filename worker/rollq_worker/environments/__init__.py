@@ -5,13 +5,14 @@ without one) and returns a Domain. The built-in names are entry points too, decl
 first use, once in each process. This module knows no environment's package. `files` has the environments without one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from threading import Lock
 from typing import Any, NamedTuple
 
 from rollq.errors import JobFailure, RollqError
-from rollq_worker.environments.files import file_of, known_files
+from rollq_worker.environments.files import FILES, load_of
 from rollq_worker.protocols import Domain
 
 GROUP = "rollq.environments"
@@ -28,6 +29,10 @@ BUILTIN = tuple(
 )
 
 
+DOMAIN = ("name", "version", "splits", "task", "open")
+"""What a Domain has."""
+
+
 class _Source(NamedTuple):
     """What makes a domain."""
 
@@ -42,7 +47,7 @@ _locks: dict[str, Lock] = {}
 
 def names() -> list[str]:
     """The names of all environments, also of those whose package is not installed."""
-    return sorted({*_entries(), *(file.name for file in known_files())})
+    return sorted({*_entries(), *(file.name for file in FILES.known())})
 
 
 def domain(name: str) -> Domain:
@@ -76,8 +81,8 @@ def _find(name: str) -> _Source:
     """The file `game@HASH`, or an entry point: `tau2:retail` is looked up first, then `tau2`; the variant is `retail`
     in both cases."""
     if "@" in name:
-        file = file_of(name)
-        return _Source(file.load, None, f"{file.path.name}:{file.function}")
+        file = FILES.of(name)
+        return _Source(partial(load_of, file), None, f"{file.path.name}:{file.part}")
     entries = _entries()
     base, colon, variant = name.partition(":")
     claims = entries.get(name) or (entries.get(base) if variant or not colon else None)
@@ -94,11 +99,31 @@ def _find(name: str) -> _Source:
 
 def _load(name: str, source: _Source) -> Domain:
     try:
-        loaded: Domain = source.load()(source.variant)
+        loaded = source.load()(source.variant)
+        problem = _wrong(loaded)
     except RollqError:
         raise
-    except Exception as error:  # other people's code
+    except (Exception, SystemExit) as error:  # other people's code
         raise JobFailure(f"environment {name!r} ({source.where}): {type(error).__name__}: {error}") from error
-    if missing := [part for part in ("name", "version", "splits", "task", "open") if not hasattr(loaded, part)]:
-        raise JobFailure(f"environment {name!r}: {source.where} returned no Domain, it lacks {', '.join(missing)}")
-    return loaded
+    if problem:
+        raise JobFailure(
+            f"environment {name!r}: {source.where} returned {problem} (docs/environments.md has an example)"
+        )
+    domain: Domain = loaded
+    return domain
+
+
+def _wrong(loaded: Any) -> str:
+    """Why this is no Domain; empty for one."""
+    if isinstance(loaded, type):
+        return f"the class {loaded.__name__}, not an object of it"
+    if missing := [part for part in DOMAIN if not hasattr(loaded, part)]:
+        return f"no Domain: a {type(loaded).__name__} lacks {', '.join(missing)}"
+    for part in ("name", "version"):
+        if not isinstance(value := getattr(loaded, part), str):
+            return f"a Domain whose {part} is {value!r:.60}, not a text"
+    splits = loaded.splits()
+    counts = splits.values() if isinstance(splits, Mapping) else ()
+    if not counts or not all(type(count) is int and count > 0 for count in counts):
+        return f"a Domain whose splits() are {splits!r:.200}, not the number of tasks of each split"
+    return ""

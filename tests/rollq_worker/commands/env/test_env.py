@@ -157,7 +157,7 @@ def test_a_new_environment_passes_its_own_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(files.FILES_VARIABLE, "")
+    monkeypatch.setenv(files.FILES.variable, "")
     assert cli.main(["env", "new", "words"]) == 0
     assert "rollq env check words/words.py" in capsys.readouterr().out
     assert "NAME" not in "".join(path.read_text() for path in Path("words").iterdir())

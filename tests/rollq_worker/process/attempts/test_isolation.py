@@ -15,6 +15,7 @@ import pytest
 from rollq.errors import EnvironmentFailure, FailureClass, Fenced, JobFailure, UserFailure
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
+from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
@@ -65,6 +66,12 @@ def play(environment: Any, task: Any) -> tuple[list[str], float]:
         seen.append(observation.text)
     assert observation.done
     return seen, environment.grade().reward
+
+
+def test_a_file_that_is_not_here_leaves_the_job_to_other_workers(isolation: Isolation) -> None:
+    opened = isolation.open("game@0123456789ab", "train", 0, {}, nothing)
+    with pytest.raises(ForOtherWorkers, match="there is no such file here"), opened:
+        pass
 
 
 @pytest.mark.parametrize("index", [0, 3])

@@ -2,13 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.flags.shared import Commands, add_json, environment, tasks
-from rollq.errors import RollqError, SettingsError
+from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.job import NAME
 from rollq_worker.commands.environment_names import load_domain, task_count
@@ -57,11 +57,8 @@ def _help(parser: argparse.ArgumentParser) -> Any:
 def _list(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.environments import BUILTIN, GROUP
-        from rollq_worker.environments.files import known_files
-    try:
-        found = {file.name: f"{file.path}:{file.function}" for file in known_files()}
-    except RollqError as e:
-        raise SettingsError(str(e)) from e
+        from rollq_worker.environments.files import FILES
+    found = {file.name: file.given for file in FILES.known()}
     found |= {entry.name: entry.dist.name if entry.dist else entry.value for entry in entry_points(group=GROUP)}
     found |= {entry.name: "rollq" for entry in BUILTIN}
     if args.json:
@@ -79,12 +76,6 @@ def _check(args: argparse.Namespace) -> int:
     from rollq_worker.commands.env.check import check_environment, chosen
 
     splits = domain.splits()
-    if (
-        not isinstance(splits, dict)
-        or not splits
-        or not all(type(count) is int and count > 0 for count in splits.values())
-    ):
-        raise SettingsError(f"{args.env}: splits() must return the number of tasks by split, not {splits!r:.200}")
     split = args.split or next(iter(splits))
     count = task_count(args.env, split)
     indices: Sequence[int] = args.tasks or chosen(count)
@@ -100,7 +91,7 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
-def _as_text(env: str, split: str, splits: dict[str, int], report: "Report") -> list[str]:
+def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") -> list[str]:
     lines = [f"{env}: {', '.join(f'{name} ({tasks} tasks)' for name, tasks in splits.items())}"]
     lines += [f"BAD   {problem}" for problem in report.problems]
     lines += [f"note  {note}" for note in report.notes]

@@ -32,6 +32,7 @@ from rollq.errors import EnvironmentFailure, RolloutFailure
 from rollq.job import Json
 from rollq.processes.child import PR_SET_PDEATHSIG, Watchdog
 from rollq_worker.environments import domain
+from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.protocols import Action, Grade, Observation, User
 
 CHECK_S = 0.25
@@ -230,7 +231,7 @@ def _serve(pipe: Connection, name: str, split: str, task: int, args: Mapping[str
                     _send(pipe, "done", environment.step(argument))
                 case "grade":
                     _send(pipe, "done", environment.grade())
-    except RolloutFailure as e:
+    except (RolloutFailure, ForOtherWorkers) as e:
         _send(pipe, "failed", (type(e), str(e), traceback.format_exc()))
     except BaseException as e:  # any exception ends this process only
         _send(pipe, "failed", (EnvironmentFailure, f"{type(e).__name__}: {e}", traceback.format_exc()))

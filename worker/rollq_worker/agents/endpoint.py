@@ -84,12 +84,9 @@ class _Served:
         def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
 
-        self._web = web.Server(self._handle, request_factory=request, access_log=None)
-        self._server = await loop.create_server(self._connection, HOST, 0)
+        self._web = _LimitedServer(self._handle, request_factory=request, access_log=None)
+        self._server = await loop.create_server(self._web, HOST, 0)
         return int(self._server.sockets[0].getsockname()[1])
-
-    def _connection(self) -> asyncio.Protocol:
-        return _Refused() if len(self._web.connections) >= CONNECTIONS else self._web()
 
     async def stop(self) -> None:
         self._server.close()
@@ -158,12 +155,13 @@ class _Served:
             raise RequestRefused("the episode is over", code="episode_over", status=503) from e
 
 
-class _Refused(asyncio.Protocol):
-    """A connection above CONNECTIONS is cut."""
+class _LimitedServer(web.Server):
+    """Cuts connections above CONNECTIONS."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "it is a connection"
-        transport.abort()
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
 
 
 async def _json(request: web.BaseRequest) -> Any:

@@ -34,6 +34,8 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHON
 """The environment variables of the worker that a command has too. Others may hold passwords."""
 KEPT_OUTPUT = 4000
 """Number of characters that are kept of the end of a command's output."""
+GRACE_S = 0.5
+"""Seconds for which an agent is given to end by itself."""
 STOP_S = 3.0
 """Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
 
@@ -128,7 +130,7 @@ class AgentThread:
         return self._answer
 
     def stop(self) -> None:
-        if self._over.is_set():
+        if self._over.wait(GRACE_S):  # its requests are refused by now
             return
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)

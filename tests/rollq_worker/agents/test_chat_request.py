@@ -1,0 +1,148 @@
+"""What a request may ask for: carried out, or refused by name."""
+
+import inspect
+from typing import Any
+
+import pytest
+from openai.resources.chat.completions import Completions
+
+from rollq_worker.agents.chat_request import RequestRefused, chains, read_request
+
+ASK = {"messages": [{"role": "user", "content": "?"}]}
+
+
+def refused(**given: Any) -> RequestRefused:
+    with pytest.raises(RequestRefused) as caught:
+        read_request({**ASK, **given})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"prediction": {}}, "prediction"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"store": True}, "store"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"speed": 1}}, "stream_options"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
+        ({"messages": [{"role": "bot", "content": "I"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "?", "audio": {"id": 1}}]}, "messages[0].audio"),
+        ({"messages": [{"role": "user", "content": "?", "name": 5}]}, "messages[0].name"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}, ASK["messages"][0]]}, "messages[0]"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refused(**given).param == param
+
+
+@pytest.mark.parametrize(
+    "given", [{"temperature": -1}, {"top_p": 2}, {"stop": [""]}, {"seed": -1}, {"logit_bias": {"a": 1}}]
+)
+def test_values_that_the_engine_would_refuse(given: dict[str, Any]) -> None:
+    [name] = given
+    assert {"seed": "sampling_seed"}.get(name, name) in str(refused(**given))
+
+
+def test_every_parameter_of_the_openai_package_is_known_or_refused() -> None:
+    """A new release may ask for something new; it is then refused, never ignored."""
+    names = set(inspect.signature(Completions.create).parameters) - {
+        *("self", "messages", "extra_headers", "extra_query", "extra_body", "timeout")
+    }
+    assert {"temperature", "max_completion_tokens", "tools"} <= names
+    for name in names:
+        odd: Any = {"surely": ["not", "this"]}
+        if name in ("model", "user", "metadata", "safety_identifier", "prompt_cache_key"):
+            read_request({**ASK, name: "a label"})
+        else:
+            assert name.split("_")[0] in str(refused(**{name: odd})) or name == "seed"
+
+
+def test_messages_in_normal_form() -> None:
+    read = read_request(
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "refusal": None,
+                    "audio": None,
+                    "annotations": [],
+                    "tool_calls": [
+                        {"id": "a", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": "x"},
+            ],
+            "temperature": None,
+        }
+    )
+    assert read.messages == [
+        {"role": "system", "content": "be kind"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
+    assert read.asked == {}
+
+
+def turn(**more: Any) -> list[dict[str, Any]]:
+    call = {"id": "a", "function": {"name": "f", "arguments": more.pop("arguments", '{"x": 1}')}}
+    return [{"role": "assistant", "content": "said", "tool_calls": [call], **more}]
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (turn(content=" said\n"), True),
+        (turn(arguments='{"x":1}'), True),
+        (turn(reasoning_content="because"), True),
+        (turn(content="other"), False),
+        (turn(arguments='{"x": 2}'), False),
+        (turn(arguments="{"), False),
+        (turn(tool_calls=[]), False),
+    ],
+)
+def test_a_turn_that_comes_back_is_known(other: list[dict[str, Any]], same: bool) -> None:
+    assert (chains([], turn())[-1] == chains([], other)[-1]) is same
+
+
+def test_a_schema_for_the_reply_becomes_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    asked = read_request(
+        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    )
+    assert asked.asked == {"json_schema": '{"properties": {"a": {"type": "string"}}, "type": "object"}'}
+    assert read_request({**ASK, "response_format": {"type": "text"}}).asked == {}
+
+
+def test_no_tools_when_none_may_be_called() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    assert read_request({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
+    assert read_request({**ASK, "tools": [tool]}).tools == [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    ]

@@ -22,7 +22,18 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 def job(**options: Any) -> Job:
     budget = Budget(**{"max_turns": 20, "max_tokens": 10_000, "max_new_tokens": 500, **options.pop("budget", {})})
-    return Job(run="r", group="g", env="fake", split="train", task=0, agent="program", budget=budget, **options)
+    return Job(
+        **{
+            "run": "r",
+            "group": "g",
+            "env": "fake",
+            "split": "train",
+            "task": 0,
+            "agent": "program",
+            "budget": budget,
+            **options,
+        }
+    )
 
 
 def play(

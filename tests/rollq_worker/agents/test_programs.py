@@ -1,0 +1,275 @@
+"""Agents as functions and as commands: how they are found, started, stopped, and what they are told."""
+
+import os
+import stat
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.errors import AgentFailure, JobFailure
+from rollq.job import History
+from rollq.trajectory import Stop, Trajectory
+from rollq_worker.agents import known_agents
+from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
+from rollq_worker.agents.play import OUTPUT, play_with_agent
+from rollq_worker.agents.programs import KEPT_OUTPUT, Episode
+from rollq_worker.failures import Drained, ForOtherWorkers
+from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from tests.rollq_worker.agents.played import ENDPOINT, ask, job, play
+
+ASKS = """
+    import json, os, sys, urllib.request
+
+    def post(url, body):
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers)))
+
+    url, episode = os.environ["OPENAI_BASE_URL"], os.environ["ROLLQ_EPISODE_URL"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(known_agents.FILES_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., str]:
+    """Writes an agent's file and has this process know it. Returns its name."""
+
+    def write(text: str, name: str = "agent.py", function: str = "") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(ASKS if name.endswith(".py") and not function else "") + textwrap.dedent(text))
+        return add_file(f"{path}:{function}" if function else str(path))
+
+    return write
+
+
+def run(name: str, *texts: str, journal: FakeJournal | None = None, **args: Any) -> Trajectory:
+    if not ENDPOINT:
+        play(lambda episode: ask(episode, episode.messages) and None, "x")
+    played = job(agent=name, agent_args=args)
+    return play_with_agent(
+        played,
+        agent_starter(played),
+        ENDPOINT[0],
+        engine=FakeEngine(texts or ["hi"]),
+        renderer_of=lambda tools: FakeRenderer(),
+        environment=FakeEnvironment(),
+        user=FakeUser(("hello",)),
+        journal=journal or FakeJournal(),
+    )
+
+
+class TestCommands:
+    def test_it_asks_and_acts(self, written: Callable[..., str]) -> None:
+        name = written(
+            """
+            about = post(episode, None)
+            assert about["messages"][-1] == {"role": "user", "content": "hello"}, about
+            reply = post(url + "/chat/completions", {"messages": about["messages"], "tools": about["tools"]})
+            seen = post(episode + "/step", {"name": "add", "arguments": {"a": 1}})
+            assert seen == {"text": '{"a": 1}', "done": False}, seen
+            said = {"content": reply["choices"][0]["message"]["content"]}
+            seen = post(episode + "/step", {"name": "respond", "arguments": said})
+            assert seen["done"]
+            print("all done")
+            """
+        )
+        played = run(name)
+        assert (played.stop, played.reward, played.info) == (Stop.DONE, 1.0, {OUTPUT: "all done\n"})
+
+    def test_a_shell_script(self, written: Callable[..., str]) -> None:
+        python = sys.executable
+        name = written(
+            f"""
+            {python} - <<'E'
+            import json, os, urllib.request
+            body = json.dumps({{"messages": [{{"role": "user", "content": "?"}}]}}).encode()
+            head = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+            url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+            urllib.request.urlopen(urllib.request.Request(url, body, head))
+            E
+            """,
+            name="agent.sh",
+        )
+        assert run(name).turns == 1
+
+    def test_the_last_turn_is_the_answer_of_one_that_makes_no_step(self, written: Callable[..., str]) -> None:
+        name = written('post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})')
+        played = run(name, "forty-two")
+        acted = [event for event in played.events if type(event).__name__ == "Acted"]
+        assert acted[-1].action["arguments"] == {"content": "forty-two"}  # type: ignore[union-attr]
+
+    def test_one_that_fails_is_quoted(self, written: Callable[..., str]) -> None:
+        name = written('print("a hint"); sys.exit(7)')
+        with pytest.raises(AgentFailure, match=rf"the agent {name} exited with 7; its last output:\na hint"):
+            run(name)
+
+    def test_one_that_is_killed(self, written: Callable[..., str]) -> None:
+        with pytest.raises(AgentFailure, match="was ended by signal 9"):
+            run(written("import signal; os.kill(os.getpid(), signal.SIGKILL)"))
+
+    def test_one_that_cannot_start(self, tmp_path: Path) -> None:
+        path = tmp_path / "agent.sh"
+        path.write_text("#!/no/such/shell\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        with pytest.raises(AgentFailure, match="does not start"):
+            run(add_file(str(path)))
+
+    def test_endless_output_is_cut(self, written: Callable[..., str]) -> None:
+        name = written(
+            """
+            sys.stdout.write("x" * 5_000_000 + "the end")
+            post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})
+            """
+        )
+        output = run(name).info[OUTPUT]
+        assert len(output) == KEPT_OUTPUT
+        assert output.endswith("the end")
+
+    def test_it_does_not_see_the_workers_secrets(
+        self, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        name = written(
+            """
+            post(url + "/chat/completions", {"messages": [{"role": "user", "content": "?"}]})
+            print(sorted(os.environ))
+            print(dict(os.environ))
+            """
+        )
+        output = run(name, depth="3", n=4).info[OUTPUT]
+        assert "secret" not in output
+        assert "'ROLLQ_ARG_DEPTH': '3'" in output
+        assert "'ROLLQ_ARG_N': '4'" in output
+
+    def test_what_it_left_behind_ends_with_it(self, written: Callable[..., str], tmp_path: Path) -> None:
+        name = written(
+            f"""
+            import subprocess
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+            open("scratch", "w").write("x")
+            print(os.getcwd(), flush=True)
+            post(url + "/chat/completions", {{"messages": [{{"role": "user", "content": "?"}}]}})
+            os._exit(0)
+            """
+        )
+        played = run(name)
+        folder = Path(str(played.info[OUTPUT]).strip())
+        assert not folder.exists()
+        assert _is_gone(int((tmp_path / "pid").read_text()))
+
+    def test_one_that_does_nothing_ends_with_the_attempt(self, written: Callable[..., str], tmp_path: Path) -> None:
+        name = written(
+            f"""
+            open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+            import time; time.sleep(600)
+            """
+        )
+        with pytest.raises(Drained):
+            run(name, journal=FakeJournal(stop=Drained("stopping"), limit=0))
+        assert not (tmp_path / "pid").exists() or _is_gone(int((tmp_path / "pid").read_text()))
+
+
+class TestFunctions:
+    def test_one_in_a_file(self, written: Callable[..., str]) -> None:
+        name = written(
+            """
+            from tests.rollq_worker.agents.played import ask
+
+            def play(episode, greeting):
+                ask(episode, [{"role": "user", "content": greeting}])
+            """,
+            name="solver.py",
+            function="play",
+        )
+        assert name.startswith("solver.play@")
+        assert run(name, greeting="ahoi").messages[0]["content"] == "ahoi"
+
+    def test_its_answer_goes_to_the_environment(self) -> None:
+        environment = FakeEnvironment()
+
+        def agent(episode: Episode) -> str:
+            ask(episode, episode.messages)
+            return "my answer"
+
+        play(agent, "hi", environment=environment)
+        assert environment.actions[-1].arguments == {"content": "my answer"}
+
+    def test_another_answer_than_text(self) -> None:
+        with pytest.raises(AgentFailure, match="returned a int, not a string or None"):
+            play(lambda episode: ask(episode, episode.messages) and 5, "hi")
+
+    @pytest.mark.parametrize("args", [{}, {"gruss": "x"}, {"greeting": "x", "more": 1}])
+    def test_wrong_arguments(self, written: Callable[..., str], args: dict[str, Any]) -> None:
+        name = written("def play(episode, greeting): pass", name="solver.py", function="play")
+        with pytest.raises(JobFailure, match="with agent_args"):
+            run(name, **args)
+
+    @pytest.mark.parametrize(
+        "text", ["1 / 0", "def play(: pass", "import no_such_module", "raise SystemExit", "play = 5", ""]
+    )
+    def test_a_file_that_is_none(self, written: Callable[..., str], text: str) -> None:
+        with pytest.raises(JobFailure, match="solver"):
+            run(written(text, name="solver.py", function="play"))
+
+    def test_one_that_does_not_end_costs_its_own_job(self) -> None:
+        def agent(episode: Episode) -> None:
+            while True:
+                try:
+                    time.sleep(0.01)
+                except BaseException:  # what ends threads is caught, and thrown once
+                    return
+
+        with pytest.raises(Drained):
+            play(agent, "hi", journal=FakeJournal(stop=Drained("stopping"), limit=0))
+
+
+class TestNames:
+    def test_a_worker_without_the_file(self, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        name = written("", name="agent.sh")
+        other = written("# changed", name="agent.sh")
+        assert name != other
+        found = job(agent=name)
+        with pytest.raises(ForOtherWorkers, match=f"there is no such file here, but {other}"):
+            agent_starter(found)
+        assert "rollq worker --agent FILE" in check_agent(found)
+        monkeypatch.delenv(known_agents.FILES_VARIABLE)
+        with pytest.raises(ForOtherWorkers, match="there is no such file here; give every worker"):
+            agent_starter(found)
+
+    def test_an_unknown_one(self) -> None:
+        found = job(agent="telepathy")
+        with pytest.raises(JobFailure, match="agent 'telepathy' is unknown here; there are act, few-shot, react"):
+            agent_starter(found)
+
+    def test_history_that_is_rendered_again_is_not_for_programs(self, written: Callable[..., str]) -> None:
+        found = job(history=History.TEMPLATE, agent=written("", name="agent.sh"))
+        with pytest.raises(JobFailure, match="history=template is not for agent programs"):
+            agent_starter(found)
+
+    @pytest.mark.parametrize("text", ["/no/such.py:play", "/", "/tmp"])
+    def test_a_file_that_cannot_be_read(self, text: str) -> None:
+        with pytest.raises(JobFailure, match="cannot be read"):
+            add_file(text)
+
+
+def _is_gone(pid: int) -> bool:
+    for _ in range(500):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.01)
+    return False

@@ -22,6 +22,21 @@ ROWS = [
 ]
 
 
+ARGUMENTS = pyarrow.struct({"n": pyarrow.int64()})
+SCHEMA = {
+    "question": pyarrow.string(),
+    "prompt": pyarrow.list_(pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})),
+    "answer": pyarrow.string(),
+    "ground_truth": pyarrow.string(),
+    "system": pyarrow.string(),
+    "response": pyarrow.string(),
+    "calls": pyarrow.list_(pyarrow.struct({"name": pyarrow.string(), "arguments": ARGUMENTS})),
+    "labels": pyarrow.struct({"level": pyarrow.int64()}),
+    "extra": pyarrow.struct({"a": pyarrow.list_(pyarrow.binary())}),
+}
+"""Every row of a Parquet file has every column, and nulls where it has nothing."""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "maths.jsonl"
@@ -56,6 +71,13 @@ def test_a_reward_function_sees_the_answer_and_the_row(path: Path) -> None:
     assert played(domain, 0, "four!")[2] == Grade(0.5, {"level": 1})
 
 
+def test_a_reward_function_may_need_no_answer(path: Path) -> None:
+    path.write_text(json.dumps({"prompt": "Write a poem."}))
+    domain = load(path, reward=lambda answer, row: float("rose" in answer))
+    assert domain.task("train", 0).moves == ()
+    assert played(domain, 0, "A rose.")[2] == Grade(1.0)
+
+
 def test_a_file_for_each_split(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "test.jsonl"
     other.write_text(json.dumps(ROWS[1]))
@@ -67,8 +89,54 @@ def test_a_file_for_each_split(path: Path, tmp_path: Path) -> None:
 
 def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "maths.parquet"
-    parquet.write_table(pyarrow.table({"question": ["2+2?"], "answer": ["4"]}), path)
-    assert played(load(path), 0, " 4\n") == ("", "2+2?", Grade(1.0))
+    rows = [
+        {"question": "2+2?", "answer": "4", "system": "Add.", "calls": None, "labels": {"level": 1}},
+        {"question": "2+3?", "ground_truth": "5", "response": "5!", "calls": [{"name": "f", "arguments": {"n": 1}}]},
+        {"prompt": [{"role": "user", "content": "2+4?"}], "answer": "6", "extra": {"a": [b"x", None]}},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows, pyarrow.schema(SCHEMA)), path)
+    domain = load(path, system="Default.")
+    assert played(domain, 0, " 4\n") == ("Add.", "2+2?", Grade(1.0, {"labels": {"level": 1}}))
+    assert played(domain, 1, "5") == ("Default.", "2+3?", Grade(1.0))
+    assert played(domain, 2, "6") == ("Default.", "2+4?", Grade(1.0))
+    assert [len(domain.task("train", index).moves) for index in range(3)] == [1, 2, 1]
+    assert domain.task("train", 1).moves[-1] == Action(RESPOND, {"content": "5!"})
+    # A reward function may ask for a column that is null.
+    assert played(load(path, reward=lambda answer, row: float(row["response"] is None)), 0, "")[2].reward == 1.0
+
+
+def test_a_parquet_file_without_rows_or_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "maths.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([], pyarrow.schema(SCHEMA)), path)
+    with pytest.raises(JobFailure, match="has no rows"):
+        load(path)
+    path.write_text("[]")
+    with pytest.raises(JobFailure, match="cannot be read"):
+        load(path)
+
+
+@pytest.mark.parametrize("returned", [None, "1.0", "yes", object()])
+def test_what_is_no_reward_is_no_grade(path: Path, returned: Any) -> None:
+    domain = load(path, reward=lambda answer, row: returned)
+    with pytest.raises((TypeError, ValueError), match=r"not a number or a Grade|float\(\) argument"):
+        played(domain, 0, "4")
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "says"),
+    [
+        ("number", "none", "holds no number"),
+        ("number", "5 #### none", "holds no number"),
+        ("exact", " ", "an empty text"),
+        ("boxed", r"\boxed{ }", "nothing in its box"),
+    ],
+)
+def test_a_truth_that_nothing_can_be_compared_with_is_never_a_reward_of_0(
+    path: Path, reward: str, answer: str, says: str
+) -> None:
+    path.write_text(json.dumps({"prompt": "x", "answer": answer}))
+    with pytest.raises(JobFailure, match=says):
+        load(path, reward=reward).task("train", 0)
 
 
 def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +159,6 @@ def test_a_dataset_is_an_environment_by_its_file(path: Path, monkeypatch: pytest
         (number, "4", "4 #### 5", 0),
         (number, "minus -7.", "-7", 1),
         (number, "none", "5", 0),
-        (number, "5", "none", 0),
         (number, ".5", "0.50", 1),
         (boxed, r"so \boxed{3} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}", 1),
         (boxed, r"\boxed{\dfrac{1}{2}}", r"It is $\boxed{\tfrac{1}{2}}$", 1),
@@ -110,7 +177,9 @@ def test_graders(reward: Any, answer: str, truth: Any, earned: float) -> None:
     [
         ("", "has no rows"),
         ("{", r"maths\.jsonl:1 is no line of JSON"),
-        ('{"prompt": "x", "answer": "y"}\n[]', r"maths\.jsonl:2 .*not an object"),
+        ('{"prompt": "x", "answer": "y"}\n\n[]', r"maths\.jsonl:3 .*not an object"),
+        ("[" * 100_000, r"maths\.jsonl:1 is no line of JSON"),
+        ("\ufffe", r"maths\.jsonl:1 is no line of JSON"),
     ],
 )
 def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
@@ -122,8 +191,11 @@ def test_a_file_that_is_no_dataset(path: Path, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"answer": "y"}, "row train/0 has no prompt or question or problem; it has answer"),
-        ({"prompt": "x"}, "row train/0 has no answer or ground_truth or solution"),
+        ({"answer": "y"}, "the row has no prompt or question or problem; it has answer"),
+        ({"prompt": "x"}, "has no answer or ground_truth or solution; it has prompt$"),
+        ({"prompt": "x", "answer": None}, "has no answer or ground_truth or solution; it has prompt$"),
+        ({"prompt": "x", "answer": "y", "calls": 7}, "calls are a list of objects with name and arguments, not 7"),
+        ({"prompt": "x", "answer": "y", "calls": [{"name": "f"}]}, "calls are a list of objects"),
         ({"prompt": "", "answer": "y"}, "must be texts"),
         ({"prompt": 7, "answer": "y"}, "must be texts"),
         ({"prompt": "x", "system": 7, "answer": "y"}, "must be texts"),

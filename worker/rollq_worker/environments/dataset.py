@@ -6,15 +6,18 @@
 
 A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the user's, perhaps behind a
 system message) and `answer`. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
-makes, and what it says if that is not the answer. What else a row has is for the reward function. It does not know how
-the file is named in a job.
+makes, and what it says if that is not the answer. `labels` come back in the grade's info. What else a row has is for
+the reward function. Of these fields null counts as none, as Parquet has it. This module does not know how the file is
+named in a job.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,10 @@ Reward = Callable[[str, Row], float | Grade]
 PROMPTS = ("prompt", "question", "problem")
 """Names of the field with the prompt. The first one that a row has counts."""
 ANSWERS = ("answer", "ground_truth", "solution")
+RESPONSES = ("response", *ANSWERS)
 NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+PARQUET_ROWS = 1000
+"""Number of rows that are decoded at a time."""
 _BOX = "\\boxed{"
 _SAME = (("\\left", ""), ("\\right", ""), ("\\!", ""), ("\\,", ""), ("dfrac", "frac"), ("tfrac", "frac"), ("$", ""))
 """What may be left out of a formula, and other ways to write the same."""
@@ -65,7 +71,10 @@ class Dataset:
     ) -> None:
         """`rows` are the rows of each split, as JSON."""
         self.name = "dataset"
-        self.version = f"dataset {sha256(b''.join(b''.join(part) for part in rows.values())).hexdigest()[:12]}"
+        digest = sha256()
+        for row in chain.from_iterable(rows.values()):
+            digest.update(row)
+        self.version = f"dataset {digest.hexdigest()[:12]}"
         self._rows = rows
         self._reward = reward
         self._system = system
@@ -75,50 +84,47 @@ class Dataset:
         return {split: len(rows) for split, rows in self._rows.items()}
 
     def task(self, split: str, index: int) -> Task:
-        where, row = self._row(split, index)
-        _, question = self._prompt(where, row)
-        answer = row.get("response", _field(where, row, ANSWERS))
+        row = self._row(split, index)
+        _, question = self._prompt(row)
+        if self._reward in REWARDS.values():
+            self._reward("", row)  # before anything is sampled for an answer that nothing can be compared with
+        response = _found(row, RESPONSES)
+        moves = () if response is None else (*_calls(row), Action(RESPOND, {"content": _as_text(response)}))
         return Task(
-            id=where,
+            id=f"{split}/{index}",
             hash=sha256(self._rows[split][index]).hexdigest()[:16],
             instruction=question,
             opening=question,
             replies=(STOP_MARKER,),
-            moves=(
-                *(Action(call["name"], call["arguments"]) for call in row.get("calls", ())),
-                Action(RESPOND, {"content": answer if isinstance(answer, str) else json.dumps(answer)}),
-            ),
+            moves=moves,
         )
 
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "Question":
         if args:
             raise JobFailure(f"a dataset takes no env_args, not {dict(args)!r:.200}")
-        where, row = self._row(split, index)
-        system, _ = self._prompt(where, row)
+        row = self._row(split, index)
+        system, _ = self._prompt(row)
         return Question(system, row, self._reward, self._tools() if self._tools else None)
 
-    def _row(self, split: str, index: int) -> tuple[str, Row]:
+    def _row(self, split: str, index: int) -> Row:
         rows = self._rows.get(split, ())
         if not 0 <= index < len(rows):
             have = ", ".join(f"{len(rows)} of {split!r}" for split, rows in self._rows.items())
             raise JobFailure(f"there is no row {index} of split {split!r}; there are {have}")
-        return f"{split}/{index}", json.loads(rows[index])
+        row: Row = json.loads(rows[index])
+        return row
 
-    def _prompt(self, where: str, row: Row) -> tuple[str, str]:
+    def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
-        found = _field(where, row, PROMPTS)
-        system = row.get("system", self._system)
+        found = _field(row, PROMPTS)
+        system = self._system if row.get("system") is None else row["system"]
         if isinstance(found, list):
             messages = [(m.get("role"), m.get("content")) for m in found if isinstance(m, dict)]
             if [role for role, _ in messages] not in (["user"], ["system", "user"]) or len(messages) < len(found):
-                raise JobFailure(
-                    f"row {where}: the prompt must be one message of the user's, after a system message or none"
-                )
+                raise JobFailure(f"the row's prompt must be one message of the user's, after a system message or none")
             system, found = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
         if not isinstance(found, str) or not found.strip() or not isinstance(system, str):
-            raise JobFailure(
-                f"row {where}: prompt and system prompt must be texts, not {found!r:.60} and {system!r:.60}"
-            )
+            raise JobFailure(f"the row's prompt and system prompt must be texts, not {found!r:.60} and {system!r:.60}")
         return system, found
 
 
@@ -144,7 +150,11 @@ class Question:
 
     def grade(self) -> Grade:
         found = self._reward(self._answer, self._row)
-        return found if isinstance(found, Grade) else Grade(float(found))
+        if found is None or isinstance(found, str):
+            raise TypeError(f"the reward function returned {found!r:.60}, not a number or a Grade")
+        grade = found if isinstance(found, Grade) else Grade(float(found))
+        labels = self._row.get("labels")
+        return grade if labels is None else replace(grade, info={"labels": labels, **grade.info})
 
     def close(self) -> None:
         if self._tools:
@@ -159,12 +169,17 @@ def exact(answer: str, row: Row) -> float:
 def number(answer: str, row: Row) -> float:
     """1.0 when the last number is that of the row's answer. What follows `####` there counts alone, as in GSM8K."""
     said, truth = NUMBER.findall(answer), NUMBER.findall(_truth(row).rpartition("####")[2])
-    return float(bool(said and truth) and _value(said[-1]) == _value(truth[-1]))
+    if not truth:
+        raise JobFailure(f"the row's answer holds no number: {_truth(row)!r:.100}")
+    return float(bool(said) and _value(said[-1]) == _value(truth[-1]))
 
 
 def boxed(answer: str, row: Row) -> float:
     """1.0 when the last \\boxed{...} holds the row's answer, as a text: `\\dfrac12` is not `0.5`."""
-    return float(_plain(_last_box(answer)) == _plain(_last_box(_truth(row))))
+    truth = _plain(_last_box(_truth(row)))
+    if not truth:
+        raise JobFailure(f"the row's answer has nothing in its box: {_truth(row)!r:.100}")
+    return float(_plain(_last_box(answer)) == truth)
 
 
 REWARDS: Mapping[str, Reward] = {"exact": exact, "number": number, "boxed": boxed}
@@ -183,36 +198,67 @@ def _reward(reward: str | Reward) -> Reward:
 def _read(path: Path) -> list[bytes]:
     """The rows as JSON. Raises JobFailure."""
     try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            return [json.dumps(row, default=str).encode() for row in parquet.read_table(path).to_pylist()]
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+        rows = list(_parquet(path) if path.suffix == ".parquet" else _lines(path))
     except ImportError as e:
         raise JobFailure(f"{path}: Parquet needs the package pyarrow: pip install 'rollq[parquet]'") from e
     except (OSError, ValueError) as e:
         raise JobFailure(f"the dataset {path} cannot be read: {e}") from e
-    for n, line in enumerate(lines, 1):
-        try:
-            if not isinstance(json.loads(line), dict):
-                raise ValueError("not an object")
-        except ValueError as e:
-            raise JobFailure(f"{path}:{n} is no line of JSON with the fields of a row: {e}") from e
-    if not lines:
+    if not rows:
         raise JobFailure(f"the dataset {path} has no rows")
-    return lines
+    return rows
 
 
-def _field(where: str, row: Row, names: Sequence[str]) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
-    raise JobFailure(f"row {where} has no {' or '.join(names)}; it has {', '.join(row) or 'nothing'}")
+def _parquet(path: Path) -> Iterator[bytes]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(PARQUET_ROWS):
+            for row in batch.to_pylist():
+                yield json.dumps(row, default=str).encode()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for n, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                if not isinstance(json.loads(line), dict):
+                    raise ValueError("not an object")
+            except (ValueError, RecursionError) as e:
+                raise JobFailure(f"{path}:{n} is no line of JSON with the fields of a row: {e}") from e
+            yield line.strip()
+
+
+def _found(row: Row, names: Sequence[str]) -> Any:
+    """The first of these fields that the row has; None without one."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _field(row: Row, names: Sequence[str]) -> Any:
+    if (found := _found(row, names)) is None:
+        have = ", ".join(name for name, value in row.items() if value is not None)
+        raise JobFailure(f"the row has no {' or '.join(names)}; it has {have or 'nothing'}")
+    return found
+
+
+def _calls(row: Row) -> Iterator[Action]:
+    calls = row.get("calls") or ()
+    for call in calls if isinstance(calls, list | tuple) else [calls]:
+        name, arguments = (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise JobFailure(f"the row's calls are a list of objects with name and arguments, not {call!r:.100}")
+        yield Action(name, arguments)
 
 
 def _truth(row: Row) -> str:
-    found = _field("of the dataset", row, ANSWERS)
-    return (found if isinstance(found, str) else json.dumps(found)).strip()
+    if text := _as_text(_field(row, ANSWERS)).strip():
+        return text
+    raise JobFailure("the row's answer is an empty text, which nothing can be compared with")
+
+
+def _as_text(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _value(text: str) -> Decimal:

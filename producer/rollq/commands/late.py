@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rollq.client.waits import explain
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.dead_jobs import age, columns
+from rollq.commands.dead_jobs import age, columns, first_line
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run, whole
 from rollq.export.transcript import clean
 from rollq.job import Purpose
@@ -61,10 +61,18 @@ def _described(group: OpenGroup) -> list[str]:
 
 
 def _table(jobs: Sequence[UnfinishedJob]) -> list[str]:
+    """A line for each job, and below it why its last attempt failed."""
     rows = [("JOB", "STATE", "ATTEMPT", "TURN", "PLAYED", "WORKER", "WAITS FOR")]
     for job in jobs:
         played = age(job.played_s) if job.state is State.LEASED else "-"
         waits = job.waits_for if job.waits_s is None else f"{job.waits_for} for {age(job.waits_s)}"
         numbers = str(job.attempt), str(job.turns), played
         rows.append((clean(job.job_id), job.state, *numbers, clean(job.worker or "-"), clean(waits)))
-    return columns(rows)
+    found: list[str] = []
+    title, *lines = columns(rows)
+    for line, job in zip(lines, jobs, strict=True):
+        found.append(line)
+        if job.failures:
+            times = "once" if job.failures == 1 else f"{job.failures} times"
+            found.append(f"  failed {times}, last by {first_line(job.last_failure)}")
+    return [title, *found]

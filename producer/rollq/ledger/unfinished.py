@@ -16,7 +16,7 @@ from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
 from rollq.ledger.workers.live_workers import (
     AWAY,
-    PAUSED,
+    READY,
     REGISTER_EVERY_S,
     SILENT_S,
     LiveWorker,
@@ -25,7 +25,10 @@ from rollq.ledger.workers.live_workers import (
 )
 
 _OF_GROUP = ("purpose", "size", "spare", "done", "at")
-_OF_JOB = ("state", "attempt", "worker", "claimed", "turned", *(f"fail:{failure}" for failure in FailureClass))
+_OF_JOB = (
+    *("state", "attempt", "worker", "claimed", "turned", "not_before", "class", "reason"),
+    *(f"fail:{failure}" for failure in FailureClass),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class UnfinishedJob:
     """Number of the last claim; 0: it was never claimed."""
     failures: int
     """Failures of earlier attempts."""
+    last_failure: str
+    """Class and reason of the last one, without its traceback; empty without one."""
     turns: int
     """Turns in its journal."""
     worker: str
@@ -87,10 +92,8 @@ def _group(
     pipe = reader.redis.pipeline(transaction=False)
     for id in ids:
         pipe.hmget(reader.keys.job(id), _OF_JOB)
-        pipe.zscore(reader.keys.queued, id)
-    read = reader.scripts.guard(key, pipe.execute)
-    members = zip(ids, read[::2], read[1::2], strict=True)
-    jobs = [_job(id, raw, due, workers, now) for id, raw, due in members if raw[0] in (b"queued", b"leased")]
+    members = zip(ids, reader.scripts.guard(key, pipe.execute), strict=True)
+    jobs = [_job(id, raw, workers, now) for id, raw in members if raw[0] in (b"queued", b"leased")]
     return OpenGroup(
         group=name,
         purpose=purpose,
@@ -101,23 +104,34 @@ def _group(
     )
 
 
-def _job(id: str, raw: list[Any], due: float | None, workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
-    state, attempt, worker, claimed, turns, *failures = raw
+def _job(id: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
+    state, attempt, worker, claimed, turns, not_before, failure, reason, *failures = raw
     leased = state == b"leased"
     playing = (worker or b"").decode("utf-8", "replace") if leased else ""
     failed = sum(int(count or 0) for count in failures)
-    what, seconds = _played(id, playing, workers) if leased else _queued(due, failed, now)
+    what, seconds = _played(id, playing, workers) if leased else (_queued(float(not_before or 0.0) - now), None)
     return UnfinishedJob(
         job_id=id,
         state=State.LEASED if leased else State.QUEUED,
         attempt=int(attempt or 0),
         failures=failed,
+        last_failure=failure_line(failure, reason) if failed else "",
         turns=int(turns or 0),
         worker=playing,
         played_s=now - float(claimed or now) if leased else 0.0,
         waits_for=what,
         waits_s=seconds,
     )
+
+
+def failure_line(failure: bytes | None, reason: bytes | None) -> str:
+    """Class and first line of the reason of a job's last failure, as its record has them."""
+    first, *_ = _text(reason).strip().splitlines() or [""]
+    return f"{_text(failure)}: {first}"
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
@@ -136,10 +150,9 @@ def _state_of_engines(worker: LiveWorker) -> str:
     """Why none of them generates, in brackets; empty when one may."""
     if worker.engine == AWAY:
         return " (away)"
-    return " (paused)" if worker.engines and all(engine.state == PAUSED for engine in worker.engines) else ""
+    states = {engine.state for engine in worker.engines}
+    return f" ({', '.join(sorted(states))})" if states and READY not in states else ""
 
 
-def _queued(due: float | None, failed: int, now: float) -> tuple[str, float | None]:
-    if failed and due is not None and due > now:
-        return f"queue, not before {due - now:.0f} s have passed (after a failure)", None
-    return "queue", None
+def _queued(backoff_s: float) -> str:
+    return f"queue, not before {backoff_s:.0f} s have passed (after a failure)" if backoff_s > 0 else "queue"

@@ -10,7 +10,7 @@ import pytest
 from rollq.client import waits
 from rollq.client.client import Client
 from rollq.client.waits import WaitLog, explain, facts, holdup, other_runs
-from rollq.errors import PullTimeout
+from rollq.errors import FailureClass, PullTimeout
 from rollq.job import Purpose
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.keys import RUNS
@@ -20,6 +20,7 @@ from rollq.ledger.workers.live_workers import (
     PAUSED,
     READY,
     SILENT_S,
+    STALLED,
     EngineUse,
     LiveWorker,
     Wait,
@@ -211,6 +212,9 @@ class TestWorkers:
         live(ledger, engines=(used("http://a", PAUSED), used("http://b", AWAY)))
         said = explain(client.reader, **side)
         assert "the engine at http://a is paused, as for new weights. If no update is under way, repeat" in said
+        live(ledger, engines=(used("http://a", STALLED),))
+        said = explain(client.reader, **side)
+        assert "the engine at http://a has requests and generates nothing. It may be paused, as for new weights" in said
         live(ledger, "v", engines=(used("http://a", PAUSED), used("http://c", READY)))
         assert explain(client.reader, **side) == ""
 
@@ -219,6 +223,26 @@ class TestWorkers:
         live(ledger)
         ledger.redis.zadd(ledger.keys.queued, {"r/g/0": reader(ledger).scripts.now() - 40})
         assert "for 40 s no message of a queued job has reached the broker: check" in explain(client.reader, **side)
+
+    def test_what_was_interrupted_is_not_late(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        """It is due at once, and no time says since when."""
+        ledger.submit(group())
+        live(ledger)
+        held = claim(ledger, "r/g/0")
+        ledger.fail(held.job.id, held.lease, FailureClass.ENV, "it broke")
+        assert 0 < float(ledger.redis.zscore(ledger.keys.queued, "r/g/0") or 0) < 1
+        assert explain(client.reader, **side) == ""
+
+    def test_workers_that_cannot_register_are_not_called_dead(
+        self, client: Client, ledger: Ledger, side: dict[str, int]
+    ) -> None:
+        ledger.submit(group())
+        claim(ledger, "r/g/0")
+        ledger.redis.config_set("maxmemory", 1)
+        try:
+            assert "1 being played: Redis is out of memory (" in explain(client.reader, **side)
+        finally:
+            ledger.redis.config_set("maxmemory", 0)
 
     def test_they_get_no_messages(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
@@ -271,9 +295,22 @@ class TestOrdinaryWaits:
         assert "All 4 slots are taken: another worker, or a larger -c, would help" in holdup(client.reader)
         live(ledger, busy=2, engines=(used("http://a", READY, 2, limit=2), used("http://b", AWAY, 0, limit=4)))
         said = holdup(client.reader)
-        assert "Away: http://b. The engines have as many episodes as they can serve, 2 by their load: another" in said
+        assert "Of 2 engines, 1 generate nothing: http://b (away). The engines have as many episodes as they" in said
+        assert "can serve, 2 by their load: another engine would help, another worker would not" in said
         live(ledger, busy=1, engines=(used("http://a", READY, 1, limit=4),))
         assert holdup(client.reader).endswith("`rollq late --run r` shows the oldest")
+
+    def test_jobs_that_fail_again_and_again_say_why(self, client: Client, ledger: Ledger) -> None:
+        ledger.submit(group("g", size=3))
+        live(ledger, busy=1)
+        reason = "user endpoint 'local' answered 429\nTraceback"
+        for lease in [claim(ledger, f"r/g/{n}") for n in (0, 1)]:
+            ledger.fail(lease.job.id, lease.lease, FailureClass.USER, reason)
+        said = holdup(client.reader)
+        assert "Of 3 jobs that were looked at, 2 have failed before, r/g/" in said
+        assert said.endswith(" by user: user endpoint 'local' answered 429. `rollq late --run r` shows others")
+        claim(ledger, "r/g/2")  # what is played counts, if anything is
+        assert "have failed before" not in holdup(client.reader)
 
     def test_the_problem_of_either_purpose_comes_first(self, client: Client, ledger: Ledger) -> None:
         finish_groups(ledger, "a")

@@ -7,11 +7,12 @@ import pytest
 
 from rollq import cli
 from rollq.errors import FailureClass
+from rollq.ledger.constants import CONFIRMED_S
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import AWAY, READY, LiveWorker, Wait, register
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.groups import finish_groups
-from tests.rollq.samples import claim, group
+from tests.rollq.samples import claim, group, reader
 
 WORKER = LiveWorker(name="w", queues=("rollq",), tokenizer="t1", template="c1", engine=READY, slots=4, busy=2)
 
@@ -62,6 +63,21 @@ def test_an_engine_that_is_away_and_a_failed_job_are_named(
     assert found[played.job.id] == "engine (away) for 31s"
     assert found[quick.job.id] == "no wait of more than 5 s"
     assert found[failed.job.id].startswith("queue, not before ") and "after a failure" in found[failed.job.id]
+
+
+def test_a_failed_job_says_why_and_its_message_is_no_backoff(
+    redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.submit(group("g", size=2))
+    failed = claim(ledger, "r/g/0")
+    ledger.fail(failed.job.id, failed.lease, FailureClass.ENV, "it broke\nTraceback")
+    now = float(reader(ledger).scripts.now())
+    ledger.redis.zadd(ledger.keys.queued, {"r/g/0": now + CONFIRMED_S})  # the message is at the broker
+    said = late(redis_url, capsys)
+    assert rows(said)["r/g/0"] == "queue"
+    assert "    failed once, last by env: it broke\n" in said and "Traceback" not in said
+    job = json.loads(late(redis_url, capsys, "--json"))["groups"][0]["jobs"][0]
+    assert (job["failures"], job["last_failure"]) == (1, "env: it broke")
 
 
 def test_as_json_and_with_nothing_open(

@@ -9,6 +9,7 @@ import pytest
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling import load_watch
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
+from rollq_worker.engine.scheduling.load_watch import Idle
 from rollq_worker.engine.scheduling.placement import Usage
 from tests.rollq_worker.engine.clients import generate
 from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
@@ -43,7 +44,7 @@ def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
 
     def is_paused() -> list[bool]:
         pool._loads.look(pool.engines[0])
-        return [paused for _, paused, _ in pool.usage()]
+        return [idle is Idle.PAUSED for _, idle, _ in pool.usage()]
 
     with scripted_engine(late, ready=ready) as engine, ThreadPoolExecutor(1) as thread:
         pool = EnginePool([engine.url], concurrency=4)

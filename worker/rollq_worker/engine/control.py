@@ -52,7 +52,7 @@ class EngineControl:
             return True
 
     def paused(self) -> bool:
-        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say."""
+        """Whether the engine says that it is paused. SGLang 0.5.15 and routers do not say; see `load_watch.Idle`."""
         try:
             return self._http.get("/ready", timeout_s=LOAD_TIMEOUT_S).status == 503
         except NoResponse:

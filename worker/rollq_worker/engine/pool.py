@@ -21,7 +21,7 @@ from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
 from rollq_worker.engine.quarantine import Check, SharedLock
-from rollq_worker.engine.scheduling.load_watch import LoadWatch
+from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement, Usage
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated, PromptImages, Routing
@@ -78,9 +78,9 @@ class EnginePool:
         """Seconds so far in which no engine was there, or suspects were sent alone. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
-    def usage(self) -> list[tuple[SGLangEngine, bool, Usage]]:
-        """Each engine, whether it is paused, and how it is used, for people."""
-        return [(each, self._loads.is_paused(each.url), self._placement.usage(each.url)) for each in self._engines]
+    def usage(self) -> list[tuple[SGLangEngine, Idle | None, Usage]]:
+        """Each engine, why it generates nothing (None: it does), and how it is used, for people."""
+        return [(each, self._loads.idle(each.url), self._placement.usage(each.url)) for each in self._engines]
 
     def update(self, urls: Collection[str]) -> None:
         """The engines are now those at these addresses. One that is no longer among them gets no new requests, and its

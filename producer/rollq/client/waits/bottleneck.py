@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rollq.client.waits.facts import Facts
-from rollq.ledger.workers.live_workers import AWAY, EngineUse, LiveWorker, Wait
+from rollq.ledger.workers.live_workers import AWAY, READY, EngineUse, LiveWorker, Wait
 
 LISTED = 3
 """Number of names of a kind that are said."""
+TAKEN = 0.9
+"""Share of the slots from which on they count as taken: there is always one between two jobs."""
 
 
 def bottleneck(facts: Facts) -> str:
@@ -29,7 +31,7 @@ def _played(f: Facts) -> str:
     waits = [wait for worker in f.able for wait in worker.waits if wait.job_id.startswith(f"{f.run}/")]
     if waits:
         text += f": {_kinds(waits)}; {_longest(waits)}"
-    return f"{text}. {_advice(f) if f.queued else f'`rollq late --run {f.run}` shows each of them'}"
+    return f"{text}. {_not_ready(f)}{_failing(f) or _advice(f)}"
 
 
 def _kinds(waits: Sequence[Wait]) -> str:
@@ -43,20 +45,38 @@ def _longest(waits: Sequence[Wait]) -> str:
     return f"{longest.job_id} has waited the longest, {longest.seconds:.0f} s for {longest.what}"
 
 
+def _not_ready(f: Facts) -> str:
+    """The engines that generate nothing, while others do."""
+    states = {engine.url: engine.state for worker in f.able for engine in worker.engines}
+    idle = sorted(f"{url} ({state})" for url, state in states.items() if state != READY)
+    return f"Of {len(states)} engines, {len(idle)} generate nothing: {listed(idle)}. " if idle else ""
+
+
+def _failing(f: Facts) -> str:
+    """Of jobs that fail again and again, one and why; empty when fewer than half of those that were looked at do."""
+    if len(f.failing) * 2 < max(f.looked_at, 1):
+        return ""
+    job, why = next(iter(f.failing.items()))
+    return (
+        f"Of {f.looked_at} jobs that were looked at, {len(f.failing)} have failed before, {job} by {why}."
+        f" `rollq late --run {f.run}` shows others"
+    )
+
+
 def _advice(f: Facts) -> str:
     """What keeps the queued jobs waiting."""
+    if not f.queued:
+        return f"`rollq late --run {f.run}` shows each of them"
     engines = [(worker, engine) for worker in f.able for engine in worker.engines]
-    away = sorted({engine.url for _, engine in engines if engine.state == AWAY})
-    text = f"Away: {listed(away)}. " if away else ""
     if engines and all(_full(worker, engine) for worker, engine in engines):
         limit = sum(engine.limit for _, engine in engines if engine.state != AWAY)
         return (
-            f"{text}The engines have as many episodes as they can serve, {limit} by their load: another engine would"
+            f"The engines have as many episodes as they can serve, {limit} by their load: another engine would"
             " help, another worker would not"
         )
-    if f.able and all(worker.busy >= worker.slots for worker in f.able):
-        return f"{text}All {_slots(f.able)} slots are taken: another worker, or a larger -c, would help"
-    return f"{text}`rollq late --run {f.run}` shows the oldest"
+    if f.able and sum(worker.busy for worker in f.able) >= TAKEN * _slots(f.able):
+        return f"All {_slots(f.able)} slots are taken: another worker, or a larger -c, would help"
+    return f"`rollq late --run {f.run}` shows the oldest"
 
 
 def _full(worker: LiveWorker, engine: EngineUse) -> bool:

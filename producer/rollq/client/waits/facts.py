@@ -1,18 +1,19 @@
 """What is known of a run while a producer or a consumer waits. It only reads, and judges nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollq.job import Purpose, parse_id
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import Admission, Standing
-from rollq.ledger.workers.live_workers import LiveWorker, live_workers
+from rollq.ledger.unfinished import failure_line
+from rollq.ledger.workers.live_workers import SILENT_S, LiveWorker, live_workers
 from rollq.servers.health import server_info
 from rollq.servers.refusal import why_no_writes
 
 SOME_JOBS = 20
-"""Number of queued jobs whose queues are looked at."""
+"""Number of queued jobs whose queues are looked at, and of jobs whose last failure is."""
 LATE_S = 10.0
 """Seconds after which a job's message is late. The reaper publishes once a second."""
 
@@ -57,7 +58,11 @@ class Facts:
     unclaimed_s: float = 0.0
     """Seconds for which such a message has been at the broker and the job was not claimed."""
     refuses: str = ""
-    """Why Redis takes no writes, looked up when such a job waits for long."""
+    """Why Redis takes no writes, looked up when such a job waits for long, or no worker is heard."""
+    looked_at: int = 0
+    """Number of jobs whose last failure was looked up: some that are being played, else some that are queued."""
+    failing: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that have failed before, with class and reason of the last time."""
     tokenizer: str = ""
     """Hash of the run's tokenizer; empty while it is not fixed."""
     template: str = ""
@@ -135,25 +140,42 @@ def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWork
     tokenizer, template = ((value or b"").decode() for value in found)
     workers = live_workers(reader.redis) if workers is None else workers
     facts = replace(facts, tokenizer=tokenizer, template=template, workers=workers)
-    return _with_queued(facts, reader) if facts.queued else facts
+    if facts.queued:
+        facts = _with_queued(facts, reader)
+    heard = any(worker.age_s < SILENT_S for worker in facts.able)
+    late = max(facts.overdue_s, facts.unclaimed_s) >= LATE_S
+    refuses = why_no_writes(server_info(reader.redis)) if late or not heard else ""
+    return replace(_with_failing(facts, reader), refuses=refuses)
 
 
 def _with_queued(facts: Facts, reader: LedgerReader) -> Facts:
     """With the queues of some of the queued jobs, and with how long the first ones wait for and at the broker."""
     key, now, pipe = reader.keys.queued, reader.scripts.now(), reader.redis.pipeline(transaction=False)
-    pipe.zrange(key, 0, SOME_JOBS - 1, withscores=True)
+    pipe.zrange(key, 0, SOME_JOBS - 1)
+    # What was interrupted is due at once, which no time says: its score is below 1.
+    pipe.zrangebyscore(key, 1, now, start=0, num=1, withscores=True)
     # A job is due when its backoff ends, or long after its message went out.
     pipe.zrangebyscore(key, now + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True)
-    rows, published = reader.scripts.guard(key, pipe.execute)
-    for group in dict.fromkeys(parse_id(job_id.decode())[1] for job_id, _ in rows):
+    first, due, published = reader.scripts.guard(key, pipe.execute)
+    for group in dict.fromkeys(parse_id(job_id.decode())[1] for job_id in first):
         pipe.hget(reader.keys.group(group), "queue")
     found = reader.scripts.guard(key, pipe.execute)
-    overdue_s = max(0.0, now - rows[0][1]) if rows else 0.0
-    unclaimed_s = max(0.0, now + CONFIRMED_S - published[0][1]) if published else 0.0
     return replace(
         facts,
         queues=sorted({queue.decode() for queue in found if queue}),
-        overdue_s=overdue_s,
-        unclaimed_s=unclaimed_s,
-        refuses=why_no_writes(server_info(reader.redis)) if max(overdue_s, unclaimed_s) >= LATE_S else "",
+        overdue_s=max(0.0, now - due[0][1]) if due else 0.0,
+        unclaimed_s=max(0.0, now + CONFIRMED_S - published[0][1]) if published else 0.0,
     )
+
+
+def _with_failing(facts: Facts, reader: LedgerReader) -> Facts:
+    """With those of some jobs being played that have failed before; if none is played, of some queued ones."""
+    keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
+    key = keys.leased if facts.leased else keys.queued
+    found = reader.scripts.guard(key, lambda: reader.redis.zrange(key, 0, SOME_JOBS - 1))
+    ids = list(dict.fromkeys(member.decode().partition("#")[0] for member in found))
+    for id in ids:
+        pipe.hmget(keys.job(id), "class", "reason")
+    last = reader.scripts.guard("jobs", pipe.execute)
+    failing = {id: failure_line(*each) for id, each in zip(ids, last, strict=True) if each[0]}
+    return replace(facts, looked_at=len(ids), failing=failing)

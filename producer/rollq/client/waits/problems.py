@@ -7,7 +7,7 @@ from rollq.client.waits.facts import LATE_S, Facts
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.replies import Admission
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, LiveWorker
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, STALLED, LiveWorker
 
 LISTED = 5
 """Number of runs that an explanation names."""
@@ -131,6 +131,8 @@ def _unplayed(f: Facts) -> str:
         return ""
     jobs = f"{f.queued} job{' is' if f.queued == 1 else 's are'} queued and {f.leased} being played"
     back = f"; what dead workers played comes back within {LEASE_S:g} s" if f.leased else ""
+    if f.refuses and not (f.leased and any(worker.age_s < SILENT_S for worker in f.able)):
+        return f"{jobs}: {f.refuses}"  # then workers cannot register either
     if not f.workers:
         return f"{jobs}, and no worker is alive: start `rollq worker{_queues(f)}`{back}"
     if not f.serving:
@@ -156,8 +158,6 @@ def _unplayed(f: Facts) -> str:
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
         slots = sum(worker.slots for worker in able)
         return f"{jobs}: all {slots} slots of {_live(able)} play other runs; more workers would help"
-    if f.refuses and not f.leased:
-        return f"{jobs}: {f.refuses}"
     if f.overdue_s >= LATE_S:
         return (
             f"{jobs}; for {f.overdue_s:.0f} s no message of a queued job has reached the broker: check the workers'"
@@ -180,13 +180,20 @@ def _engines(able: Sequence[LiveWorker]) -> str:
             " meanwhile"
         )
     states = {engine.url: engine.state for worker in able for engine in worker.engines}
-    if PAUSED not in states.values() or READY in states.values():
+    if READY in states.values():
         return ""
-    paused = ", ".join(sorted(url for url, state in states.items() if state == PAUSED))
-    return (
-        f"the engine at {paused} is paused, as for new weights. If no update is under way, repeat the `rollq sync` that"
-        " failed, or send the engine `POST /continue_generation`"
+    paused, stalled = (
+        ", ".join(sorted(url for url, state in states.items() if state == idle)) for idle in (PAUSED, STALLED)
     )
+    go_on = "repeat the `rollq sync` that failed, or send the engine `POST /continue_generation`"
+    if stalled:
+        return (
+            f"the engine at {stalled} has requests and generates nothing. It may be paused, as for new weights: if no"
+            f" update is under way, {go_on}. Otherwise it hangs: look at its log, and start it again"
+        )
+    if paused:
+        return f"the engine at {paused} is paused, as for new weights. If no update is under way, {go_on}"
+    return ""
 
 
 def _queues(f: Facts) -> str:

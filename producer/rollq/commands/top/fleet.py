@@ -19,7 +19,16 @@ from rollq.job import Purpose
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.keys import Keys
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, EngineUse, LiveWorker, live_workers
+from rollq.ledger.workers.live_workers import (
+    AWAY,
+    PAUSED,
+    READY,
+    SILENT_S,
+    STALLED,
+    EngineUse,
+    LiveWorker,
+    live_workers,
+)
 from rollq.ledger.workers.reaping import ActiveRuns
 
 MOST_RUNS = 20
@@ -72,7 +81,7 @@ class EngineNow:
 
     url: str
     state: str
-    """READY, AWAY or PAUSED, as most of its workers see it."""
+    """READY, AWAY, PAUSED or STALLED, as most of its workers see it."""
     workers: int
     episodes: int
     limit: int
@@ -261,7 +270,7 @@ def _engine(url: str, uses: Sequence[EngineUse]) -> EngineNow:
     most = partial(max, default=None)  # workers asked at different moments: the busiest answer
     return EngineNow(
         url=url,
-        state=max((READY, PAUSED, AWAY), key=lambda state: states[state]),
+        state=max((READY, PAUSED, STALLED, AWAY), key=lambda state: states[state]),
         workers=len(uses),
         episodes=sum(use.episodes for use in uses),
         limit=sum(use.limit for use in uses),

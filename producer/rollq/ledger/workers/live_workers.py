@@ -25,8 +25,9 @@ LIVE_S = 15
 """Seconds without a registration after which a worker counts as dead."""
 SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
-READY, AWAY, PAUSED = "ready", "away", "paused"
-"""What a worker says of its engine. A paused one generates nothing until it is told to continue."""
+READY, AWAY, PAUSED, STALLED = "ready", "away", "paused", "stalled"
+"""What a worker says of its engine. A paused one generates nothing until it is told to continue. A stalled one has
+requests, generates nothing, and does not say why."""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64
@@ -50,7 +51,7 @@ class EngineUse(NamedTuple):
     url: str
     """Without a password."""
     state: str
-    """READY, AWAY or PAUSED."""
+    """READY, AWAY, PAUSED or STALLED."""
     episodes: int
     """Episodes of this worker that may be in a turn there."""
     limit: int

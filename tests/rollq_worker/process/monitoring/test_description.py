@@ -7,8 +7,9 @@ import pytest
 
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, EngineUse, live_workers, register
+from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, STALLED, EngineUse, live_workers, register
 from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.scheduling.load_watch import Idle
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.description import WINDOW_S, Description
 
@@ -38,8 +39,9 @@ def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(run
     worker = describe()
     assert worker.engines == (EngineUse(url, READY, 0, 64, 0),)
     assert (worker.name, worker.slots, worker.busy, worker.waits, worker.engine) == ("w", 4, 0, (), READY)
-    pool._loads._paused.add(pool.engines[0].url)
-    assert describe().engines[0].state == PAUSED
+    for idle, state in ((Idle.PAUSED, PAUSED), (Idle.STALLED, STALLED)):
+        pool._loads._idle[pool.engines[0].url] = idle
+        assert describe().engines[0].state == state
     pool.engines[0]._availability.mark_down("gone", unreachable=True)
     worker = describe()
     assert (worker.engine, worker.engines[0].state) == (AWAY, AWAY)

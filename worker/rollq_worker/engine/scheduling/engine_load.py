@@ -25,11 +25,18 @@ class EngineLoad:
     """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted is not in it."""
     retracted: int
     """Running requests that it has just put back into its queue, because its KV cache was full."""
+    used_tokens: int = 0
+    """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not tell."""
 
     @property
     def paused(self) -> bool:
         """Whether it generates nothing although requests wait, as during a weight update."""
         return self.waiting > 0 and self.running == 0
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a generation that goes on would change it."""
+        return self.used_tokens > 0 or self.running == 0
 
 
 def read_load(reply: object) -> EngineLoad | None:
@@ -43,6 +50,7 @@ def read_load(reply: object) -> EngineLoad | None:
             waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
             token_usage=max(float(rank["token_usage"]) for rank in ranks),
             retracted=sum(int((rank.get("queues") or {}).get("retracted", 0)) for rank in ranks),
+            used_tokens=sum(int(rank.get("num_used_tokens", 0)) for rank in ranks),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None

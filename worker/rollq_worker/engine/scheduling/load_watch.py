@@ -1,7 +1,7 @@
-"""Looks at how busy the engines are, now and then, in one thread of the process.
+"""Looks at how busy the engines are, now and then, in one thread of the process, and at which of them generate nothing.
 
 An engine is asked only while episodes of this process are on it. One that does not tell its load, such as a router, is
-not limited. It knows nothing of HTTP.
+not limited. That an engine generates nothing is for people: nothing is decided by it. It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Protocol
 
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
@@ -23,6 +25,18 @@ SILENT_LOOKS = 30
 """Number of looks for which an engine that tells no load is not asked again."""
 SLOW_S = 5.0
 """Seconds without a reply to a request after which an engine is asked whether it is paused."""
+STALLED_S = 10.0
+"""Seconds for which a load stays the same, or an engine does not tell it, before the engine counts as stalled. A step
+takes less, and so does a page of the KV cache."""
+
+
+class Idle(StrEnum):
+    """Why an engine that has requests generates nothing."""
+
+    PAUSED = "paused"
+    """It says so."""
+    STALLED = "stalled"
+    """It does not say why. A paused SGLang 0.5.15 looks like one that hangs."""
 
 
 class Engine(Protocol):
@@ -48,12 +62,20 @@ class Engine(Protocol):
 
 
 class LoadWatch:
-    def __init__(self, engines: Callable[[], Sequence[Engine]], placement: EnginePlacement) -> None:
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[Engine]],
+        placement: EnginePlacement,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`engines` gives those of this moment."""
         self._engines = engines
         self._placement = placement
         self._silent: dict[str, int] = {}
-        self._paused: set[str] = set()
+        self._clock = clock
+        self._idle: dict[str, Idle] = {}
+        self._told: dict[str, tuple[EngineLoad | None, float]] = {}
+        """What each engine told last, None when it did not answer, and since when it tells the same."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rollq-load-watch", daemon=True)
 
@@ -70,28 +92,53 @@ class LoadWatch:
                     return
                 self.look(engine)
 
-    def is_paused(self, url: str) -> bool:
-        """Whether that engine was paused at the last look."""
-        return url in self._paused
+    def idle(self, url: str) -> Idle | None:
+        """Why that engine generated nothing at the last look; None when it may have."""
+        return self._idle.get(url)
 
     def look(self, engine: Engine) -> None:
         """Ask an engine, if there is a reason to, and adapt its limit."""
-        asked = engine.available and self._placement.episodes(engine.url) > 0
-        if asked and engine.longest_wait_s() >= SLOW_S and engine.paused():
-            self._paused.add(engine.url)
-        else:
-            self._paused.discard(engine.url)
-        if not asked:
+        url = engine.url
+        if not engine.available or not self._placement.episodes(url):
+            self._told.pop(url, None)
+            self._idle.pop(url, None)
             return
-        if left := self._silent.pop(engine.url, 0):
-            self._silent.update({engine.url: left - 1} if left > 1 else {})
+        self._ask_load(engine)
+        if (idle := self._why_idle(engine)) is None:
+            self._idle.pop(url, None)
+        else:
+            self._idle[url] = idle
+
+    def _why_idle(self, engine: Engine) -> Idle | None:
+        if engine.longest_wait_s() < SLOW_S:
+            return None
+        if engine.paused():
+            return Idle.PAUSED
+        return Idle.STALLED if self._same_for_s(engine.url) >= STALLED_S else None
+
+    def _ask_load(self, engine: Engine) -> None:
+        url = engine.url
+        if left := self._silent.pop(url, 0):
+            self._silent.update({url: left - 1} if left > 1 else {})
             return
         try:
             load = engine.load()
         except Exception as e:
             # Whether the engine is away is for others to find; the limits of the other engines must go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
+            self._note(url, None)
             return
         if load is None:
-            self._silent[engine.url] = SILENT_LOOKS
-        self._placement.observe(engine.url, load)
+            self._silent[url] = SILENT_LOOKS
+        if load is None or not load.shows_progress:
+            self._told.pop(url, None)
+        else:
+            self._note(url, load)
+        self._placement.observe(url, load)
+
+    def _note(self, url: str, told: EngineLoad | None) -> None:
+        if url not in self._told or self._told[url][0] != told:
+            self._told[url] = told, self._clock()
+
+    def _same_for_s(self, url: str) -> float:
+        return self._clock() - self._told[url][1] if url in self._told else 0.0

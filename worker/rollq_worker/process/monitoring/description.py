@@ -16,7 +16,6 @@ from rollq.ledger.workers.live_workers import (
     AWAY,
     MAX_ENGINES,
     MAX_WAITS,
-    PAUSED,
     READY,
     EngineUse,
     LiveWorker,
@@ -68,8 +67,8 @@ class Description:
 
     def _engines(self) -> list[EngineUse]:
         found = []
-        for engine, paused, use in self._engine.usage()[:MAX_ENGINES]:
-            state = AWAY if not engine.available else PAUSED if paused else READY
+        for engine, idle, use in self._engine.usage()[:MAX_ENGINES]:
+            state = AWAY if not engine.available else idle or READY
             load = (use.load.running, use.load.waiting, round(use.load.token_usage, 3)) if use.load else ()
             found.append(EngineUse(engine.name, state, use.episodes, use.limit, use.waiting, *load))
         return found

@@ -1,0 +1,182 @@
+"""What runs inside a sandbox as its first process: it starts the commands, one after the other, and bounds each.
+
+It is given to a bare interpreter as a text, so it imports nothing of rollq. Requests come as lines of JSON on stdin.
+Replies go to stdout: a line of JSON, and then as many bytes of output as that says. A command's processes all end with
+it. As the first process of its PID namespace it cannot be killed from inside, and as it is not dumpable, other
+processes in the sandbox cannot look into it. It ends with its worker, whose end of stdin then closes.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+WATCH_S = 0.05
+"""Seconds between two looks at the memory of a command's processes."""
+SHOWN = 32_768
+"""Number of bytes of a command's output that are shown."""
+LONGEST = 1 << 20
+"""Number of bytes of output after which a command is stopped."""
+FILES = 50_000
+"""Number of files that a command may add; each takes memory of the kernel's."""
+FOLDERS = ("/work", "/tmp", "/dev/shm")
+"""The folders that take files."""
+OPEN_FILES = 128
+PR_SET_DUMPABLE = 4
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """The arguments are the limits as JSON, and the user to become (0: none)."""
+    limits, user = json.loads(sys.argv[1]), int(sys.argv[2])
+    if os.getpid() != 1:
+        sys.exit("the shell of a sandbox must be the first process of its PID namespace")
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # rather this than the worker
+    _bound(limits)
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _reply({"ready": True}, b"")
+    while line := sys.stdin.buffer.readline():
+        _reply(*_run(json.loads(line), limits))
+
+
+def _reply(reply: dict[str, Any], output: bytes) -> None:
+    sys.stdout.buffer.write(json.dumps({**reply, "size": len(output)}).encode() + b"\n" + output)
+    sys.stdout.buffer.flush()
+
+
+def _bound(limits: dict[str, Any]) -> None:
+    """The limits that the kernel keeps, for each process; the number of processes is that of the whole sandbox."""
+    for kind, value in (
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
+
+
+def _run(request: dict[str, Any], limits: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Run one command to its end, or to the end of its time, memory or output."""
+    read, write = os.pipe()
+    try:
+        pid = _start(request["argv"], write)
+    except OSError as e:
+        os.close(read)
+        return {
+            "code": 126,
+            "stopped": "",
+        }, f"{request['argv'][0]}: {e.strerror}".encode()
+    finally:
+        os.close(write)
+    ended = os.pidfd_open(pid)
+    try:
+        output, stopped = _watch(read, ended, limits)
+    finally:
+        status = _end_all(pid)
+        os.close(ended)
+    output += _rest(read)
+    os.close(read)
+    code = os.waitstatus_to_exitcode(status)
+    return {"code": code, "stopped": stopped}, output[:SHOWN]
+
+
+def _start(argv: list[str], output: int) -> int:
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    try:
+        to = [
+            (os.POSIX_SPAWN_DUP2, nothing, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ]
+        # Python ignores SIGPIPE, and a command must not.
+        return os.posix_spawn(
+            argv[0],
+            argv,
+            os.environ,
+            file_actions=to,
+            setsid=True,
+            setsigdef=[signal.SIGPIPE],
+        )
+    finally:
+        os.close(nothing)
+
+
+def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
+    """Read the output until the command ends. Returns it, and which limit stopped the command ("": none)."""
+    output, size, deadline = b"", 0, time.monotonic() + limits["seconds"]
+    waiting, files = [ended, read], _files()
+    while True:
+        ready, _, _ = select.select(waiting, [], [], WATCH_S)
+        if read in ready:
+            part = os.read(read, 65536)
+            size += len(part)
+            output = (output + part)[:SHOWN]
+            if not part:
+                waiting.remove(read)
+        if ended in ready:
+            return output, ""
+        if size > LONGEST:
+            return output, "output"
+        if time.monotonic() > deadline:
+            return output, "time"
+        if _resident() > limits["memory"]:
+            return output, "memory"
+        if _files() > files + FILES:
+            return output, "files"
+        if select.select([sys.stdin], [], [], 0)[0]:
+            os._exit(0)  # nothing is asked while a command runs, so the worker has gone
+
+
+def _resident() -> int:
+    """Bytes of memory of all processes of this sandbox but this one. Shared memory counts for each."""
+    pages = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/statm") as file:
+                    pages += int(file.read().split()[1])
+            except (OSError, IndexError):
+                continue  # it has ended
+    return pages * PAGE
+
+
+def _files() -> int:
+    return sum(found.f_files - found.f_ffree for found in map(os.statvfs, FOLDERS))
+
+
+def _end_all(first: int) -> int:
+    """End every other process of the sandbox. Returns the exit status of `first`."""
+    status = 0
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # all of this PID namespace but its first process, which this is
+        try:
+            pid, ended_with = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return status
+        if pid == first:
+            status = ended_with
+
+
+def _rest(read: int) -> bytes:
+    """What was still in the pipe. All who could write to it have ended."""
+    output = b""
+    while part := os.read(read, 65536):
+        output += part
+    return output
+
+
+if __name__ == "__main__":
+    main()

@@ -71,6 +71,12 @@ def test_a_reward_function_sees_the_answer_and_the_row(path: Path) -> None:
     assert played(domain, 0, "four!")[2] == Grade(0.5, {"level": 1})
 
 
+def test_a_call_where_there_are_no_tools_is_the_policys_mistake(path: Path) -> None:
+    episode = load(path).open("train", 0, {})
+    observed = episode.step(Action("search", {}))
+    assert observed.text.startswith("Error") and not observed.done
+
+
 def test_a_reward_function_may_need_no_answer(path: Path) -> None:
     path.write_text(json.dumps({"prompt": "Write a poem."}))
     domain = load(path, reward=lambda answer, row: float("rose" in answer))

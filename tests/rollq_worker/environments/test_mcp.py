@@ -24,8 +24,16 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = (sys.executable, str(SERVER))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tools() -> Iterator[Tools]:
+    session = mcp_server(*COMMAND)()
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def failing_tools() -> Iterator[Tools]:
+    """Those of a server that no other test needs."""
     session = mcp_server(*COMMAND)()
     yield session
     session.close()
@@ -64,12 +72,35 @@ def test_tools_have_schemas_and_results(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "says"),
+    [("nothing", ""), ("blank", ""), ("several", "one\n[image]\na file"), ("structured", '{"n": 1}')],
+)
+def test_what_a_result_says(tools: Tools, kind: str, says: str) -> None:
+    assert tools.call(Action("contents", {"kind": kind})) == says
+
+
+def test_what_a_server_prints_beside_the_protocol_is_passed_over(tools: Tools) -> None:
+    assert tools.call(Action("echo", {"value": [1]})) == "[1]"
+
+
+def nested(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
     ("action", "says"),
     [
         (Action("add", {"a": "x", "b": 1}), "Error"),
         (Action("add", {}), "Error"),
         (Action("fail", {}), "Error"),
         (Action("subtract", {}), "Error: there is no tool 'subtract'"),
+        (Action("echo", {"value": nested(80)}), "Error: the arguments are nested too deeply"),
+        (Action("echo", {"value": 10**40}), "Error: a number in the arguments is too large"),
+        (Action("echo", {"value": float("nan")}), "Error: "),
+        (Action("echo", {"value": "half \ud800 a pair"}), "Error: "),
     ],
 )
 def test_the_policys_mistakes_are_observations(tools: Tools, action: Action, says: str) -> None:
@@ -77,17 +108,17 @@ def test_the_policys_mistakes_are_observations(tools: Tools, action: Action, say
     assert tools.call(Action("add", {"a": 1, "b": 1})) == "2"
 
 
-def test_a_server_that_dies_is_the_environments_failure(tools: Tools) -> None:
+def test_a_server_that_dies_is_the_environments_failure(failing_tools: Tools) -> None:
     with pytest.raises(EnvironmentFailure, match=r"(?s)tool die: .*It said: .*about to die"):
-        tools.call(Action("die", {}))
+        failing_tools.call(Action("die", {}))
     with pytest.raises(EnvironmentFailure, match="tool add"):
-        tools.call(Action("add", {"a": 1, "b": 2}))
+        failing_tools.call(Action("add", {"a": 1, "b": 2}))
 
 
-def test_a_server_that_hangs_is_the_environments_failure(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_the_environments_failure(failing_tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "CALL_S", 0.5)
-    with pytest.raises(EnvironmentFailure, match="tool hang: TimeoutError"):
-        tools.call(Action("hang", {}))
+    with pytest.raises(EnvironmentFailure, match=r"tool hang: no answer within 0\.5 s"):
+        failing_tools.call(Action("hang", {}))
 
 
 def test_it_gets_no_secrets_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +142,20 @@ def test_a_server_at_an_address_is_shared(url: str) -> None:
 
 @pytest.mark.parametrize("server", [("no-such-command",), (sys.executable, "-c", "0"), ("http://127.0.0.1:1/mcp",)])
 def test_there_is_no_server(server: tuple[str, ...]) -> None:
-    with pytest.raises(EnvironmentFailure, match="the MCP server did not start"):
+    with pytest.raises(EnvironmentFailure, match=f"the MCP server '{server[0]}.*' did not start"):
         mcp_server(*server)()
+
+
+def test_a_server_without_tools(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('none').run()\n")
+    with pytest.raises(EnvironmentFailure, match=r"did not start: .*(it has no tools|Method not found)"):
+        mcp_server(sys.executable, str(tmp_path / "server.py"))()
+
+
+def test_an_address_is_shown_without_its_secrets() -> None:
+    with pytest.raises(EnvironmentFailure, match="did not start") as failed:
+        mcp_server("http://me:hunter2@127.0.0.1:1/mcp?token=hunter2")()
+    assert "hunter2" not in str(failed.value)
 
 
 @pytest.mark.parametrize("server", [(), ("http://127.0.0.1:1/mcp", "more")])
@@ -121,7 +164,8 @@ def test_what_names_no_server(server: tuple[str, ...]) -> None:
         mcp_server(*server)
 
 
-def test_a_dataset_with_tools_is_played_and_its_servers_end(tmp_path: Path) -> None:
+def test_a_dataset_with_tools_is_played_and_its_servers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "CALL_S", 5.0)
     row = {"prompt": "1+2?", "answer": 3, "calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}
     (tmp_path / "sums.jsonl").write_text(json.dumps(row))
     domain = dataset(tmp_path / "sums.jsonl", reward="number", tools=mcp_server(*COMMAND))(None)
@@ -129,7 +173,8 @@ def test_a_dataset_with_tools_is_played_and_its_servers_end(tmp_path: Path) -> N
     # A call that kills or hangs the server is not what a policy may be blamed for.
     assert report.rewards == [1.0]
     assert all("tool die" in problem or "tool hang" in problem for problem in report.problems), report.problems
+    others = len(servers())
     environment = domain.open("train", 0, {})
-    assert servers()
+    assert len(servers()) > others
     environment.close()
-    until(lambda: not servers(), 30)
+    until(lambda: len(servers()) <= others, 30)

@@ -121,7 +121,7 @@ class Dataset:
         if isinstance(found, list):
             messages = [(m.get("role"), m.get("content")) for m in found if isinstance(m, dict)]
             if [role for role, _ in messages] not in (["user"], ["system", "user"]) or len(messages) < len(found):
-                raise JobFailure(f"the row's prompt must be one message of the user's, after a system message or none")
+                raise JobFailure("the row's prompt must be one message of the user's, after a system message or none")
             system, found = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
         if not isinstance(found, str) or not found.strip() or not isinstance(system, str):
             raise JobFailure(f"the row's prompt and system prompt must be texts, not {found!r:.60} and {system!r:.60}")
@@ -143,13 +143,13 @@ class Question:
         return user.open()
 
     def step(self, action: Action) -> Observation:
-        if action.name != RESPOND and self._tools:
-            return Observation(self._tools.call(action))
+        if action.name != RESPOND:
+            return Observation(self._tools.call(action) if self._tools else "Error: there are no tools here")
         self._answer = str(action.arguments["content"])
         return Observation("", done=True)
 
     def grade(self) -> Grade:
-        found = self._reward(self._answer, self._row)
+        found: Any = self._reward(self._answer, self._row)
         if found is None or isinstance(found, str):
             raise TypeError(f"the reward function returned {found!r:.60}, not a number or a Grade")
         grade = found if isinstance(found, Grade) else Grade(float(found))

@@ -4,10 +4,13 @@
 
 A command is a server of its own for each episode, which ends with it. An address is one server that all episodes share,
 so it must keep no state between calls, or keep it by session. A tool's error is an observation; a server that dies or
-does not answer is the environment's failure. It does not know tasks or rewards.
+does not answer is the environment's failure. The tools are those that the server had when the episode began. It does
+not know tasks or rewards.
 """
 
 import asyncio
+import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,12 +20,14 @@ from typing import Any, Protocol
 
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import Json
+from rollq.urls import mask_url
+from rollq_worker.environments.foreign_tools import own_copy
 from rollq_worker.protocols import Action
 
 OPEN_S = 60.0
 """Longest start of a server in seconds."""
 SAID = 2000
-"""Number of characters of a server's stderr that a failure shows."""
+"""Number of bytes of a server's stderr that a failure shows, the last ones."""
 CALL_S = 50.0
 """Longest call in seconds: less than the time limit of a step, so that this is what fails."""
 WRONG_CALL = (-32602, -32601)
@@ -63,14 +68,14 @@ class Session:
         """`env` is None for an address. Raises EnvironmentFailure when there is no server."""
         self._server = server
         self._env = env
-        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (it goes with the session)
-        self._calls: asyncio.Queue[tuple[Action, Future[str]]] = asyncio.Queue()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
+        self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
         self._opened: Future[Sequence[Json]] = Future()
         self._ended = _run(self._serve())
         try:
             self.schemas = self._opened.result(OPEN_S)
         except BaseException as e:
-            failure = self._failure("the MCP server did not start", e)
+            failure = self._failure("did not start", e, OPEN_S)
             self.close()
             raise failure from e
         self._names = {schema["function"]["name"] for schema in self.schemas}
@@ -78,13 +83,19 @@ class Session:
     def call(self, action: Action) -> str:
         if action.name not in self._names:
             return f"Error: there is no tool {action.name!r}"
+        try:
+            arguments = {name: own_copy(value) for name, value in action.arguments.items()}
+            # What is no JSON, such as half a surrogate pair, would end the connection.
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as e:
+            return f"Error: {e}"
         answer: Future[str] = Future()
-        _loop().call_soon_threadsafe(self._calls.put_nowait, (action, answer))
+        _loop().call_soon_threadsafe(self._calls.put_nowait, (action.name, arguments, answer))
         self._ended.add_done_callback(lambda _: _fail(answer, ConnectionError("it has ended")))
         try:
             return answer.result(CALL_S)
         except Exception as e:
-            raise self._failure(f"the MCP server's tool {action.name}", e) from e
+            raise self._failure(f"failed in its tool {action.name}", e, CALL_S) from e
 
     def close(self) -> None:
         """End the connection, and the server if it is this session's own. Does not wait for its end."""
@@ -99,15 +110,21 @@ class Session:
         started = StdioServerParameters(command=self._server[0], args=list(self._server[1:]), env=self._env or None)
         return stdio_client(started, errlog=self._stderr)
 
-    def _failure(self, what: str, error: BaseException) -> BaseException:
+    def _failure(self, what: str, error: BaseException, limit_s: float) -> BaseException:
         """What to raise. Of the SDK's groups of exceptions the first one says something, and so may the server."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, Exception):
             return error
-        self._stderr.seek(0)
-        said = self._stderr.read()[-SAID:].strip()
-        return EnvironmentFailure(f"{what}: {type(error).__name__}: {error}" + (f"\nIt said: {said}" if said else ""))
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - SAID))
+        said = self._stderr.read().decode("utf-8", "replace").strip()
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError):
+            why = f"no answer within {limit_s:g} s"
+        # More of its command may be a secret.
+        server = mask_url(self._server[0]) if self._env is None else " ".join(self._server[:2])
+        return EnvironmentFailure(f"the MCP server {server!r} {what}: {why}" + (f"\nIt said: {said}" if said else ""))
 
     async def _serve(self) -> None:
         """The whole connection, in one task, as the SDK wants it."""
@@ -132,13 +149,18 @@ async def _schemas(client: Any) -> list[Json]:
             schemas.append({"type": "function", "function": function})
         cursor = page.next_cursor
         if not cursor:
-            return schemas
+            break
+    if not schemas:
+        raise ValueError("it has no tools")
+    return schemas
 
 
-async def _answer(client: Any, action: Action, answer: "Future[str]") -> None:
+async def _answer(client: Any, name: str, arguments: dict[str, Json], answer: "Future[str]") -> None:
     try:
-        result = await client.call_tool(action.name, dict(action.arguments))
-        text = "\n".join(getattr(part, "text", None) or f"[{part.type}]" for part in result.content)
+        result = await client.call_tool(name, arguments)
+        text = "\n".join(map(_as_text, result.content))
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content)
         said = f"Error: {text}" if result.is_error and not text.startswith("Error") else text
     except Exception as e:
         if getattr(e, "code", None) in WRONG_CALL:
@@ -147,6 +169,12 @@ async def _answer(client: Any, action: Action, answer: "Future[str]") -> None:
             return _fail(answer, e)
     if not answer.done():
         answer.set_result(said)
+
+
+def _as_text(part: Any) -> str:
+    """A part of a result: text, the text of a resource, or what it is, such as `[image]`."""
+    text = getattr(getattr(part, "resource", part), "text", None)
+    return text if isinstance(text, str) else f"[{part.type}]"
 
 
 def _fail(answer: "Future[str]", error: Exception) -> None:

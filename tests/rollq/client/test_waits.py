@@ -312,6 +312,18 @@ class TestOrdinaryWaits:
         claim(ledger, "r/g/2")  # what is played counts, if anything is
         assert "have failed before" not in holdup(client.reader)
 
+    def test_a_run_of_which_only_dead_jobs_are_left(self, client: Client, ledger: Ledger) -> None:
+        ledger.submit(group("a", size=1))
+        held = claim(ledger, "r/a/0")
+        ledger.fail(held.job.id, held.lease, FailureClass.JOB, "no such task", final=True)
+        said = holdup(client.reader)
+        assert said.startswith(
+            "run r: nothing is pending, and 1 job is dead: see `rollq dead --run r`; `rollq requeue`"
+        )
+        ledger.submit(group("e", purpose=Purpose.EVAL))
+        live(ledger)
+        assert "nothing is pending" not in holdup(client.reader)
+
     def test_the_problem_of_either_purpose_comes_first(self, client: Client, ledger: Ledger) -> None:
         finish_groups(ledger, "a")
         ledger.submit(group("e", purpose=Purpose.EVAL))

@@ -61,7 +61,8 @@ def holdup(
     own: int = 0,
     workers: Sequence[LiveWorker] | None = None,
 ) -> str:
-    """What holds the run up and what to do: `explain`, or what an ordinary wait is for. Empty when nothing is pending.
+    """What holds the run up and what to do: `explain`, or what an ordinary wait is for. Empty when nothing is pending
+    and nothing died.
 
     Without a purpose, of both; a consumer gives its own. It only reads, and raises no LedgerError.
     """

@@ -13,7 +13,7 @@ TAKEN = 0.9
 
 
 def bottleneck(facts: Facts) -> str:
-    """What is being waited for, and what would make it shorter; empty when nothing is pending."""
+    """What is being waited for, and what would make it shorter; empty when nothing is pending and nothing died."""
     if not facts.known:
         return ""
     if facts.open and (facts.queued or facts.leased):
@@ -23,6 +23,9 @@ def bottleneck(facts: Facts) -> str:
         return f"{own} that has not acknowledged them yet (batch.ack()), and none is being played"
     if facts.ready:
         return f"{facts.ready} group{' is' if facts.ready == 1 else 's are'} ready, and no consumer has taken them yet"
+    if facts.dead and not facts.elsewhere:
+        dead = f"{facts.dead} job{' is' if facts.dead == 1 else 's are'} dead"
+        return f"nothing is pending, and {dead}: see `rollq dead --run {facts.run}`; `rollq requeue` plays them again"
     return ""
 
 

@@ -34,6 +34,8 @@ class Facts:
     acked: int = 0
     """Groups of both purposes, as is `dropped`."""
     dropped: int = 0
+    dead: int = 0
+    """Jobs of both purposes, looked up when no group is open."""
     elsewhere: int = 0
     """Groups of the other purpose that are not acknowledged."""
     sealed: bool = False
@@ -131,7 +133,7 @@ def _with_totals(facts: Facts, reader: LedgerReader) -> Facts:
     other = reader.standing(Purpose.EVAL if facts.purpose is Purpose.TRAIN else Purpose.TRAIN)
     stats = reader.stats()
     acked, dropped = stats["groups_acked"], stats["groups_dropped"]
-    return replace(facts, acked=acked, dropped=dropped, elsewhere=other.unacknowledged)
+    return replace(facts, acked=acked, dropped=dropped, dead=stats["dead"], elsewhere=other.unacknowledged)
 
 
 def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWorker] | None) -> Facts:

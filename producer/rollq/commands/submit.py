@@ -192,6 +192,7 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
         print(f"      {refilled} jobs in place of dropped groups")
     worker = "rollq worker" + ("" if args.queue == QUEUE else f" --queues {args.queue}")
     worker += f" --env {args.env.given}" if args.env.given != args.env else ""
+    worker += f" --agent {args.agent[0].given}" if args.agent[0].given != args.agent[0] else ""
     worker += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
     worker += f" --template {args.template}" if args.template else ""
     print(f"next: {worker:<34} plays them; start as many as you like, on any machine")

@@ -139,7 +139,7 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agent",
         type=agent,
-        default=("tool-calling", {}),
+        default="tool-calling",
         metavar="NAME",
         help="agent strategy: tool-calling, act, react, or few-shot:FILE with one example a line, as JSON; or an agent"
         " program: an installed one, or a file, FILE.py:FUNCTION or FILE.sh (tool-calling; docs/agents.md)",

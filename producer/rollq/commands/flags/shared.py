@@ -114,23 +114,27 @@ def name(text: str) -> str:
     )
 
 
-class EnvironmentName(str):
-    """The name of an environment."""
+class GivenName(str):
+    """The name of an environment or an agent."""
 
     given: str
     """What the user wrote: the name, or a file."""
 
+    @classmethod
+    def of(cls, name: str, given: str) -> "GivenName":
+        found = cls(name)
+        found.given = given
+        return found
 
-def environment(text: str) -> EnvironmentName:
+
+def environment(text: str) -> GivenName:
     """An argument type: an environment's name, or a file `game.py:load` or `maths.jsonl`, which becomes its name
     `game@HASH`.
 
     This process and its children then know the file.
     """
     is_file = text.partition(":")[0].endswith(FILES)
-    name = EnvironmentName(_name_of_file(text, ENVIRONMENT_FILES) if is_file else text)
-    name.given = text
-    return name
+    return GivenName.of(_name_of_file(text, ENVIRONMENT_FILES) if is_file else text, text)
 
 
 def _name_of_file(text: str, group: str) -> str:
@@ -300,7 +304,7 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def agent(text: str) -> tuple[str, dict[str, Any]]:
+def agent(text: str) -> tuple[GivenName, dict[str, Any]]:
     """An argument type: the name of an agent, and the agent_args that the flag itself gives.
 
     It is a strategy, an installed agent program, or a file of one, `solver.py:play` or `agent.sh`, which becomes its
@@ -308,15 +312,15 @@ def agent(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, _, path = text.partition(":")
     if name == "few-shot" and path:
-        return name, {"examples": _examples(path)}
+        return GivenName.of(name, name), {"examples": _examples(path)}
     if name.endswith(AGENT_FILE_ENDINGS) or "/" in name:
-        return _name_of_file(text, AGENT_FILES), {}
+        return GivenName.of(_name_of_file(text, AGENT_FILES), text), {}
     if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
         raise argparse.ArgumentTypeError(
             f"expected {', '.join(AGENTS[:-1])}, few-shot:FILE, an installed agent or a file like solver.py:play, not"
             f" {text!r}"
         )
-    return name, {}
+    return GivenName.of(name, name), {}
 
 
 def _examples(path: str) -> list[str]:

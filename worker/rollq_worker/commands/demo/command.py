@@ -232,7 +232,10 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
             "rollq redis; rollq engine" + (f" --env {args.env.given}" if args.env != "shop" else "") + "; rollq worker"
         )
     parts += f" --env {args.env.given}" if args.env.given != args.env else ""
+    parts += f" --agent {args.agent[0].given}" if args.agent[0].given != args.agent[0] else ""
     chosen = f"--env {args.env.given} --split {args.split} --tasks {tasks[0]}-{tasks[-1]}"
+    if args.agent[0] != "tool-calling":
+        chosen += f" --agent {args.agent[0].given}"
     if args.template_kwargs:
         chosen += f" --template-kwargs {shlex.quote(json.dumps(args.template_kwargs))}"
     steps |= {

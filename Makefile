@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-browser | test-containers | test-sglang | chaos | rollback | lint | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-browser test-containers test-sglang chaos rollback lint bench bench-check clean
+.PHONY: demo learn learn-controls test test-trainers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -51,6 +51,11 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Fails at a link that leads nowhere and at a name that the reference does not find. mkdocs' own warning is about its successors.
+docs: $(VENV)/.docs  ## the documentation as a site in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@echo "The pages are in build/site. With search: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site 8000"
+
 bench: $(VENV)/.test  ## ratios in one run, written to benchmarks/results; ARGS="--tokenizer DIR"; see benchmarks/README.md
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -86,6 +91,11 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 $(VENV)/.browser: pyproject.toml | $(VENV)/.test
 	@echo "Installing what drives a browser (50 MB) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group browser
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.pip
+	@echo "Installing what builds the documentation (60 MB) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --group docs
 	@touch $@
 
 $(VENV)/.trainers: pyproject.toml | $(VENV)/.test

@@ -65,6 +65,13 @@ def test_the_tables_of_parts_are_checked(page: str) -> None:
     assert len(named_paths(REPO / page)) >= 10
 
 
+def test_every_page_has_a_place_in_the_site() -> None:
+    """`make docs` says so too, and takes longer."""
+    nav = re.findall(r"^ +- .*?([\w/-]+\.md)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
+    outside = ("benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    assert sorted(nav) == sorted([*(page.name for page in REPO.glob("docs/*.md")), *outside])
+
+
 def test_the_picture_is_what_the_script_draws() -> None:
     drawn = runpy.run_path(str(REPO / "docs/draw_architecture.py"))["draw"]()
     assert (REPO / "docs/architecture.svg").read_text() == drawn, "run: python docs/draw_architecture.py"

@@ -68,7 +68,7 @@ class Session:
         """`env` is None for an address. Raises EnvironmentFailure when there is no server."""
         self._server = server
         self._env = env
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
+        self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
         self._calls: asyncio.Queue[tuple[str, dict[str, Json], Future[str]]] = asyncio.Queue()
         self._opened: Future[Sequence[Json]] = Future()
         self._ended = _run(self._serve())
@@ -116,8 +116,7 @@ class Session:
             error = error.exceptions[0]
         if not isinstance(error, Exception):
             return error
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - SAID))
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
         said = self._stderr.read().decode("utf-8", "replace").strip()
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, TimeoutError):

@@ -8,9 +8,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import entry_points
+from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq.sampling import number
 from rollq.settings import Endpoint
 from rollq_worker.protocols import Grade, RewardFunction
 
@@ -18,6 +20,7 @@ GROUP = "rollq.rewards"
 JUDGE = "judge"
 LONGEST_S = 60.0
 """Seconds for a reward function that has no `longest_s` of its own."""
+MOST_S = 3600.0
 
 
 def reward_factory(
@@ -42,9 +45,12 @@ def reward_factory(
     function = _load(name)
     try:
         inspect.signature(function).bind(None, None, **args)
-    except TypeError as e:
+    except (TypeError, ValueError) as e:  # a ValueError: it was not written in Python
         raise JobFailure(f"reward {name!r} with reward_args {dict(args)!r:.200}: {e}") from e
-    return partial(function, **args)
+    bound = partial(function, **args)
+    if (limit_s := getattr(function, "longest_s", None)) is not None:
+        bound.longest_s = _seconds(name, limit_s)  # type: ignore[attr-defined]
+    return bound
 
 
 @cache
@@ -63,6 +69,12 @@ def _load(name: str) -> Callable[..., float | Grade]:
     if not callable(function):
         raise JobFailure(f"reward {name!r}: {entries[0].value} is a {type(function).__name__}, not a function")
     return function
+
+
+def _seconds(name: str, limit_s: Any) -> float:
+    if number(limit_s) and 0 < limit_s <= MOST_S:
+        return float(limit_s)
+    raise JobFailure(f"reward {name!r}: its longest_s must be seconds, at most {MOST_S:g}, not {limit_s!r:.60}")
 
 
 def longest_s(reward: RewardFunction) -> float:

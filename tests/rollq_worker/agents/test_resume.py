@@ -144,7 +144,7 @@ class TestDivergence:
                 return Observation("other")
 
         played = play(with_steps, *TEXTS)
-        with pytest.raises(Diverged, match="add: the result was"):
+        with pytest.raises(Diverged, match=r"environment.step\(add\) returned"):
             play(with_steps, *TEXTS, recorded=played.events[:-1], environment=Moody())
         assert issubclass(Diverged, EnvironmentFailure)
 

@@ -137,7 +137,7 @@ class _Served:
 
     async def _opening(self, http: web.BaseRequest) -> web.StreamResponse:
         """What the episode is about: `{"messages": [...], "tools": [...]}`."""
-        return web.json_response({"messages": self._episode.opening, "tools": self._episode.tools})
+        return web.json_response({"messages": self._episode.world.opening, "tools": self._episode.world.tools})
 
     async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
         """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text": ..., "done": ...}`."""

@@ -17,19 +17,19 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from rollq.errors import AgentFailure, ContractError, EngineFailure, EnvironmentFailure
+from rollq.errors import AgentFailure, ContractError, EngineFailure
 from rollq.job import Job, Json
-from rollq.trajectory import Acted, Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
+from rollq.trajectory import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
-from rollq_worker.agents.recorded import Answers, RecordedSteps
+from rollq_worker.agents.recorded import Answers
 from rollq_worker.agents.traces import TraceTree, Turn
-from rollq_worker.episode.loop import check_reward
-from rollq_worker.episode.messages import schemas_of
-from rollq_worker.episode.resume import Diverged
+from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
-from rollq_worker.failures import errors_become
-from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Grade, Journal, Observation, Renderer, User
+from rollq_worker.failures import Drained, errors_become
+from rollq_worker.protocols import Action, Engine, Environment, Grade, Journal, Observation, Renderer, User
 
+SETTLE_S = 3.0
+"""Longest time in seconds for which requests of a worker that stops are waited for."""
 CHECK_S = 0.2
 """Seconds between two looks at whether the attempt must stop, while the agent is at work."""
 
@@ -63,25 +63,16 @@ class AgentEpisode:
         """`recorded`: the events of an earlier attempt's journal."""
         self.job = job
         self.events: list[Event] = []
-        self.opening: list[Message] = []
-        """The system prompt and the user's first message."""
-        self.tools: list[Json] = []
-        """The environment's."""
-        self.done = False
-        """The environment has ended the episode."""
-        self.acted = False
-        """The agent has made a step."""
         self.refused: Stop | None = None
         """The budget for which the agent's last request was refused."""
         self.answer = ""
         """The text of the last turn."""
         self._engine = engine
-        self._environment = environment
         self._journal = journal
         self._tree = TraceTree(job, renderer_of)
         self._answers = Answers()
-        self._steps = RecordedSteps([event for event in recorded if isinstance(event, Acted)])
-        self._user = self._steps.user(user)
+        steps = [event for event in recorded if isinstance(event, Acted)]
+        self.world = World(environment, user, steps, self._record_now)
         self._turns = 0
         self._asking = 0
         self._failure: BaseException | None = None
@@ -218,20 +209,6 @@ class AgentEpisode:
 
     # What the attempt's own thread does.
 
-    def open(self) -> None:
-        """Start the episode in the environment."""
-        with errors_become(EnvironmentFailure, "environment.tools"):
-            self.tools = schemas_of(self._environment)
-        first = self._act(Action(""), lambda action: self._reset())
-        with errors_become(EnvironmentFailure, "environment.system_prompt"):
-            policy = self._environment.system_prompt
-        system: list[Message] = [{"role": "system", "content": policy}] if policy else []
-        self.opening = [*system, {"role": "user", "content": first.text}]
-
-    def _reset(self) -> Observation:
-        opening = self._environment.reset(self._user)
-        return opening if isinstance(opening, Observation) else Observation(opening)
-
     def serve(self, ended: Callable[[], bool], idle: Callable[[], AbstractContextManager[None]]) -> None:
         """Carry out the agent's steps until it has `ended`. Raises what made the episode fail.
 
@@ -239,8 +216,12 @@ class AgentEpisode:
         """
         while True:
             busy = self._asking > 0
-            with nullcontext() if busy else idle():
-                work = self._next_work(ended, busy)
+            try:
+                with nullcontext() if busy else idle():
+                    work = self._next_work(ended, busy)
+            except Drained:
+                self._await_requests()
+                raise
             if self._failure is not None:
                 raise self._failure
             if work is not None:
@@ -262,68 +243,37 @@ class AgentEpisode:
             if ended():
                 return None
 
+    def _await_requests(self) -> None:
+        """A worker that stops aborts what it samples. What was sampled so far is recorded before the job goes back."""
+        until = time.monotonic() + SETTLE_S
+        while self._asking and time.monotonic() < until:
+            time.sleep(0.01)
+
     def _carry_out(self, action: Action, made: Future[Observation]) -> None:
-        if self.done:
+        if self.world.done:
             made.set_exception(RequestRefused("the environment has ended the episode", code="episode_over", status=409))
             return
         try:
-            made.set_result(self.act(action))
+            made.set_result(self.world.act(action))
         except BaseException:
             made.set_exception(self._refusal())
             raise
-
-    def act(self, action: Action) -> Observation:
-        """Carry out an action in the environment."""
-        self.acted = True
-        return self._act(action, self._environment.step)
-
-    def _act(self, action: Action, carry_out: Callable[[Action], Observation]) -> Observation:
-        """Carry out an action and record it, or compare it with what was recorded."""
-        recorded: dict[str, Json] = {"name": action.name, "arguments": dict(action.arguments)}
-        was, at = self._steps.take(recorded), time.time()
-        with errors_become(
-            EnvironmentFailure, f"environment.step({action.name})" if action.name else "environment.reset"
-        ):
-            observation = carry_out(action)
-            if not isinstance(observation.text, str):
-                raise TypeError(f"the observation is a {type(observation.text).__name__}, not a string")
-            if observation.images:
-                raise TypeError("the observation has images, which an agent program is not shown")
-            if observation.reward is not None:
-                check_reward(observation.reward)
-                recorded["reward"] = float(observation.reward)
-        if self._steps.said != ([observation.text] if action.name in ("", RESPOND) else []):
-            recorded["user"] = list(self._steps.said)
-        self.done = self.done or observation.done
-        event = Acted(action=recorded, text=observation.text, done=observation.done, at=at, seconds=time.time() - at)
-        if was is None:
-            with self._lock:
-                self._record(event)
-                self._journal.write()
-        elif (was.text, was.done) != (event.text, event.done):
-            raise Diverged(f"{action.name or 'reset'}: the result was {was.text!r:.100} and is {event.text!r:.100} now")
-        self._steps.taken()
-        return observation
 
     def close(self) -> Closed:
         """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent did not
         ask for any turn."""
         with self._lock:
             self._answers.check_finished()
-            self._steps.check_finished()
+            self.world.check_finished()
             self._over = True
             if not self._turns:
                 raise AgentFailure("the agent ended without asking for a turn")
             for leaf in self._tree.leaves():
                 self._tree.answer(leaf)
                 self._record(leaf)
-        stop = Stop.DONE if self.done or self.refused is None else self.refused
-        grade = Grade(0.0, {"unfinished": "the agent ended" if stop is Stop.DONE else stop.value})
-        if self.done:
-            with errors_become(EnvironmentFailure, "environment.grade"):
-                grade = self._environment.grade()
-                check_reward(grade.reward)
-                json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+        stop = Stop.DONE if self.world.done or self.refused is None else self.refused
+        unfinished = Grade(0.0, {"unfinished": "the agent ended" if stop is Stop.DONE else stop.value})
+        grade = self.world.grade() if self.world.done else unfinished
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
     def end(self) -> None:
@@ -337,6 +287,11 @@ class AgentEpisode:
                 return
             if work is not None:
                 work[1].set_exception(self._refusal())
+
+    def _record_now(self, event: Event) -> None:
+        with self._lock:
+            self._record(event)
+            self._journal.write()
 
     def _record(self, event: Event) -> None:
         self._journal.hold_back(event)

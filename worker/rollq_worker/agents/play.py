@@ -18,7 +18,7 @@ from rollq_worker.agents.programs import Program, Starter
 from rollq_worker.episode.loop import rewarded
 from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Renderer, RewardFunction, User
 
-AGENT_LIMIT_S = 300.0
+AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
 OUTPUT = "agent_output"
 """The entry of the grade's info with the end of what a command wrote."""
@@ -54,7 +54,7 @@ def play_with_agent(
         journal=journal,
         recorded=recorded,
     )
-    episode.open()
+    episode.world.open()
     with endpoint.serve(episode) as address:
         program = start(_given(episode, address), episode.wake)
         try:
@@ -74,8 +74,8 @@ def _given(episode: AgentEpisode, address: Address) -> Given:
         base_url=address.base_url,
         api_key=address.key,
         model=MODEL,
-        messages=episode.opening,
-        tools=episode.tools,
+        messages=episode.world.opening,
+        tools=episode.world.tools,
         take_step=episode.step,
     )
 
@@ -85,12 +85,12 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
     try:
         answer = program.result()
     except AgentFailure:
-        if episode.refused is None and not episode.done:
+        if episode.refused is None and not episode.world.done:
             raise
         answer = ""  # it could not go on, because a budget is spent or the environment has ended the episode
     else:
-        answer = answer if answer is not None or episode.acted else episode.answer
-    if answer and not episode.done:
-        episode.act(Action(RESPOND, {"content": answer}))
+        answer = answer if answer is not None or episode.world.acted else episode.answer
+    if answer and not episode.world.done:
+        episode.world.act(Action(RESPOND, {"content": answer}))
     closed = episode.close()
     return replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed

@@ -35,6 +35,8 @@ class Episode:
         self.wrong, self.told = wrong, ""
         if wrong == "tools":
             self.tools = ["add"]
+        if wrong == "no tools":
+            self.tools = None
         if wrong == "policy":
             self.system_prompt = None
 
@@ -51,6 +53,10 @@ class Episode:
             return Observation(str(action.arguments["n"] + 1))
         if self.wrong == "text":
             return "4"
+        if self.wrong == "done":
+            return Observation("4", done="no")  # type: ignore[arg-type]
+        if self.wrong == "exit":
+            sys.exit(3)
         if self.wrong == "random":
             return Observation(f"{self.opened}")
         return Observation("4" if type(action.arguments.get("n")) is int else "Error: n must be a number")
@@ -58,6 +64,8 @@ class Episode:
     def grade(self) -> Any:
         if self.wrong == "grade":
             return 1.0
+        if self.wrong == "info":
+            return Grade(1.0, [])  # type: ignore[arg-type]
         if self.wrong == "nan":
             return Grade(float("nan"))
         if self.wrong == "changing":
@@ -104,6 +112,10 @@ def test_nothing_is_wrong() -> None:
         ("changing", "earn"),
         ("unearned", r"the ground truth earns 0\.0, not 1\.0"),
         ("task", "task\\(\\) returns a dict"),
+        ("no tools", "environment.tools: TypeError"),
+        ("done", "Observation.done is a str, not bool"),
+        ("info", "Grade.info is a list, not Mapping"),
+        ("exit", "SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_is_said(wrong: str, says: str) -> None:
@@ -127,6 +139,24 @@ def test_what_is_wrong_is_said(wrong: str, says: str) -> None:
 def test_a_wrong_task(changes: dict[str, Any], says: str) -> None:
     report = check_environment(World(**changes), "train", [0, 1])
     assert any(says in problem for problem in report.problems), report.problems
+
+
+def test_the_system_prompt_may_be_known_only_after_reset() -> None:
+    class Late(Episode):
+        prompt = ""
+
+        def reset(self, user: Any) -> Any:
+            self.prompt = "policy"
+            return super().reset(user)
+
+        @property
+        def system_prompt(self) -> str:  # type: ignore[override]
+            assert self.prompt, "reset() comes first"
+            return self.prompt
+
+    world = World()
+    world.open = lambda split, index, args: Late("")  # type: ignore[method-assign]
+    assert check_environment(world, "train", [0]).problems == []
 
 
 def test_what_need_not_be_wrong_is_noted() -> None:
@@ -184,6 +214,9 @@ def test_a_new_environment_passes_its_own_tests(
         (("check", "none.py"), "cannot be read"),
         (("new", "My-Env"), "small letters"),
         (("new", "9lives"), "small letters"),
+        (("new", "class"), "no word of Python's"),
+        (("new", "json"), "Python has a module 'json' already"),
+        (("new", "shop"), "there is an environment 'shop' already"),
     ],
 )
 def test_a_wrong_line(line: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,16 +6,17 @@ the checks here. A second play from the first one's journal shows whether anothe
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rollq.errors import RollqError
+from rollq.errors import EnvironmentFailure, RollqError
 from rollq.job import Budget, Job, Json
 from rollq.trajectory import Stop, Trajectory
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
+from rollq_worker.failures import errors_become
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from rollq_worker.protocols import (
     RESPOND,
@@ -84,7 +85,7 @@ def check_environment(domain: Domain, split: str, tasks: Sequence[int]) -> Repor
             _check_task(domain, split, index, task, report)
         except RollqError as e:
             report.problems.append(f"task {index}: {e}")
-        except Exception as e:  # other people's code
+        except (Exception, SystemExit) as e:  # other people's code
             report.problems.append(f"task {index}: {type(e).__name__}: {e}")
         report.played += 1
     _sum_up(report)
@@ -140,7 +141,7 @@ class _Player:
 
     def __init__(self, domain: Domain, split: str, index: int, task: Task) -> None:
         self._domain, self._split, self._index, self._task = domain, split, index, task
-        with _opened(domain, split, index) as environment:
+        with _opened(domain, split, index) as environment, errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(environment)
 
     def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
@@ -174,21 +175,29 @@ class _Typed:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.tools, self.system_prompt = environment.tools, environment.system_prompt
+        self.tools = environment.tools
+
+    @property
+    def system_prompt(self) -> str:
+        return self.environment.system_prompt  # it may be known only after reset()
 
     def reset(self, user: User) -> str | Observation:
-        return _of_type("reset", self.environment.reset(user), (str, Observation))
+        return _of_type("reset() returns", self.environment.reset(user), (str, Observation))
 
     def step(self, action: Action) -> Observation:
-        return _of_type("step", self.environment.step(action), (Observation,))
+        observation = _of_type("step() returns", self.environment.step(action), (Observation,))
+        _of_type("Observation.done is", observation.done, (bool,))
+        return observation
 
     def grade(self) -> Grade:
-        return _of_type("grade", self.environment.grade(), (Grade,))
+        grade = _of_type("grade() returns", self.environment.grade(), (Grade,))
+        _of_type("Grade.info is", grade.info, (Mapping,))
+        return grade
 
 
-def _of_type(method: str, value: T, kinds: tuple[type, ...]) -> T:
+def _of_type(what: str, value: T, kinds: tuple[type, ...]) -> T:
     if not isinstance(value, kinds):
-        raise TypeError(f"{method}() returns a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}")
+        raise TypeError(f"{what} a {type(value).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
@@ -211,7 +220,7 @@ def _wrong_calls(tools: Sequence[Json]) -> list[Action]:
 
 
 def _sum_up(report: Report) -> None:
-    if not report.rewards:
+    if report.idle_rewards and not report.rewards:
         report.notes.append(
             "no task has moves: whether a perfect agent earns the reward cannot be seen here (the replay engine makes"
             " random calls)"

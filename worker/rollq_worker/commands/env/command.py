@@ -4,6 +4,8 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +111,10 @@ def _step_ms(report: "Report") -> float:
 
 def _new_name(text: str) -> str:
     """An argument type: a name that Python can import."""
-    if not (NAME.fullmatch(text) and text.isidentifier() and text.islower()):
+    if not (NAME.fullmatch(text) and text.isidentifier() and text.islower()) or iskeyword(text):
         raise argparse.ArgumentTypeError(
-            f"expected a name of small letters, digits and _ that begins with a letter, not {text!r}"
+            f"expected a name of small letters, digits and _ that begins with a letter, and no word of Python's, not"
+            f" {text!r}"
         )
     return text
 
@@ -120,6 +123,14 @@ def _new(args: argparse.Namespace) -> int:
     folder = Path(args.name)
     if folder.exists():
         raise SettingsError(f"{folder} exists already; choose another name, or remove it")
+    if find_spec(args.name):
+        raise SettingsError(
+            f"Python has a module {args.name!r} already, which {args.name}.py would hide; choose another"
+        )
+    with needs("worker"):
+        from rollq_worker.environments import names
+    if args.name in names():
+        raise SettingsError(f"there is an environment {args.name!r} already (rollq env list); choose another name")
     folder.mkdir()
     for source in sorted(TEMPLATE.iterdir()):
         written = folder / source.name.replace("NAME", args.name).removesuffix(".txt")
@@ -128,5 +139,6 @@ def _new(args: argparse.Namespace) -> int:
     file = folder / f"{args.name}.py"
     print(f"next: rollq env check {file}")
     print(f"      rollq demo --env {file}")
+    print(f"      pytest {folder}                    (pip install pytest)")
     print(f"      pip install ./{folder}, on every worker: it is then called {args.name}")
     return 0

@@ -3,22 +3,27 @@
 # .env.example where there is none. What is there is kept; only redis-users.acl is written again, so run it after each
 # upgrade too. To change a password, delete its file.
 #
-#   deploy/secrets.sh [FOLDER]     # ./secrets
+#   deploy/secrets.sh [FOLDER]     # else the ROLLQ_SECRETS of .env, else ./secrets; relative to rollq's folder
 #
 # For a Redis of your own, write its addresses into worker-url, producer-url, trainer-url and flower-url (docs/deploy.md).
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-folder=${1:-./secrets}
+cd "$(dirname "$0")/.."
+named=$(sed -n 's/^ROLLQ_SECRETS=//p' .env 2>/dev/null || true)
+folder=${1:-${named:-./secrets}}
+if [ -n "$named" ] && [ "$folder" != "$named" ]; then
+  echo "secrets.sh: .env says ROLLQ_SECRETS=$named, not $folder: change that line or leave the folder out" >&2
+  exit 1
+fi
 mkdir -p "$folder" && chmod 700 "$folder" # the files are readable, because containers read them as users of their own
 
 put() { # NAME CONTENT
   if [ ! -s "$folder/$1" ]; then
     printf '%s\n' "$2" >"$folder/$1"
-    chmod 444 "$folder/$1"
+    chmod 644 "$folder/$1"
   fi
 }
 # ROLLQ_*_PASSWORD and FLOWER_BASIC_AUTH, of letters and digits.
-eval "$("$here/redis/passwords.sh")"
+eval "$(deploy/redis/passwords.sh)"
 put worker-url "redis://worker:$ROLLQ_WORKER_PASSWORD@redis:6379/0"
 put producer-url "redis://producer:$ROLLQ_PRODUCER_PASSWORD@redis:6379/0"
 put trainer-url "redis://trainer:$ROLLQ_TRAINER_PASSWORD@redis:6379/0"
@@ -33,11 +38,11 @@ if [ -n "$(password worker)" ]; then # the Redis of compose
   rm -f "$folder/redis-users.acl"
   ROLLQ_WORKER_PASSWORD=$(password worker) ROLLQ_PRODUCER_PASSWORD=$(password producer) \
     ROLLQ_TRAINER_PASSWORD=$(password trainer) ROLLQ_FLOWER_PASSWORD=$(password flower) \
-    "$here/redis/users.sh" >"$folder/redis-users.acl"
-  chmod 444 "$folder/redis-users.acl"
+    deploy/redis/users.sh >"$folder/redis-users.acl"
 fi
 [ -e "$folder/redis-users.acl" ] || : >"$folder/redis-users.acl"
-if [ ! -e "$here/../.env" ]; then
-  sed "s|^ROLLQ_SECRETS=.*|ROLLQ_SECRETS=$folder|" "$here/../.env.example" >"$here/../.env"
+chmod 644 "$folder/redis-users.acl"
+if [ ! -e .env ]; then
+  sed "s|^ROLLQ_SECRETS=.*|ROLLQ_SECRETS=$folder|" .env.example >.env
 fi
 echo "$folder holds the secrets. Flower: user and password are in $folder/flower-login"

@@ -70,7 +70,7 @@ class TestSecrets:
     def test_they_are_for_this_machines_user_and_containers_only(self, folder: Path) -> None:
         assert (folder / "secrets").stat().st_mode & 0o777 == 0o700
         assert {path.name for path in (folder / "secrets").iterdir()} == {*FILE["secrets"]}
-        assert all(path.stat().st_mode & 0o777 == 0o444 for path in (folder / "secrets").iterdir())
+        assert all(path.stat().st_mode & 0o777 == 0o644 for path in (folder / "secrets").iterdir())
         ignored = (REPO / ".gitignore").read_text().split()
         assert "/secrets/" in ignored and "/.env" in ignored
 
@@ -94,6 +94,18 @@ class TestSecrets:
         make_secrets(folder)
         assert secret("worker-url", folder / "secrets") == "rediss://worker:secret@redis.example.com:6380/0"
 
+    def test_they_are_where_compose_looks(self, folder: Path) -> None:
+        """Wherever the script is called from, and in a folder that .env names."""
+        before = (folder / "secrets" / "worker-url").read_text()
+        subprocess.run(["../deploy/secrets.sh"], cwd=folder / "deploy", check=True, capture_output=True)
+        assert (folder / "secrets" / "worker-url").read_text() == before
+        (folder / ".env").write_text(f"ROLLQ_SECRETS={folder}/safe\n")
+        make_secrets(folder)
+        assert {path.name for path in (folder / "safe").iterdir()} == {*FILE["secrets"]}
+        assert not (folder / "deploy" / "secrets").exists()
+        refused = subprocess.run(["deploy/secrets.sh", "./other"], cwd=folder, capture_output=True, text=True)
+        assert refused.returncode == 1 and f".env says ROLLQ_SECRETS={folder}/safe" in refused.stderr
+
     def test_settings_of_the_operator_are_kept(self, folder: Path) -> None:
         assert "ROLLQ_SECRETS=./secrets" in (folder / ".env").read_text()
         (folder / ".env").write_text("MINE=1\n")
@@ -105,7 +117,9 @@ def test_every_variable_is_in_the_example_with_its_default() -> None:
     example = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", (REPO / ".env.example").read_text(), re.M))
     for name, operator, default in VARIABLE.findall(TEXT):
         assert name in example or name == "ROLLQ_DEMO_RUN", f"{name} is missing in .env.example"
-        if operator == ":-" and name.endswith(("_IMAGE", "_PORT", "_CPUS", "_MEMORY", "FSYNC", "REPLICAS", "QUEUES")):
+        if operator == ":-" and name.endswith(
+            ("_IMAGE", "_PORT", "_CPUS", "_MEMORY", "FSYNC", "REPLICAS", "QUEUES", "WORKERS")
+        ):
             assert example[name] == default
     assert not re.search("PASSWORD|SECRET=", "".join(example))
 

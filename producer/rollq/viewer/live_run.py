@@ -34,7 +34,7 @@ class Glance:
     """The indexes of the run in Redis, read in one round trip."""
 
     groups: Mapping[str, str]
-    """State by name, in the order of submission: those that are open, ready or held."""
+    """State by name: those that are open, ready or held."""
     queued: frozenset[str]
     leased: frozenset[str]
     dead: Sequence[str]
@@ -72,7 +72,8 @@ class LiveRun:
         gone = {**self._states, **of_dead}.keys() - seen.groups.keys()
         self._leave([name for name in gone if self._states.get(name) != ACKED])
         dead = frozenset(seen.dead)
-        ids = [id for name in {**seen.groups, **of_dead} for id in self._ids.get(name, ())]
+        present = {**seen.groups, **of_dead}
+        ids = [id for name, members in self._ids.items() if name in present for id in members]
         changed = [id for id in ids if self._may_have_changed(id, seen, dead)]
         for start in range(0, len(changed), PAGE):
             self._read_jobs(changed[start : start + PAGE])
@@ -98,10 +99,12 @@ class LiveRun:
         )
 
     def _find_groups(self, names: Sequence[str]) -> None:
+        """Notes new groups, in the order of submission."""
         pipe, keys = self.reader.redis.pipeline(transaction=False), self.reader.keys
         for name in names:
-            pipe.hmget(keys.group(name), "size", "spare", "body")
-        for name, (size, spare, body) in zip(names, self.reader.scripts.guard("groups", pipe.execute), strict=True):
+            pipe.hmget(keys.group(name), "seq", "size", "spare", "body")
+        found = zip(names, self.reader.scripts.guard("groups", pipe.execute), strict=True)
+        for name, (_, size, spare, body) in sorted(found, key=lambda each: int(each[1][0] or 0)):
             members = int(size or 0) + int(spare or 0)
             self._ids[name] = dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(members))
             self._bodies[name] = body or b""

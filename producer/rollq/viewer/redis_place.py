@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from rollq.client.waits import holdup
 from rollq.errors import ContractError, LedgerError, SettingsError
 from rollq.export.record import record
 from rollq.images import IMAGES, images_by_hash, references
@@ -61,6 +62,7 @@ class RedisPlace:
                 "policy": stats["policy"],
                 "stats": {name: stats[name] for name in ("resumed", "expired", "fenced", "requeued", "delivered")},
                 "sealed": stats["sealed"],
+                "holdup": holdup(reader, workers=workers).removeprefix(f"run {run}: "),
             }
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:

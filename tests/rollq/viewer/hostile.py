@@ -20,6 +20,7 @@ WORDS = (
     "\x1b[31mred\x1b[0m \x07 \x00",
     "user \u202eesrever\u202c \u2066 isolate \u2069",
     "half a pair \ud83d and \udc00, zero\u200bwidth",
+    "tags \U000e0041, mark \u061c, line \u2028, filler \u3164",
     "emoji \U0001f600, e\u0301, العربية",
 )
 ALL = "\n".join(WORDS)

@@ -42,6 +42,13 @@ def test_a_job_from_queued_to_acknowledged(ledger: Ledger) -> None:
     assert run.listing().groups == {"g": "open"}
 
 
+def test_rows_are_in_the_order_of_submission_wherever_their_groups_are(ledger: Ledger) -> None:
+    for name in "cab":
+        ledger.submit(group(name, size=1))
+    play(ledger, "r/c/0")  # ready, while others are open
+    assert list(rows(LiveRun(reader(ledger)))) == ["r/c/0", "r/a/0", "r/b/0"]
+
+
 def test_an_acknowledged_group_keeps_its_rows(ledger: Ledger) -> None:
     ledger.submit(group())
     run = LiveRun(reader(ledger))

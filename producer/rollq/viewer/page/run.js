@@ -61,7 +61,7 @@ function cards(facts, go) {
   const solved = facts.verdicts.solved || 0;
   const graded = solved + (facts.verdicts.failed || 0);
   return [
-    card('rollouts', count(facts.rollouts), stateBar(facts.states, facts.rollouts), `${count(facts.groups)} groups`),
+    card('rollouts', count(facts.rollouts), stateBar(facts.states, facts.rollouts), many(facts.groups, 'group')),
     card('reward', fixed(facts.reward_mean, 3), bars(facts.histogram), `mean of ${count(graded)} graded`),
     card('solved', percent(graded ? solved / graded : null), null, `${count(solved)} of ${count(graded)}`),
     card('ended', null, outcomeBars(facts.outcomes, facts.rollouts, go), null),

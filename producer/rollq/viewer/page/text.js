@@ -3,7 +3,7 @@
 
 const LONGEST = 20000; // characters of a text that are shown at once
 // Controls, direction overrides, invisible characters and halves of surrogate pairs: shown as what they are.
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb]|\udb40[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 function el(tag, given, ...children) {
   const [name, ...classes] = tag.split('.');
@@ -34,7 +34,7 @@ function addText(node, text) {
   let at = 0;
   for (const match of text.matchAll(UNSEEN)) {
     if (match.index > at) node.append(text.slice(at, match.index));
-    const code = match[0].charCodeAt(0);
+    const code = match[0].codePointAt(0);
     const name = code < 256 ? '\\x' + code.toString(16).padStart(2, '0') : 'U+' + code.toString(16).toUpperCase();
     const mark = document.createElement('span');
     mark.className = 'unseen';
@@ -62,6 +62,10 @@ function block(tag, text) {
 
 function count(value) {
   return value === null || value === undefined ? '–' : Number(value).toLocaleString('en-US');
+}
+
+function many(times, what) {
+  return `${count(times)} ${what}${times === 1 ? '' : 's'}`;
 }
 
 function short(value) {

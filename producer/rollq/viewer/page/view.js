@@ -80,7 +80,7 @@ async function showRuns() {
   document.title = 'rollq view';
   const row = (run) => el('li', null, el('a', { href: path(['run', run.run]) },
     el('b', null, run.run),
-    el('span', null, `${count(run.rollouts)} rollouts`),
+    el('span', null, many(run.rollouts, 'rollout')),
     run.queued || run.leased ? pill(`${count(run.leased)} playing, ${count(run.queued)} queued`, 'live') : el('span.quiet', null, 'nothing left to play'),
     el('span', null, run.reward_mean === null || run.reward_mean === undefined ? '–' : `mean reward ${run.reward_mean.toFixed(3)}`),
     run.dead ? pill(`${count(run.dead)} dead`, 'bad') : el('span'),
@@ -97,13 +97,14 @@ async function showRun(run, params, number) {
   crumbs(['runs', '#/'], [run, path(['run', run])]);
   document.title = `${run} · rollq view`;
   const counts = el('div.cards', null, cards(facts, go));
+  const holdup = el('p.holdup', { role: 'status' }, facts.holdup);
   const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.rollouts], ['groups', facts.groups], ['dead', deaths(facts)]].map(([name, times]) =>
     el('a', { href: path(['run', run], { ...query, tab: name === 'rollouts' ? '' : name }), 'aria-current': name === tab ? 'page' : null }, `${name} `, el('span', null, count(times)))));
   const keep = document.activeElement && document.activeElement.id === 'search' ? document.activeElement.selectionStart : null;
   const filters = tab === 'dead' ? null : filterBar(facts, query, go);
   const body = el('div.body');
   const list = listOf(tab, run, query, go, body);
-  page.replaceChildren(el('div.run', null, el('h1.hidden', null, run), counts, el('div.tools', null, tabs, filters), body));
+  page.replaceChildren(el('div.run', null, el('h1.hidden', null, run), counts, holdup, el('div.tools', null, tabs, filters), body));
   await list(true);
   if (keep !== null) {
     const search = document.getElementById('search');
@@ -115,6 +116,8 @@ async function showRun(run, params, number) {
     const now = await api('run', { run });
     if (number !== App.number) return false;
     counts.replaceChildren(...cards(now, go).filter(Boolean));
+    holdup.replaceChildren();
+    add(holdup, [now.holdup]);
     reading(now.share);
     if (now.version !== version) await list(false);
     version = now.version;

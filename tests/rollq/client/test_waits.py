@@ -183,6 +183,16 @@ class TestWorkers:
         said = explain(client.reader, **side)
         assert "with tokenizer t2 and chat template c1; the live workers have t1 and c1: start a worker" in said
 
+    def test_they_have_no_file_that_the_run_needs(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
+        ledger.submit(group())
+        why = "environment 'game@0123456789ab': there is no such file here; give every worker the same file"
+        live(ledger, left_alone=(("r", why), ("s", "another reason")))
+        assert f"and the only live worker gave its first one back: {why}" in explain(client.reader, **side)
+        live(ledger, "v", left_alone=(("s", "another reason"),))
+        assert explain(client.reader, **side) == ""
+        live(ledger, "v", left_alone=(("r", why),))
+        assert f"and all 2 live workers gave their first one back: {why}" in explain(client.reader, **side)
+
     def test_their_engine_is_away(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger, engine=AWAY)

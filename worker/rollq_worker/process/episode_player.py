@@ -75,7 +75,9 @@ class EpisodePlayer:
                 )
             else:
                 environment = found.open(job.split, job.task, job.env_args)
-                stack.callback(getattr(environment, "close", _nothing))
+                if close := getattr(environment, "close", None):
+                    what = f"closing {job.env}"
+                    stack.callback(attempt.time_limits.run, EnvironmentFailure, what, STEP_LIMIT_S, close)
             opened = stack.pop_all()
         with opened:
             return self._play_episode(environment, attempt, claim, found, task)
@@ -164,7 +166,3 @@ class EpisodePlayer:
             if isinstance(event, Sampled):
                 self._admit(event.ids)
         return events
-
-
-def _nothing() -> None:
-    """Closes an environment that has no `close`."""

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -99,8 +99,8 @@ class JobRunner:
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self._told: set[tuple[str, str]] = set()
         """Runs that this worker does not play, with the reason, once it has said so."""
-        self._left_alone: dict[str, float] = {}
-        """Runs of which nothing is claimed, and the monotonic time until then."""
+        self._left_alone: dict[str, tuple[float, str]] = {}
+        """Runs of which nothing is claimed, the monotonic time until then, and why."""
         self.on_end: list[Callable[[Attempt, Summary], object]] = []
         """Told how each attempt ended. They must not raise."""
 
@@ -112,7 +112,7 @@ class JobRunner:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
         ledger = self.ledger(run)
-        if self._left_alone.get(run, 0.0) > time.monotonic():
+        if run in self._left_alone and self._left_alone[run][0] > time.monotonic():
             self.draining.wait(REFUSED_PAUSE_S)
             self._republish(ledger, job_id)
             return {"stop": "refused: left to other workers"}
@@ -252,9 +252,15 @@ class JobRunner:
         other workers have the file of its environment."""
         run, now = attempt.job.run, time.monotonic()
         self._tell(run, type(error).__name__, str(error))
-        self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
-        self._left_alone[run] = now + LEFT_ALONE_S
+        self._left_alone = {name: left for name, left in self._left_alone.items() if left[0] > now}
+        self._left_alone[run] = now + LEFT_ALONE_S, str(error)
         return self._release(attempt)
+
+    def left_alone(self) -> Mapping[str, str]:
+        """The runs that this worker leaves to others, and why. One stays for a while after its time, because the next
+        look at it comes with a message."""
+        now = time.monotonic()
+        return {run: why for run, (until, why) in self._left_alone.items() if until + LEFT_ALONE_S > now}
 
     def _release(self, attempt: Attempt) -> Summary:
         try:

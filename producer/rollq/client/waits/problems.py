@@ -153,7 +153,7 @@ def _unplayed(f: Facts) -> str:
             f"{jobs}, and nothing was heard of {_live(able)} for {silent:g} s: if it died, start `rollq"
             f" worker{_queues(f)}`{back}"
         )
-    if text := _engines(able):
+    if text := _left_alone(f) or _engines(able):
         return f"{jobs}, and {text}"
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
         slots = sum(worker.slots for worker in able)
@@ -170,6 +170,14 @@ def _unplayed(f: Facts) -> str:
             " workers' logs say what they refuse"
         )
     return ""
+
+
+def _left_alone(f: Facts) -> str:
+    """Why none of the workers that may play the run's jobs keeps one; empty when one of them may."""
+    whys = [dict(worker.left_alone).get(f.run, "") for worker in f.able]
+    if f.leased or not all(whys):
+        return ""
+    return f"{_live(f.able)} gave {'its' if len(whys) == 1 else 'their'} first one back: {whys[0]}"
 
 
 def _engines(able: Sequence[LiveWorker]) -> str:

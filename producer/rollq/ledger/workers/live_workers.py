@@ -32,6 +32,8 @@ MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64
 """Number of engines that a worker tells of."""
+MAX_LEFT_ALONE = 20
+"""Number of runs that a worker tells that it leaves to others."""
 
 
 class Wait(NamedTuple):
@@ -93,6 +95,8 @@ class LiveWorker:
     """Sampled tokens a second, lately."""
     version: str = ""
     """Of rollq; empty where the worker is too old to say."""
+    left_alone: tuple[tuple[str, str], ...] = ()
+    """Runs that it gave a job of back, because only other workers can play them, and why. At most MAX_LEFT_ALONE."""
     age_s: float = field(default=0.0, compare=False)
     """Seconds since it registered, by Redis's clock, in whole seconds."""
 
@@ -146,6 +150,7 @@ def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
             turns_s=float(found.get("turns_s", 0.0)),
             tokens_s=float(found.get("tokens_s", 0.0)),
             version=str(found.get("version", "")),
+            left_alone=tuple((str(run), str(why)) for run, why in found.get("left_alone", ())),
             age_s=max(0.0, float(age_s)),
         )
     except (ValueError, TypeError, KeyError, OverflowError):

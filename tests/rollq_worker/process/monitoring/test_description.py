@@ -32,6 +32,16 @@ def test_rates_are_those_of_the_last_seconds(runner: JobRunner, ledger: Ledger) 
     assert (worker.turns_s, worker.tokens_s) == (0.0, 0.0)
 
 
+def test_runs_that_are_left_to_other_workers_are_told_with_the_reason(runner: JobRunner, ledger: Ledger) -> None:
+    (job_id,) = ledger.submit([Job(run="r", group="g", env="game@0123456789ab", task=0)]).new
+    assert runner.run(job_id)["stop"] == "released"
+    worker = Description(runner, cast(EnginePool, runner.engine))()
+    [(run, why)] = worker.left_alone
+    assert run == "r" and "game@0123456789ab" in why and "rollq worker --env FILE" in why
+    register(ledger.redis, worker)
+    assert live_workers(ledger.redis) == [worker]
+
+
 def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(runner: JobRunner, ledger: Ledger) -> None:
     pool = cast(EnginePool, runner.engine)
     describe = Description(runner, pool)

@@ -15,6 +15,7 @@ import rollq
 from rollq.ledger.workers.live_workers import (
     AWAY,
     MAX_ENGINES,
+    MAX_LEFT_ALONE,
     MAX_WAITS,
     READY,
     EngineUse,
@@ -63,6 +64,7 @@ class Description:
             turns_s=turns_s,
             tokens_s=tokens_s,
             version=rollq.__version__,
+            left_alone=tuple(runner.left_alone().items())[:MAX_LEFT_ALONE],
         )
 
     def _engines(self) -> list[EngineUse]:

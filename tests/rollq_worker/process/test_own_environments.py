@@ -1,0 +1,116 @@
+"""What a worker does with environments and rewards of users that break."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.job import Job
+from rollq.ledger.ledger import Ledger
+from rollq_worker.environments import files
+from rollq_worker.process import episode_player
+from rollq_worker.process.job_task import JobRunner
+from rollq_worker.protocols import Grade
+from tests.rollq.samples import reader
+
+BROKEN = """
+from rollq.errors import JobFailure
+from rollq_worker.environments.shop import load as load_shop
+
+SHOP = load_shop(None)
+
+
+class Broken:
+    name, version, splits, task = "broken", "broken 1", SHOP.splits, SHOP.task
+
+    def open(self, split, index, args):
+        episode = SHOP.open(split, index, {})
+        return {fault}(episode)
+
+
+class Closes:
+    def __init__(self, episode):
+        self.step, self.reset, self.grade = episode.step, episode.reset, episode.grade
+        self.tools, self.system_prompt = episode.tools, episode.system_prompt
+
+    def close(self):
+        raise OSError("the folder is not empty")
+
+
+class Grades(Closes):
+    close = None
+
+    def __init__(self, episode):
+        super().__init__(episode)
+        self.grade = lambda: 1.0
+
+
+class Opens:
+    def __init__(self, episode):
+        raise JobFailure("no such level")
+
+
+def load(variant):
+    return Broken()
+"""
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of one test is known to the next one."""
+    monkeypatch.setenv(files.FILES.variable, "")
+
+
+def submit(ledger: Ledger, env: str, **job: Any) -> str:
+    (job_id,) = ledger.submit([Job(run="r", group="g", env=env, task=0, **job)]).new
+    return job_id
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "says"),
+    [
+        ("Closes", "env", r"closing broken@\w+: OSError: the folder is not empty"),
+        ("Grades", "env", "environment.grade: AttributeError: 'float' object has no attribute 'reward'"),
+        ("Opens", "job", "no such level"),
+        ("Nowhere", "env", r"opening broken@\w+: NameError: name 'Nowhere' is not defined"),
+    ],
+)
+def test_an_environment_that_breaks_costs_its_own_attempt(
+    runner: JobRunner, ledger: Ledger, tmp_path: Path, fault: str, failure: str, says: str
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(BROKEN.replace("{fault}", fault))
+    summary = runner.run(submit(ledger, files.add_file(str(file))))
+    assert (summary["stop"], summary["failure"]) == ("failed", failure)
+    state = reader(ledger).job("r/g/0")
+    assert state is not None and re.search(says, state.reason), state
+
+
+def test_a_reward_by_name_grades_what_a_dataset_asked(
+    runner: JobRunner, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "maths.jsonl"
+    file.write_text(json.dumps({"prompt": "2+2?", "answer": "4"}))
+
+    def half(trajectory: Any, grade: Grade) -> float:
+        return 0.5
+
+    monkeypatch.setattr(episode_player, "reward_factory", lambda *args, **more: half)
+    summary = runner.run(submit(ledger, files.add_file(str(file)), reward="half"))
+    assert (summary["stop"], summary["reward"]) == ("done", 0.5)
+
+
+@pytest.mark.parametrize("returned", ["None", "'1.0'", "float('nan')", "1 / 0", "__import__('sys').exit(3)"])
+def test_a_datasets_reward_that_is_none_is_never_0(
+    runner: JobRunner, ledger: Ledger, tmp_path: Path, returned: str
+) -> None:
+    (tmp_path / "maths.jsonl").write_text(json.dumps({"prompt": "2+2?", "answer": "4"}))
+    file = tmp_path / "maths.py"
+    file.write_text(
+        "from pathlib import Path\nfrom rollq_worker.environments.dataset import dataset\n"
+        f"load = dataset(Path(__file__).with_name('maths.jsonl'), reward=lambda answer, row: {returned})\n"
+    )
+    summary = runner.run(submit(ledger, files.add_file(str(file))))
+    assert (summary["stop"], summary["failure"], summary["then"]) == ("failed", "env", "queued")

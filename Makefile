@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check clean
+.PHONY: demo learn learn-controls test test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -24,6 +24,10 @@ test: $(VENV)/.test  ## all tests but those of real trainers, in a browser and o
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
+
+# The tests with the real package verifiers, which wants other versions of much; those of MCP servers with its mcp 2.0, too.
+test-verifiers: $(VENV)/verifiers/.done
+	$(VENV)/verifiers/bin/python -m pytest -q tests/rollq_worker/environments/verifiers tests/rollq_worker/environments/test_mcp.py tests/e2e/test_verifiers.py $(ARGS)
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser
@@ -101,4 +105,11 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.pip
 $(VENV)/.trainers: pyproject.toml | $(VENV)/.test
 	@echo "Installing torch and the trainers that rollq has adapters for (gigabytes where torch comes with CUDA) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group trainers
+	@touch $@
+
+$(VENV)/verifiers/.done: pyproject.toml | $(VENV)/.pip
+	@echo "Installing verifiers and what it needs in an environment of its own (600 MB, minutes) ..."
+	@$(PYTHON) -m venv $(VENV)/verifiers
+	@$(VENV)/verifiers/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@$(VENV)/verifiers/bin/python -m pip install -q --disable-pip-version-check -e '.[demo,verifiers]' --group test
 	@touch $@

@@ -38,7 +38,12 @@ OF_TRAINERS = (
     "contract/test_trl.py",
 )
 """Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages."""
-collect_ignore = [] if find_spec("torch") else list(OF_TRAINERS)
+OF_VERIFIERS = ("rollq_worker/environments/verifiers", "e2e/test_verifiers.py")
+"""Tests that import verifiers: `make test-verifiers`."""
+collect_ignore = [
+    *([] if find_spec("torch") else OF_TRAINERS),
+    *([] if find_spec("verifiers") else OF_VERIFIERS),
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

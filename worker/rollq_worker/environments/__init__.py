@@ -25,6 +25,7 @@ BUILTIN = tuple(
         ("tau2:retail", "tau2"),
         ("tau_bench:airline", "tau_bench"),
         ("tau_bench:retail", "tau_bench"),
+        ("verifiers", "verifiers"),
     )
 )
 

@@ -1,21 +1,41 @@
 """The progress of long work: a live table on a terminal with rich installed, a plain line every two seconds elsewhere.
 
-Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line that stays. Knows
-nothing of runs or jobs.
+Both show how much is done and a few named facts. What rollq logs as a warning meanwhile is a line that stays. SIGTERM
+ends the work as Ctrl-C does, so that the terminal gets its cursor back. Knows nothing of runs or jobs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 PLAIN_EVERY_S = 2.0
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Within it SIGTERM raises SystemExit(143). It does nothing in threads, which cannot handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 class ProgressDisplay:
@@ -26,6 +46,7 @@ class ProgressDisplay:
         self._line = self._shown = ""
         self._next = 0.0
         self._warnings = _Warnings(self)
+        self._while_open = contextlib.ExitStack()
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -48,11 +69,13 @@ class ProgressDisplay:
 
     def __enter__(self) -> ProgressDisplay:
         logging.getLogger("rollq").addHandler(self._warnings)
+        self._while_open.enter_context(exit_on_sigterm())
         return self
 
     def __exit__(self, *error: object) -> None:
         logging.getLogger("rollq").removeHandler(self._warnings)
         self.close()
+        self._while_open.close()
 
 
 class _Warnings(logging.Handler):

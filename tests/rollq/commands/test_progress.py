@@ -1,7 +1,11 @@
 """The display of long work, plain and live."""
 
 import io
+import os
+import pty
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -57,3 +61,38 @@ def test_plain_where_it_cannot_be_live(monkeypatch: pytest.MonkeyPatch, hinder: 
     if hinder == "no rich":
         monkeypatch.setitem(sys.modules, "rich.console", None)
     assert type(open_progress(Terminal())) is ProgressDisplay
+
+
+SHOWN = "from rollq.commands.progress import open_progress"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_signal_gives_the_cursor_back(number: signal.Signals, code: int) -> None:
+    """On a real terminal."""
+    lines = (
+        f"import os, sys, time; {SHOWN}",
+        "with open_progress(sys.stderr) as display:",
+        "    display.show(1, 2, {})",
+        f"    os.kill(os.getpid(), {int(number)})",
+        "    time.sleep(60)",
+    )
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)], stdin=theirs, stderr=theirs, env=environment
+    ) as one:
+        os.close(theirs)
+        said = b""
+        while part := _read(ours):
+            said += part
+    os.close(ours)
+    assert said.rfind(b"\x1b[?25h") > said.rfind(b"\x1b[?25l") >= 0
+    assert one.returncode in (code, -number)  # Python itself ends by a SIGINT that it did not catch
+
+
+def _read(terminal: int) -> bytes:
+    """Empty once the other side is closed."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""

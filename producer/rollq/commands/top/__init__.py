@@ -10,6 +10,7 @@ from typing import Any
 
 from rollq.commands.connect import check_run, ping_redis, settings
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
+from rollq.commands.progress import exit_on_sigterm
 from rollq.commands.top.fleet import FleetNow, FleetReader
 from rollq.commands.top.frame import Pace, frame
 from rollq.commands.top.screen import Screen, open_screen
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.run_name is not None:
             check_run(LedgerReader(connection, args.run_name), url)
-        with open_screen(sys.stdout, live=not (args.once or args.json)) as screen:
+        with exit_on_sigterm(), open_screen(sys.stdout, live=not (args.once or args.json)) as screen:
             _Top(args, FleetReader(connection, args.run_name), screen, mask_url(url)).look()
     except KeyboardInterrupt:
         return 0  # the usual way to end it

@@ -32,14 +32,17 @@ class Stack:
         self.engine_url = ""
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """One `rollq` command in the background; its output goes to a file of its own."""
+    def start(
+        self, *command: str, env: dict[str, str] | None = None, folder: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """One `rollq` command in the background, in that folder; its output goes to a file of its own."""
         log = self.folder / f"{len(self.processes)}-{command[0]}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "rollq", *command],
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
                 env={**os.environ, "ROLLQ_REDIS_URL": self.redis_url, **(env or {})},
             )
         process.log = log  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import pytest
 
 from rollq.errors import JobFailure, SettingsError
 from rollq_worker import environments
+from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import files
 from rollq_worker.fakes import FakeUser
 from rollq_worker.protocols import Action, Domain
@@ -113,6 +114,16 @@ def test_the_dataset_in_the_documents_is_played(tmp_path: Path) -> None:
     assert "clips" in episode.reset(FakeUser([task.opening])) and "Think" in episode.system_prompt
     episode.step(respond("72, because ..."))
     assert episode.grade().reward == 0.1
+
+
+def test_the_tools_in_the_documents_are_played(tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / "docs" / "environments.md").read_text().partition("## Tools of an MCP server")[2]
+    rows = text.partition("```json\n")[2].partition("```")[0]
+    sums, server = (part.partition("```")[0] for part in text.split("```python\n")[1:3])
+    for name, written in (("sums.jsonl", rows), ("sums.py", sums), ("server.py", server)):
+        (tmp_path / name).write_text(written)
+    domain = environments.domain(files.add_file(str(tmp_path / "sums.py")))
+    assert check_environment(domain, "train", [0]).problems == []
 
 
 def test_the_example_takes_no_nonsense(package: Package) -> None:

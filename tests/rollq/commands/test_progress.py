@@ -77,10 +77,8 @@ def test_a_signal_gives_the_cursor_back(number: signal.Signals, code: int) -> No
         "    time.sleep(60)",
     )
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-c", "\n".join(lines)], stdin=theirs, stderr=theirs, env=environment
-    ) as one:
+    command, environment = [sys.executable, "-c", "\n".join(lines)], os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdin=theirs, stderr=theirs, env=environment) as one:
         os.close(theirs)
         said = b""
         while part := _read(ours):

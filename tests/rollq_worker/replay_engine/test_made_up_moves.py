@@ -1,5 +1,6 @@
 """Random calls for tasks without ground truth."""
 
+import json
 from typing import Any
 
 from hypothesis import given
@@ -62,6 +63,20 @@ def test_tasks_differ_and_odd_schemas_are_no_error() -> None:
     odd = [tool("a", None), tool("b", {"properties": {"x": True, "y": {"type": []}}}), {"function": {"name": "c"}}]
     assert len({str(made_up_moves(task(str(n)), odd)) for n in range(20)}) > 5
     assert [move.name for move in made_up_moves(task("1"), ())] == [RESPOND]
+
+
+WORDS_OF_SCHEMAS = st.sampled_from(["type", "properties", "required", "anyOf", "enum", "items", "const"])
+NONSENSE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["object", "array", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS_OF_SCHEMAS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(WORDS_OF_SCHEMAS, NONSENSE))
+def test_what_is_no_schema_is_no_error(parameters: dict[str, Any]) -> None:
+    *calls, _ = made_up_moves(task("1"), [tool("a", parameters)])
+    json.dumps([dict(call.arguments) for call in calls])
 
 
 class World:

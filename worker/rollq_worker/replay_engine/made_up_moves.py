@@ -1,15 +1,18 @@
 """Moves for tasks without ground truth: random calls with arguments that fit the tools' schemas, and a last word.
 
 The invariant: the moves follow from the task and its tools alone, so any server plays the same. They earn nothing on
-purpose: they are there to try an environment. References and bounds in schemas are passed over.
+purpose: they are there to try an environment. References and bounds in schemas are passed over, and so is what is no
+schema.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rollq.job import Json
 from rollq_worker.protocols import RESPOND, Action, Task
+
+T = TypeVar("T")
 
 CALLS = 3
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -28,7 +31,7 @@ def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
 
 def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:
     """An object with all required properties, and some of the others."""
-    known, required = schema.get("properties") or {}, set(schema.get("required") or ())
+    known, required = _part(schema, "properties", {}), _part(schema, "required", [])
     return {
         name: _value(each, rng, depth - 1) for name, each in known.items() if name in required or rng.random() < 0.5
     }
@@ -37,12 +40,12 @@ def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[s
 def _value(schema: Any, rng: random.Random, depth: int) -> Json:
     schema = schema if isinstance(schema, Mapping) else {}
     for several in ("anyOf", "oneOf", "allOf"):
-        if schema.get(several):
-            return _value(rng.choice(schema[several]), rng, depth)
+        if choices := _part(schema, several, []):
+            return _value(rng.choice(choices), rng, depth)
     if "const" in schema:
         return schema["const"]
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
+    if choices := _part(schema, "enum", []):
+        return rng.choice(choices)
     kind = schema.get("type", "string")
     match rng.choice(kind) if isinstance(kind, list) and kind else kind:
         case "integer":
@@ -58,3 +61,9 @@ def _value(schema: Any, rng: random.Random, depth: int) -> Json:
         case "object":
             return _object(schema, rng, depth) if depth > 0 else {}
     return rng.choice(WORDS)
+
+
+def _part(schema: Mapping[str, Any], name: str, default: T) -> T:
+    """A part of the schema; the default where it is missing or of another type."""
+    part = schema.get(name)
+    return part if isinstance(part, type(default)) else default

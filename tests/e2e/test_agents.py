@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollq import Client, Job
+from rollq import Budget, Client, Job
 from rollq.export.record import record
 from rollq_worker.agents.known_agents import FILES_VARIABLE, add_file
 from tests.conftest import REPO
@@ -33,6 +33,38 @@ BRANCHING = """
             helper += [user(branch["content"]), ask([*helper, user(branch["content"])])]
             short = ask([{"role": "system", "content": "In short."}, *main[-3:], user("and?")])
             return short["content"]
+"""
+
+
+HOSTILE = """
+    import json, os, socket, threading, urllib.request
+
+    host, port = os.environ["OPENAI_BASE_URL"].split("/")[2].split(":")
+    held = []
+
+    def hold():
+        while len(held) < 300:
+            try:
+                held.append(socket.create_connection((host, int(port)), 5))
+            except OSError:
+                return
+
+    def flood(n):
+        body = json.dumps({"messages": [{"role": "user", "content": "x" * 20000}], "max_tokens": 1, "seed": n})
+        for key in (os.environ["OPENAI_API_KEY"], "rollq-guessed"):
+            try:
+                head = {"Authorization": "Bearer " + key}
+                url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+                urllib.request.urlopen(urllib.request.Request(url, body.encode(), head), timeout=20).read()
+            except OSError:
+                pass
+
+    hold()
+    threads = [threading.Thread(target=flood, args=(n,), daemon=True) for n in range(100)]
+    [thread.start() for thread in threads]
+    [thread.join(20) for thread in threads]
+    while True:
+        print("x" * 100000)
 """
 
 
@@ -72,7 +104,10 @@ def check_traces(line: dict[str, Any], exchanges: list[tuple[list[int], list[int
     assert sampled == sum(line["mask"])
 
 
-def test_tokens_are_what_was_sent_and_returned(stack: Stack, agent: str) -> None:
+@pytest.mark.parametrize("framework", ["openai", "langgraph"])
+def test_tokens_are_what_was_sent_and_returned(stack: Stack, agent: str, framework: str) -> None:
+    if framework == "langgraph":
+        agent = add_file(f"{REPO / 'examples/agents/langgraph_agent.py'}:play")
     stack.engine("--mistakes", "0.5", "--seed", "3")
     lines, seen = play(stack, "shop", "train", range(4), 2, agent=agent)
     assert len(lines) == 8
@@ -160,3 +195,21 @@ def test_a_crashed_agent_costs_its_own_jobs_and_is_quoted(stack: Stack, agent: s
     shown = stack.run("show", "r/shop.train.0/0")
     assert "exited with 3" in shown.stdout
     assert "a last word" in shown.stdout
+
+
+def test_neighbours_of_a_hostile_agent_are_unharmed(stack: Stack, agent: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.py"
+    path.write_text(textwrap.dedent(HOSTILE))
+    hostile = add_file(str(path))
+    stack.engine()
+    worker = stack.worker(8)
+    with Client(stack.redis_url, run="r") as client:
+        client.submit([Job(env="shop", task=0, size=2, agent=hostile, budget=Budget(deadline_s=40))])
+        stack.wait(lambda: client.stats()["leased"] == 2, 60, "the hostile agents")
+        client.submit([Job(env="shop", task=task, size=2, agent=agent) for task in range(1, 4)])
+        client.seal()
+        [batch] = client.batches(groups=3, timeout=150)
+        assert [t.reward for t in batch.trajectories] == [1.0] * 6
+        batch.ack()
+        stack.wait(lambda: client.stats()["failures"].get("agent", 0) > 0, 150, "the deadline of the hostile ones")
+    assert worker.poll() is None

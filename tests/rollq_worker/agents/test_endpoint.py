@@ -278,7 +278,7 @@ class TestHostile:
     def test_a_body_that_is_too_large(self) -> None:
         def agent(episode: Episode) -> None:
             with pytest.raises((Refused, requests.ConnectionError)):
-                post(episode, {"messages": [user("x" * (33 << 20))]})
+                post(episode, {"messages": [user("x" * (9 << 20))]})
             ask(episode, episode.messages)
 
         play(agent, "hi")

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from rollq_worker.agents.chat_reply import chunks, completion, error, model, models
-from rollq_worker.agents.chat_request import RequestRefused, read_request
+from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, read_request
 from rollq_worker.agents.episode import AgentEpisode
+from rollq_worker.agents.traces import Turn
 
 HOST = "127.0.0.1"
 CONNECTIONS, THREADS = 64, 16
 """Number of connections that an agent may hold, and of its requests that are carried out at once; more wait."""
-LARGEST_BODY = 32 << 20
+LARGEST_BODY = 8 << 20
 """Longest request in bytes."""
 CLOSE_S = 1.0
 """Seconds for which open requests are waited for at the end."""
@@ -114,8 +115,8 @@ class _Served:
             raise RequestRefused("this is not the key of this episode", code="invalid_api_key", status=401)
 
     async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
-        request = read_request(await _json(http))
-        turn = await self._in_thread(self._episode.complete, request)
+        body = await http.read()
+        request, turn = await self._in_thread(self._answer, body)
         if http.transport is None or http.transport.is_closing():
             self._episode.not_delivered(turn)
             return web.Response(status=499)
@@ -129,6 +130,10 @@ class _Served:
             await stream.write(b"data: [DONE]\n\n")
         return stream
 
+    def _answer(self, body: bytes) -> tuple[ChatRequest, Turn]:
+        request = read_request(_json(body))  # here, because reading a large body would hold up the other episodes
+        return request, self._episode.complete(request)
+
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.json_response(models())
 
@@ -141,7 +146,7 @@ class _Served:
 
     async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
         """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text": ..., "done": ...}`."""
-        body = await _json(http)
+        body = _json(await http.read())
         name, arguments = (body.get("name"), body.get("arguments", {})) if isinstance(body, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
@@ -164,8 +169,8 @@ class _LimitedServer(web.Server):
             transport.abort()
 
 
-async def _json(request: web.BaseRequest) -> Any:
+def _json(body: bytes) -> Any:
     try:
-        return json.loads(await request.read())
+        return json.loads(body)
     except (ValueError, RecursionError) as e:
         raise RequestRefused(f"the body is no JSON: {e}") from e

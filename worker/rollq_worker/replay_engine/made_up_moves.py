@@ -7,12 +7,10 @@ schema.
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from rollq.job import Json
 from rollq_worker.protocols import RESPOND, Action, Task
-
-T = TypeVar("T")
 
 CALLS = 3
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -31,7 +29,7 @@ def made_up_moves(task: Task, tools: Sequence[Json]) -> tuple[Action, ...]:
 
 def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[str, Json]:
     """An object with all required properties, and some of the others."""
-    known, required = _part(schema, "properties", {}), _part(schema, "required", [])
+    known, required = _part(schema, "properties", dict), _part(schema, "required", list)
     return {
         name: _value(each, rng, depth - 1) for name, each in known.items() if name in required or rng.random() < 0.5
     }
@@ -40,11 +38,11 @@ def _object(schema: Mapping[str, Any], rng: random.Random, depth: int) -> dict[s
 def _value(schema: Any, rng: random.Random, depth: int) -> Json:
     schema = schema if isinstance(schema, Mapping) else {}
     for several in ("anyOf", "oneOf", "allOf"):
-        if choices := _part(schema, several, []):
+        if choices := _part(schema, several, list):
             return _value(rng.choice(choices), rng, depth)
     if "const" in schema:
         return schema["const"]
-    if choices := _part(schema, "enum", []):
+    if choices := _part(schema, "enum", list):
         return rng.choice(choices)
     kind = schema.get("type", "string")
     match rng.choice(kind) if isinstance(kind, list) and kind else kind:
@@ -63,7 +61,7 @@ def _value(schema: Any, rng: random.Random, depth: int) -> Json:
     return rng.choice(WORDS)
 
 
-def _part(schema: Mapping[str, Any], name: str, default: T) -> T:
-    """A part of the schema; the default where it is missing or of another type."""
+def _part(schema: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    """A part of the schema; an empty one where it is missing or of another kind."""
     part = schema.get(name)
-    return part if isinstance(part, type(default)) else default
+    return part if isinstance(part, kind) else kind()

@@ -11,8 +11,8 @@ from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import connect
 
 PORT = 9464
-RETRIES = 1
-"""Number of retries of a call to Redis. Prometheus asks again soon, and waits no more than 10 s."""
+RETRIES = 0
+"""Number of retries of a call to Redis. One may take 5 s; Prometheus waits for 10 s at most, and asks again soon."""
 
 
 def add(commands: Commands) -> None:

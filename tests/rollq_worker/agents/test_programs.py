@@ -1,6 +1,7 @@
 """Agents as functions and as commands: how they are found, started, stopped, and what they are told."""
 
 import os
+import re
 import stat
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from rollq_worker.agents.play import OUTPUT, play_with_agent
 from rollq_worker.agents.programs import KEPT_OUTPUT, Episode
 from rollq_worker.failures import Drained, ForOtherWorkers
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
+from tests.conftest import REPO
 from tests.rollq_worker.agents.played import ENDPOINT, ask, job, play
 
 ASKS = """
@@ -232,6 +234,13 @@ class TestFunctions:
 
         with pytest.raises(Drained):
             play(agent, "hi", journal=FakeJournal(stop=Drained("stopping"), limit=0))
+
+
+def test_the_page_shows_the_example() -> None:
+    [shown] = re.findall(r"```python\n(.*?)```", (REPO / "docs/agents.md").read_text(), re.DOTALL)
+    example = (REPO / "examples/agents/openai_agent.py").read_text()
+    code = re.sub(r'^\s*""".*?"""\n', "", example, flags=re.DOTALL | re.MULTILINE)
+    assert shown.split() == code.split()
 
 
 class TestNames:

@@ -220,7 +220,7 @@ def _text(response: Response) -> str:
     try:
         choice: dict[str, Any] = json.loads(response.body)["choices"][0]
         content = choice["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise _Retry("answered, but not with a chat completion") from None
     finish_reason = choice.get("finish_reason")
     if (problem := UNFINISHED.get(str(finish_reason))) is not None:

@@ -108,6 +108,15 @@ def test_what_is_run_is_what_has_the_name(game: Path) -> None:
         files.load_of(found)
 
 
+def test_a_loaded_file_that_changes_is_played_as_it_was_and_as_it_is(game: Path) -> None:
+    """A worker was told of the path once, when it started."""
+    was = files.add_file(str(game))
+    assert domain(was).version == "game 1"
+    game.write_text(GAME.replace("game 1", "game 2"))
+    now = files.FILES.file(str(game)).name
+    assert (domain(was).version, domain(now).version) == ("game 1", "game 2")
+
+
 def test_another_file_that_cannot_be_read_does_no_harm(game: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(GAME)

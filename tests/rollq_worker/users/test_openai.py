@@ -127,6 +127,7 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
     [
         ((200, b"<html>not JSON"), "not with a chat completion"),
         ((200, b"[]"), "not with a chat completion"),
+        ((200, b"[" * 100_000), "not with a chat completion"),
         ((200, b'{"choices": []}'), "not with a chat completion"),
         ((200, b'{"choices": [null]}'), "not with a chat completion"),
         ((200, b"x" * (chat_model.MAX_BYTES + 1)), "not with a chat completion"),

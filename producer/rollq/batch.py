@@ -27,7 +27,9 @@ class Group:
     id: str
     """Unique in its run. A group that is handed out again keeps its id."""
     seq: int
+    """Its place in the order of submission."""
     size: int
+    """Number of samples that were asked for."""
     trajectories: Sequence[Trajectory]
     """The graded members only, by sample number."""
     dead: Sequence[str] = ()

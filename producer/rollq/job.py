@@ -49,7 +49,9 @@ class Purpose(StrEnum):
     """What a group is for. Eval groups are never handed to a trainer."""
 
     TRAIN = "train"
+    """Handed to trainers."""
     EVAL = "eval"
+    """Handed only to consumers that ask for it."""
 
 
 class History(StrEnum):
@@ -132,7 +134,9 @@ class Job:
     """Records the experts that each token was routed to, for a trainer that replays them: the shape of the model's
     routing (`ExpertShape`), as in `{"layers": 48, "top_k": 8, "experts": 128}`. The same for the whole group."""
     budget: Budget = field(default_factory=Budget)
+    """What one attempt may spend."""
     purpose: Purpose = Purpose.TRAIN
+    """The same for the whole group."""
     seed: int = 0
     """Seed of everything random in the environment and the user."""
     size: int = 1

@@ -54,8 +54,11 @@ class Finish(StrEnum):
     """How one generation ended, as the engine reports it."""
 
     STOP = "stop"
+    """The policy sampled a stop token."""
     LENGTH = "length"
+    """`max_new_tokens` or the context is spent."""
     ABORT = "abort"
+    """Interrupted, as by an update of weights; the turn goes on with another reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,11 @@ class Sampled(DeferredTexts):
     versions: Sequence[VersionSpan]
     """Spans that tile `[0, len(ids))`."""
     finish: Finish
+    """How this reply ended."""
     text: str = ""
     """The engine's own text, for people; nothing is computed from it."""
     cached_tokens: int = 0
+    """Tokens of the request that the engine had in its prefix cache."""
     at: float = 0.0
     """Unix time in seconds when the request was sent."""
     seconds: float = 0.0
@@ -115,6 +120,7 @@ class Observed(DeferredTexts):
     """What a finished turn led to. Every turn ends with exactly one."""
 
     turn: int
+    """Number of the turn, from 0."""
     message: Message
     """The turn as an assistant message in OpenAI's form."""
     actions: Sequence[Mapping[str, Json]]
@@ -136,7 +142,9 @@ class Observed(DeferredTexts):
     done: bool = False
     """The environment closed the episode."""
     at: float = 0.0
+    """Unix time in seconds when the actions began."""
     seconds: float = 0.0
+    """Seconds that they took, the user's answer included."""
     trace: int | None = None
     """As `Sampled.trace`."""
 
@@ -166,9 +174,11 @@ class Closed(DeferredTexts):
     """The end of the episode: always the last event of a finished trajectory."""
 
     stop: Stop
+    """Why it ended."""
     reward: float | None
     """The reward; None exactly when the stop is not graded."""
     failure: FailureClass | None = None
+    """Whose fault it was, where it failed."""
     info: Mapping[str, Json] = field(default_factory=dict)
     """What the grader says; for a failure, the reason."""
     at: float = 0.0
@@ -185,13 +195,17 @@ class Header:
     attempt: int
     """Number of the claim that played it, from 1."""
     worker: str = ""
+    """Name of the worker."""
     rollq: str = ""
     """Version of rollq."""
     env_version: str = ""
     """The environment's package and version."""
     task_hash: str = ""
+    """Of the task's content (`Task.hash`)."""
     template_hash: str = ""
+    """Of the chat template and what else shapes a prompt."""
     tokenizer_hash: str = ""
+    """Of the vocabulary and its rules."""
     history: str = "keep"
     """`keep`: append-only. `template`: an edge that rewrites history opens a new trace."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
@@ -245,8 +259,11 @@ class Trajectory:
     """
 
     job: Job
+    """What was to be played."""
     header: Header
+    """What it was played with."""
     events: Sequence[Event]
+    """The journal behind its header, in the order in which things happened."""
     extras: Mapping[str, Extra] = field(default_factory=dict)
     """Arrays beside the journal, by name: those that were asked for and that the episode has."""
 
@@ -258,18 +275,22 @@ class Trajectory:
 
     @property
     def stop(self) -> Stop | None:
+        """Why it ended; None while it is being played."""
         return self.closed.stop if self.closed else None
 
     @property
     def reward(self) -> float | None:
+        """The reward; None when it was not graded, or is being played."""
         return self.closed.reward if self.closed else None
 
     @property
     def failure(self) -> FailureClass | None:
+        """Whose fault it was, where it failed."""
         return self.closed.failure if self.closed else None
 
     @property
     def info(self) -> Mapping[str, Json]:
+        """What the grader said; for a failure, the reason."""
         return self.closed.info if self.closed else {}
 
     @property
@@ -319,6 +340,7 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled, over all traces."""
         return sum(len(event.ids) for event in self.events if isinstance(event, Sampled))
 
     @cached_property

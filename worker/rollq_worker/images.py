@@ -27,7 +27,9 @@ class Image:
     """A PNG or JPEG file. Raises EnvironmentFailure for anything else, and for one that is too large."""
 
     data: bytes = field(repr=False)
+    """The whole file, up to 8 MiB."""
     reference: ImageRef = field(init=False)
+    """Hash, type, size in pixels and bytes: what journals keep of it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes):
@@ -41,6 +43,7 @@ class Image:
 
     @property
     def data_url(self) -> str:
+        """`data:image/png;base64,...`, as engines take it."""
         return f"data:{self.reference.mime};base64,{base64.b64encode(self.data).decode()}"
 
 

@@ -28,7 +28,9 @@ class Action:
     """One thing that the policy does: a tool call, or RESPOND."""
 
     name: str
+    """The tool's name, as the policy wrote it: it may not exist."""
     arguments: Mapping[str, Json] = field(default_factory=dict)
+    """As the policy wrote them: checked against no schema."""
     unclosed: bool = field(default=False, compare=False)
     """The turn ended where the call's end tag belongs. Such calls are carried out and counted."""
 
@@ -38,6 +40,7 @@ class Observation:
     """The result of an action: what the tool returned, or the user's reply."""
 
     text: str
+    """What the policy reads, up to 4 million characters."""
     done: bool = False
     """The episode is over; no further step is allowed."""
     reward: float | None = None
@@ -90,7 +93,9 @@ class Environment(Protocol):
         ...
 
     @property
-    def system_prompt(self) -> str: ...
+    def system_prompt(self) -> str:
+        """The rules that the policy is given. It never changes; "" sends none."""
+        ...
 
     def reset(self, user: User) -> str | Observation:
         """Start the episode with this user and return the user's first message unchanged. Called once.
@@ -113,6 +118,7 @@ class Task:
     """One task of a domain: what simulated users and perfect agents need to know."""
 
     id: str
+    """Unique in the domain."""
     hash: str
     """Changes whenever the task's content does."""
     instruction: str
@@ -136,7 +142,9 @@ class Domain(Protocol):
     """A domain: what one environment name (`tau2:retail`) stands for. One object per process, shared by all threads."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name by which jobs ask for it."""
+        ...
 
     @property
     def version(self) -> str:
@@ -181,11 +189,17 @@ class Generated:
     """One reply of the engine, validated: lengths agree, logprobs are finite and not above 0, spans tile the ids."""
 
     ids: array[int]
+    """array('I'): the sampled tokens, stop token included."""
     logprobs: array[float]
+    """array('f'), one per token."""
     versions: Sequence[VersionSpan]
+    """Spans that tile `[0, len(ids))`."""
     finish: Finish
+    """How the generation ended."""
     text: str = ""
+    """The engine's own text, for people."""
     cached_tokens: int = 0
+    """Tokens of the request that were in the engine's prefix cache."""
     routed_experts: Extra | None = None
     """What `Routing` asked for: a row for each token from its start on, but for the last one that was sampled. The
     engine never read that one."""
@@ -260,10 +274,13 @@ class ReadTurn:
     """A sampled turn, parsed. No text is lost: what is neither a call nor reasoning is content."""
 
     content: str
+    """Words to the user."""
     calls: Sequence[Action] = ()
+    """The tool calls that could be read, in order."""
     errors: Sequence[str] = ()
     """What was wrong with unreadable calls, in words for the policy."""
     reasoning: str = ""
+    """What the model thought, without its tags."""
     call_spans: Sequence[tuple[int, int]] = ()
     """For each call, its range of characters [start, end) in the decoded turn, without the stop token."""
     error_spans: Sequence[tuple[int, int]] = ()

@@ -33,6 +33,7 @@ class EngineUpdate:
     """What an update did on one engine."""
 
     url: str
+    """As it was given."""
     server: str
     """SGLang's version; empty when the engine does not say."""
     loaded: bool

@@ -16,6 +16,7 @@ class Staleness:
     max: int
     """0 when no token's step is known, as is the mean."""
     mean: float
+    """Over tokens, not trajectories."""
     unknown_tokens: int
     """Number of sampled tokens whose version was never published."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rollq.client.waits import explain
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.dead_jobs import age, columns, first_line
+from rollq.commands.dead_jobs import age, columns
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run, whole
 from rollq.export.transcript import clean
 from rollq.job import Purpose
@@ -74,5 +74,5 @@ def _table(jobs: Sequence[UnfinishedJob]) -> list[str]:
         found.append(line)
         if job.failures:
             times = "once" if job.failures == 1 else f"{job.failures} times"
-            found.append(f"  failed {times}, last by {first_line(job.last_failure)}")
+            found.append(f"  failed {times}, last by {job.last_failure}")
     return [title, *found]

@@ -24,6 +24,8 @@ from rollq.ledger.workers.live_workers import (
     live_workers,
 )
 
+LONGEST_LINE = 160
+"""Characters of the reason of a failure that are told."""
 _OF_GROUP = ("purpose", "size", "spare", "done", "at")
 _OF_JOB = (
     *("state", "attempt", "worker", "claimed", "turned", "not_before", "class", "reason"),
@@ -42,7 +44,7 @@ class UnfinishedJob:
     failures: int
     """Failures of earlier attempts."""
     last_failure: str
-    """Class and reason of the last one, without its traceback; empty without one."""
+    """See `failure_line`; empty without one."""
     turns: int
     """Turns in its journal."""
     worker: str
@@ -125,9 +127,11 @@ def _job(id: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float)
 
 
 def failure_line(failure: bytes | None, reason: bytes | None) -> str:
-    """Class and first line of the reason of a job's last failure, as its record has them."""
+    """Class of a job's last failure, and the first line of its reason: short, and in printable characters, because
+    others wrote it."""
     first, *_ = _text(reason).strip().splitlines() or [""]
-    return f"{_text(failure)}: {first}"
+    short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
+    return f"{_text(failure)}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
 
 
 def _text(value: bytes | None) -> str:

@@ -21,12 +21,9 @@ from rollq.ledger.workers.live_workers import (
     READY,
     SILENT_S,
     STALLED,
-    EngineUse,
-    LiveWorker,
-    Wait,
     live_workers,
-    register,
 )
+from tests.rollq.client.fleets import live, used
 from tests.rollq.groups import drop_group, finish_groups, play_groups
 from tests.rollq.samples import claim, group, job, reader
 from tests.waiting import until
@@ -36,11 +33,6 @@ from tests.waiting import until
 def client(redis_url: str) -> Iterator[Client]:
     with Client(redis_url, run="r") as connected:
         yield connected
-
-
-def live(ledger: Ledger, name: str = "w", **changes: object) -> None:
-    told = {"queues": ("rollq",), "tokenizer": "t1", "template": "c1", "engine": READY, "slots": 4, "busy": 0}
-    register(ledger.redis, LiveWorker(name=name, **{**told, **changes}))  # type: ignore[arg-type]
 
 
 def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each_other(
@@ -276,73 +268,6 @@ class TestWorkers:
         ledger.submit(group())
         live(ledger, busy=4)
         assert "all 4 slots of the only live worker play other runs" in explain(client.reader, **side)
-
-
-class TestOrdinaryWaits:
-    def test_nothing_is_pending(self, client: Client, ledger: Ledger) -> None:
-        assert holdup(client.reader).startswith("run r: it does not exist yet")
-        finish_groups(ledger, "a")
-        assert "1 group is ready, and no consumer has taken them yet" in holdup(client.reader)
-        next(client.batches(1)).ack()
-        assert holdup(client.reader) == ""
-
-    def test_what_the_episodes_wait_for_and_for_how_long(self, client: Client, ledger: Ledger) -> None:
-        ledger.submit(group("g", size=3))
-        for sample in range(3):
-            claim(ledger, f"r/g/{sample}")
-        waits = (Wait("r/g/1", "the user", 75.0), Wait("r/g/0", "engine", 2.0), Wait("other/g/1", "engine", 99.0))
-        live(ledger, busy=3, waits=waits)
-        assert explain(client.reader, wanted=1) == ""
-        assert holdup(client.reader, Purpose.TRAIN, wanted=1) == (
-            "run r: 0 queued, 3 being played: 1 waits for the user, 1 waits for engine; r/g/1 has waited the longest,"
-            " 75 s for the user. `rollq late --run r` shows each of them"
-        )
-
-    def test_what_keeps_queued_jobs_waiting(self, client: Client, ledger: Ledger) -> None:
-        ledger.submit(group("g", size=3))
-        claim(ledger, "r/g/0")
-        live(ledger, busy=4, engines=(used("http://a", READY, 4, limit=4),))
-        assert "All 4 slots are taken: another worker, or a larger -c, would help" in holdup(client.reader)
-        live(ledger, busy=2, engines=(used("http://a", READY, 2, limit=2), used("http://b", AWAY, 0, limit=4)))
-        said = holdup(client.reader)
-        assert "Of 2 engines, 1 generate nothing: http://b (away). The engines have as many episodes as they" in said
-        assert "can serve, 2 by their load: another engine would help, another worker would not" in said
-        live(ledger, busy=1, engines=(used("http://a", READY, 1, limit=4),))
-        assert holdup(client.reader).endswith("`rollq late --run r` shows the oldest")
-
-    def test_jobs_that_fail_again_and_again_say_why(self, client: Client, ledger: Ledger) -> None:
-        ledger.submit(group("g", size=3))
-        live(ledger, busy=1)
-        reason = "user endpoint 'local' answered 429\nTraceback"
-        for lease in [claim(ledger, f"r/g/{n}") for n in (0, 1)]:
-            ledger.fail(lease.job.id, lease.lease, FailureClass.USER, reason)
-        said = holdup(client.reader)
-        assert "Of 3 jobs that were looked at, 2 have failed before, r/g/" in said
-        assert said.endswith(" by user: user endpoint 'local' answered 429. `rollq late --run r` shows others")
-        claim(ledger, "r/g/2")  # what is played counts, if anything is
-        assert "have failed before" not in holdup(client.reader)
-
-    def test_a_run_of_which_only_dead_jobs_are_left(self, client: Client, ledger: Ledger) -> None:
-        ledger.submit(group("a", size=1))
-        held = claim(ledger, "r/a/0")
-        ledger.fail(held.job.id, held.lease, FailureClass.JOB, "no such task", final=True)
-        said = holdup(client.reader)
-        assert said.startswith(
-            "run r: nothing is pending, and 1 job is dead: see `rollq dead --run r`; `rollq requeue`"
-        )
-        ledger.submit(group("e", purpose=Purpose.EVAL))
-        live(ledger)
-        assert "nothing is pending" not in holdup(client.reader)
-
-    def test_the_problem_of_either_purpose_comes_first(self, client: Client, ledger: Ledger) -> None:
-        finish_groups(ledger, "a")
-        ledger.submit(group("e", purpose=Purpose.EVAL))
-        assert "no worker is alive" in holdup(client.reader)
-        assert "1 group is ready" in holdup(client.reader, Purpose.TRAIN)
-
-
-def used(url: str, state: str, episodes: int = 0, limit: int = 4) -> EngineUse:
-    return EngineUse(url=url, state=state, episodes=episodes, limit=limit, waiting=0)
 
 
 def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(

@@ -52,7 +52,8 @@ def _not_ready(f: Facts) -> str:
     """The engines that generate nothing, while others do."""
     states = {engine.url: engine.state for worker in f.able for engine in worker.engines}
     idle = sorted(f"{url} ({state})" for url, state in states.items() if state != READY)
-    return f"Of {len(states)} engines, {len(idle)} generate nothing: {listed(idle)}. " if idle else ""
+    generate = f"{len(idle)} of {len(states)} engines generate{'s' * (len(idle) == 1)} nothing"
+    return f"{generate}: {listed(idle)}. " if idle else ""
 
 
 def _failing(f: Facts) -> str:

@@ -1,0 +1,13 @@
+"""Live workers and their engines, as they tell of themselves."""
+
+from rollq.ledger.ledger import Ledger
+from rollq.ledger.workers.live_workers import READY, EngineUse, LiveWorker, register
+
+
+def live(ledger: Ledger, name: str = "w", **changes: object) -> None:
+    told = {"queues": ("rollq",), "tokenizer": "t1", "template": "c1", "engine": READY, "slots": 4, "busy": 0}
+    register(ledger.redis, LiveWorker(name=name, **{**told, **changes}))  # type: ignore[arg-type]
+
+
+def used(url: str, state: str, episodes: int = 0, limit: int = 4) -> EngineUse:
+    return EngineUse(url=url, state=state, episodes=episodes, limit=limit, waiting=0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments.dataset import dataset
 from rollq_worker.environments.sandbox import PYTHON, Limits, Result, Sandbox, commands
 from rollq_worker.environments.sandbox import box as boxes
-from rollq_worker.environments.sandbox.box import check_system
+from rollq_worker.environments.sandbox.box import LONGEST_ARGUMENT, check_system
+from rollq_worker.environments.sandbox.system_calls import CLONE, MACHINES, NEW_USER_NAMESPACE, refusing_filter
 from rollq_worker.protocols import Action
 from tests import bubblewrap
 from tests.waiting import until
@@ -163,6 +165,21 @@ def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert "CapEff:\t0000000000000000" in bash(box, "cat /proc/self/status").output
 
 
+def test_it_makes_no_namespaces_of_its_own(box: Sandbox) -> None:
+    assert bash(box, "unshare -Ur true").code == 1
+    clone = CLONE[list(MACHINES).index(platform.machine())]
+    code = f"import ctypes; assert ctypes.CDLL(None).syscall({clone}, {NEW_USER_NAMESPACE} | 17, 0, 0, 0, 0) == -1"
+    assert python(box, code) == Result("", 0)
+    threads = "import threading; t = threading.Thread(target=print, args=('here',)); t.start(); t.join()"
+    assert python(box, threads) == Result("here\n", 0)
+
+
+def test_other_machines_have_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(JobFailure, match="run on x86_64 and aarch64 machines, not on riscv64"):
+        refusing_filter()
+
+
 def test_a_link_out_of_the_folder_leads_nowhere(box: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("kept")
     assert (
@@ -215,6 +232,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_the_environments_failure(
     [
         (["/bin/bash", "-c", "x" * 100_001], "an argument has"),
         (["/bin/bash", "-c", "echo \0"], "an argument has"),
+        (["/bin/bash", "-c", "#" * (LONGEST_ARGUMENT - 7) + "\necho 1"], "1\n"),
         (["/bin/none"], "/bin/none: No such file"),
         (["/bin/echo", "\ud800"], "?\n"),
     ],

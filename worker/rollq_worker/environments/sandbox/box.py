@@ -114,7 +114,9 @@ class Sandbox:
             )
         assert self._process.stdin is not None, "it has pipes"
         try:
-            self._process.stdin.write(json.dumps({"argv": argv}).encode() + b"\n")
+            request = memoryview(json.dumps({"argv": argv}).encode() + b"\n")
+            while request:
+                request = request[self._process.stdin.write(request) :]
         except (OSError, ValueError) as e:  # ValueError: it was closed
             raise EnvironmentFailure("the sandbox has ended") from e
         reply, output = _answer(self._process, self._limits.seconds + GRACE_S)
@@ -126,8 +128,9 @@ class Sandbox:
 
     def close(self) -> None:
         """End all of its processes; the kernel removes the scratch folder."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # bwrap, and the first process of the PID namespace
+        if self._process.poll() is None:  # else another process may have its number
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # bwrap, and the first process of the PID namespace
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

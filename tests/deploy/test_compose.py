@@ -152,6 +152,10 @@ def test_a_service_is_confined_and_says_how_it_is(name: str) -> None:
 
 def test_a_worker_scales() -> None:
     assert not {"container_name", "ports", "hostname"} & {*SERVICES["worker"]}
+    assert SERVICES["worker"]["deploy"]["replicas"] == "${ROLLQ_WORKERS:-1}"
+    for service in SERVICES.values():  # podman-compose reads `replicas` only beside the mode
+        deploy = service.get("deploy", {})
+        assert ("replicas" in deploy) is (deploy.get("mode") == "replicated")
 
 
 def test_prometheus_reads_the_ports_that_services_serve() -> None:

@@ -1,6 +1,7 @@
 """Tasks from a file of questions with answers."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def test_a_parquet_file_without_rows_or_that_is_none(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(JobFailure, match="cannot be read"):
         load(path)
+
+
+def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(JobFailure, match=r"needs the package pyarrow: pip install .*\[parquet\]"):
+        dataset(tmp_path / "maths.parquet")
 
 
 @pytest.mark.parametrize("returned", [None, "1.0", "yes", object()])

@@ -152,6 +152,13 @@ def test_a_server_without_tools(tmp_path: Path) -> None:
         mcp_server(sys.executable, str(tmp_path / "server.py"))()
 
 
+def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    mcp._sdk.cache_clear()
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(JobFailure, match=r"need the package mcp: pip install .*\[mcp\]"):
+        mcp_server(*COMMAND)()
+
+
 def test_an_address_is_shown_without_its_secrets() -> None:
     with pytest.raises(EnvironmentFailure, match="did not start") as failed:
         mcp_server("http://me:hunter2@127.0.0.1:1/mcp?token=hunter2")()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.errors import JobFailure
+from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.mcp import Tools
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
@@ -200,7 +201,7 @@ def _read(path: Path) -> list[bytes]:
     try:
         rows = list(_parquet(path) if path.suffix == ".parquet" else _lines(path))
     except ImportError as e:
-        raise JobFailure(f"{path}: Parquet needs the package pyarrow: pip install 'rollq[parquet]'") from e
+        raise JobFailure(f"{path}: Parquet needs the package pyarrow: {install_line('parquet')}") from e
     except (OSError, ValueError) as e:
         raise JobFailure(f"the dataset {path} cannot be read: {e}") from e
     if not rows:

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.extras import install_line
 from rollq.job import Json
 from rollq.urls import mask_url
 from rollq_worker.environments.foreign_tools import own_copy
@@ -65,7 +66,9 @@ class Session:
     """Implements Tools. The connection lives in the thread of `_loop`, because the SDK is asynchronous."""
 
     def __init__(self, server: Sequence[str], env: dict[str, str] | None) -> None:
-        """`env` is None for an address. Raises EnvironmentFailure when there is no server."""
+        """`env` is None for an address. Raises EnvironmentFailure when there is no server, and JobFailure without the
+        SDK."""
+        _sdk()
         self._server = server
         self._env = env
         self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115 (it goes with the session)
@@ -186,7 +189,7 @@ def _sdk() -> Any:
     try:
         import mcp
     except ImportError as e:
-        raise JobFailure("tools of an MCP server need the package mcp: pip install 'rollq[mcp]'") from e
+        raise JobFailure(f"tools of an MCP server need the package mcp: {install_line('mcp')}") from e
     return mcp
 
 

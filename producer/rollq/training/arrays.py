@@ -161,16 +161,9 @@ def pad(
             f"job {job_id}: a row of {longest} tokens does not fit pad_to={pad_to}: raise it, skip the group, or submit"
             " jobs with a smaller budget.max_tokens"
         )
-    flat, names = _end_to_end(rows, dtype)
-    ends = list(accumulate(lengths, initial=0))
-    arrays = {}
-    for name, array in flat.items():
-        padded = np.full((len(rows), length), PER_TOKEN[name], array.dtype)
-        for row, (begin, end) in zip(padded, pairwise(ends), strict=True):
-            row[: end - begin] = array[begin:end]
-        arrays[name] = padded
+    flat, names = _end_to_end(rows, dtype, [length - its for its in lengths])
     return PaddedArrays(
-        **arrays,
+        **{name: array.reshape(len(rows), length) for name, array in flat.items()},
         **_per_row(rows),
         version_names=names,
         version_steps=np.array([version_steps.get(name, -1) for name in names], "int64"),
@@ -198,15 +191,18 @@ def pack(
     )
 
 
-def _end_to_end(rows: Sequence[Row], dtype: str) -> tuple[dict[str, Numpy], tuple[str, ...]]:
-    """The arrays with one entry per token, without padding, and the names of the versions."""
+def _end_to_end(
+    rows: Sequence[Row], dtype: str, padding: Sequence[int] = ()
+) -> tuple[dict[str, Numpy], tuple[str, ...]]:
+    """The arrays with one entry per token, each row with so much padding, and the names of the versions."""
     import numpy as np
 
     if dtype not in TOKEN_DTYPES:
         raise ContractError(f"token ids have the dtype {' or '.join(TOKEN_DTYPES)}, not {dtype!r}")
     names: dict[str, int] = {}
-    ids, logprobs, runs, versions = [], [], [], []
-    for row in rows:
+    ids: list[Any] = []  # buffers, one behind the other
+    logprobs, runs, versions = [], [], []
+    for row, padded in zip(rows, padding or [0] * len(rows), strict=True):
         ids.append(row.segment.prompt_ids)
         begin = len(row.segment.prompt_ids)  # of tokens that were not sampled
         for event in row.segment.events:
@@ -219,7 +215,8 @@ def _end_to_end(rows: Sequence[Row], dtype: str) -> tuple[dict[str, Numpy], tupl
                     begin = 0
             else:
                 begin += len(event.ids)
-        runs.append(begin)
+        ids.append(bytes(4 * padded))
+        runs.append(begin + padded)
         versions.append(-1)
     tokens = np.frombuffer(b"".join(ids), "uint32").astype(dtype)
     of_token = np.repeat(np.array(versions, "int32"), runs)

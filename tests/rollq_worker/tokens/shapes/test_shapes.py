@@ -207,6 +207,7 @@ ODD = {
     "spaces made one": "{{ m.content.split() | join(' ') }}",
     "as JSON without spaces at the edges": "{{ m.content | trim | tojson }}",
     "twice": "{{ m.content }} {{ m.content }}",
+    "upper case by its name": "{{ m.content['upper']() }}",
     "upper case asked for": "{% if m.content.isupper() %}!{% endif %}{{ m.content }}",
     "a sign at the start": "{% if m.content[0] in '#[{' %}!{% endif %}{{ m.content }}",
     "the first sign": "{% if m.content | first == '#' %}!{% endif %}{{ m.content }}",
@@ -227,6 +228,15 @@ ODD = {
     "as the one before": "{{ 'again: ' if loop.previtem and loop.previtem.content == m.content }}{{ m.content }}",
     "numbers": "{% if m.content.isdigit() %}number {% endif %}{{ m.content }}",
 }
+
+
+def test_a_template_that_asks_a_content_for_a_field():
+    """As Mistral's does, which also takes contents that are objects."""
+    field = "{% if m.content.content is defined %}{{ m.content.content }}{% else %}{{ m.content | string }}{% endif %}"
+    filled = compare(tokenizer_with("field", chatml(tool=TOOL.replace("{{ m.content }}", field))), seed=5)
+    shapes = {kind: entry.known for (_, _, kind), entry in filled._answers._entries.items() if entry.times > 1}
+    assert shapes
+    assert all(known for kind, known in shapes.items() if all(role == "tool" for role, _, _ in kind))
 
 
 TREATED = (

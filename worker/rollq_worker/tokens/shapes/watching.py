@@ -68,7 +68,7 @@ class _Watched(str):
         return str.__hash__(self)
 
     def __getitem__(self, key: Any) -> str:
-        self.asked.more = True
+        self.asked.more |= not isinstance(key, str)  # `content.name` has no answer, whatever the content is
         return str.__getitem__(self, key)
 
     def __iter__(self) -> Iterator[str]:

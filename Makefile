@@ -30,7 +30,7 @@ test-verifiers: $(VENV)/verifiers/.done
 	$(VENV)/verifiers/bin/python -m pytest -q tests/rollq_worker/environments/verifiers tests/rollq_worker/environments/test_mcp.py tests/e2e/test_verifiers.py $(ARGS)
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
-test-browser: $(VENV)/.browser
+test-browser: $(VENV)/.browser $(VENV)/.docs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m browser $(ARGS)
 
 # docker-compose.yml built and brought up. Needs Docker with compose, or podman with podman-compose (ROLLQ_COMPOSE names it).

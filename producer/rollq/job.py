@@ -41,6 +41,8 @@ GIVEN_TO_TEMPLATES = frozenset(
 """What a chat template gets without being asked. No job may give it."""
 
 
+ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
+"""How the files of environments end: code, and datasets."""
 MAPPINGS = tuple("env_args agent_args reward_args user template_kwargs sampling routed_experts labels".split())
 """The fields of a job that are mappings."""
 
@@ -180,6 +182,11 @@ class Job:
         for name in ("env", "split", "agent"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ContractError(f"{where}: {name} must be a name, not {getattr(self, name)!r}")
+        if self.env.partition(":")[0].endswith(ENVIRONMENT_FILES):
+            raise ContractError(
+                f"{where}: env {self.env!r} is a file's path, and a job carries its name: add_file() of"
+                " rollq_worker.environments.files returns it (docs/environments.md)"
+            )
         if not isinstance(self.queue, str) or not NAME.fullmatch(self.queue):
             raise ContractError(f"{where}: queue {self.queue!r} must match {NAME.pattern}")
         if not isinstance(self.reward, str) or (self.reward_args and not self.reward):

@@ -37,6 +37,7 @@ from tests.rollq.samples import job, trajectory
         {"spare": 1, "purpose": "eval"},
         {"sample": 3, "spare": 1},
         {"env": ""},
+        {"env": "maths.jsonl:number"},
         {"env_args": [1]},
         {"user": None},
         {"labels": ["a"]},

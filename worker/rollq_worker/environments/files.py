@@ -4,6 +4,7 @@ Such an environment is called `game@` and the first digits of its file's hash, o
 after the colon is not the default.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -34,4 +35,10 @@ def load_of(file: NamedFile) -> Callable[[str | None], Any]:
     function = getattr(file.run(), file.part, None)
     if not callable(function):
         raise JobFailure(f"{file.path.name} has no function {file.part!r}, which returns the environment's Domain")
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as e:
+        raise JobFailure(
+            f"{file.path.name}: {file.part} is called with one argument, which is None for a file: {e}"
+        ) from e
     return function  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.extras import install_line
-from rollq.job import NAME, Purpose
+from rollq.job import ENVIRONMENT_FILES, NAME, Purpose
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
 from rollq.urls import mask_url
@@ -32,10 +32,8 @@ AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
 AGENT_FILES = "rollq.agent_files"
 AGENT_FILE_ENDINGS = (".py", ".sh")
-ENVIRONMENT_FILES = "rollq.environment_files"
+ENVIRONMENT_FILE_POINTS = "rollq.environment_files"
 """Entry points of functions that make a file an environment and return its name."""
-FILES = (".py", ".jsonl", ".parquet")
-"""How the files of environments end: code, and datasets."""
 LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
@@ -133,8 +131,8 @@ def environment(text: str) -> GivenName:
 
     This process and its children then know the file.
     """
-    is_file = text.partition(":")[0].endswith(FILES)
-    return GivenName.of(_name_of_file(text, ENVIRONMENT_FILES) if is_file else text, text)
+    is_file = text.partition(":")[0].endswith(ENVIRONMENT_FILES)
+    return GivenName.of(_name_of_file(text, ENVIRONMENT_FILE_POINTS) if is_file else text, text)
 
 
 def _name_of_file(text: str, group: str) -> str:

@@ -63,7 +63,7 @@ def load(variant):
 
 
 def test_names_are_all_there_is(package: Package) -> None:
-    builtin = ["shop", "tau2:airline", "tau2:retail", "tau_bench:airline", "tau_bench:retail"]
+    builtin = ["shop", "tau2:airline", "tau2:retail", "tau_bench:airline", "tau_bench:retail", "verifiers"]
     assert environments.names() == builtin
     package.install("mine", DOMAIN, "another = mine:load")
     assert environments.names() == ["another", *builtin]

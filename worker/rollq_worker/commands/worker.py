@@ -50,8 +50,9 @@ def add(commands: Commands) -> None:
         "--env",
         action="append",
         type=environment_file,
-        metavar="FILE.py:FUNCTION",
-        help="a file with an environment that jobs may name; may be repeated (ROLLQ_ENV_FILES, with commas)",
+        metavar="FILE",
+        help="a file with an environment that jobs may name: FILE.py:FUNCTION, or a dataset, FILE.jsonl:GRADER; may be"
+        " repeated (ROLLQ_ENV_FILES, with commas)",
     )
     parser.add_argument(
         "--agent",

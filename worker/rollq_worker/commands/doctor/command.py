@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
         action="append",
         type=environment,
         default=[],
-        metavar="NAME|FILE.py:FUNCTION",
+        metavar="NAME|FILE",
         help="check this environment only, and the template with its tools; may be repeated (all of this machine)",
     )
     add_json(parser, "print one JSON object: the verdict, the next step, and each check with its details")

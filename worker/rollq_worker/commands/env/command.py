@@ -38,7 +38,12 @@ def add(commands: Commands) -> None:
         description="Plays some tasks by ground truth, by wrong calls and by small talk, and each ground truth a second"
         " time from its journal. Exit code 1: something is wrong.",
     )
-    checked.add_argument("env", type=environment, metavar="NAME|FILE.py:FUNCTION", help="environment to check")
+    checked.add_argument(
+        "env",
+        type=environment,
+        metavar="NAME|FILE",
+        help="environment to check: a name, FILE.py:FUNCTION, or a dataset, FILE.jsonl:GRADER",
+    )
     checked.add_argument("--split", help="one of the environment's task lists (the first)")
     checked.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (20 from all over the split)")
     add_json(checked, "print one JSON object: env, version, split, tasks, problems, notes, costs")

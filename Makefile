@@ -26,8 +26,10 @@ test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and mod
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)
 
 # The tests with the real package verifiers, which wants other versions of much; those of MCP servers with its mcp 2.0, too.
-test-verifiers: $(VENV)/verifiers/.done
-	$(VENV)/verifiers/bin/python -m pytest -q tests/rollq_worker/environments/verifiers tests/rollq_worker/environments/test_mcp.py tests/e2e/test_verifiers.py $(ARGS)
+VERIFIERS_TESTS := tests/rollq_worker/environments/verifiers tests/e2e/test_verifiers.py
+test-verifiers: $(VENV)/verifiers-0.3/.done $(VENV)/verifiers-0.4/.done
+	$(VENV)/verifiers-0.3/bin/python -m pytest -q $(VERIFIERS_TESTS) $(ARGS)
+	$(VENV)/verifiers-0.4/bin/python -m pytest -q $(VERIFIERS_TESTS) tests/rollq_worker/environments/test_mcp.py $(ARGS)
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser $(VENV)/.docs
@@ -107,9 +109,9 @@ $(VENV)/.trainers: pyproject.toml | $(VENV)/.test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --group trainers
 	@touch $@
 
-$(VENV)/verifiers/.done: pyproject.toml | $(VENV)/.pip
-	@echo "Installing verifiers and what it needs in an environment of its own (600 MB, minutes) ..."
-	@$(PYTHON) -m venv $(VENV)/verifiers
-	@$(VENV)/verifiers/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
-	@$(VENV)/verifiers/bin/python -m pip install -q --disable-pip-version-check -e '.[demo,verifiers]' --group test
+$(VENV)/verifiers-%/.done: pyproject.toml | $(VENV)/.pip
+	@echo "Installing verifiers $* and what it needs in an environment of its own (600 MB, minutes) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -e '.[demo,verifiers]' 'verifiers==$*.*' pytest pytest-timeout hypothesis pyarrow pillow trustme
 	@touch $@

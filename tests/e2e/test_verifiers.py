@@ -1,7 +1,8 @@
-"""A taskset of verifiers in real worker processes, one of which is killed (make test-verifiers)."""
+"""Environments of verifiers 0.4 and 0.3 in real worker processes, one of which is killed (make test-verifiers)."""
 
 import os
 import signal
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from rollq_worker.protocols import RESPOND
 from tests.e2e.stack import Stack
 
 SITE = Path(__file__).parents[1] / "rollq_worker/environments/verifiers/site"
-ENV = "verifiers:sums_tasks"
+CLASSIC = metadata.version("verifiers").startswith("0.3.")
+ENV = "verifiers:classic_tools" if CLASSIC else "verifiers:sums_tasks"
 SIZE = 2
 
 
@@ -33,9 +35,13 @@ def test_episodes_of_a_taskset_are_continued_and_graded(stack: Stack, monkeypatc
     assert stats["resumed"] > 0 and stats["dead"] == 0
     for trajectory in batch.trajectories:
         assert trajectory.stop is Stop.DONE
-        assert set(trajectory.info["rewards"]) == {"right", "used_tools", "began"}
-        assert trajectory.info["metrics"]["calls"] == _calls(trajectory)
-        assert trajectory.reward == sum(r["score"] * r["weight"] for r in trajectory.info["rewards"].values())
+        metrics = trajectory.info["metrics"]
+        assert metrics["total_tool_calls" if CLASSIC else "calls"] == _calls(trajectory)
+        if CLASSIC:
+            assert trajectory.reward == metrics["right"] + 0.5 * metrics["short"]
+        else:
+            assert set(trajectory.info["rewards"]) == {"right", "used_tools", "began"}
+            assert trajectory.reward == sum(r["score"] * r["weight"] for r in trajectory.info["rewards"].values())
 
 
 def test_a_worker_that_does_not_isolate_leaves_the_job_to_others(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +50,7 @@ def test_a_worker_that_does_not_isolate_leaves_the_job_to_others(stack: Stack, m
     stack.worker(1)
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(env=ENV, task=0)])
-        stack.wait(lambda: "ROLLQ_ISOLATE=verifiers:sums_tasks" in stack.logs(), 150, "the worker's reason")
+        stack.wait(lambda: f"ROLLQ_ISOLATE={ENV}" in stack.logs(), 150, "the worker's reason")
         assert client.stats()["dead"] == 0
         monkeypatch.setenv("ROLLQ_ISOLATE", ENV)
         stack.worker(1)

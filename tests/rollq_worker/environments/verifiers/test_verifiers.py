@@ -1,4 +1,4 @@
-"""Tasksets of the real package verifiers (make test-verifiers)."""
+"""Tasksets of the real package verifiers 0.4 (make test-verifiers)."""
 
 import sys
 import threading
@@ -18,6 +18,8 @@ from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.fakes import FakeUser
 from rollq_worker.protocols import RESPOND, Action, Grade, Observation
 
+if not metadata.version("verifiers").startswith("0.4."):
+    pytest.skip("tasksets came with verifiers 0.4", allow_module_level=True)
 SITE = str(Path(__file__).with_name("site"))
 
 
@@ -174,8 +176,8 @@ def test_wrong_names() -> None:
 
 
 def test_another_series_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "0.3.1")
-    with pytest.raises(JobFailure, match=r"need verifiers 0\.4\.\*, not 0\.3\.1: pip install"):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.2.1")
+    with pytest.raises(JobFailure, match=r"needs verifiers 0\.3\.\* or 0\.4\.\*, not 0\.2\.1: pip install"):
         load("sums_tasks")
 
 

@@ -1,4 +1,6 @@
-"""Tasksets of the package `verifiers`: `verifiers:NAME`, or with another configuration in a file of your own:
+"""Tasksets of the package `verifiers` (0.4), and environments of its version 0.3.
+
+They are called `verifiers:NAME`, or come with another configuration from a file of your own:
 
     load = taskset("my-taskset", difficulty="hard")
 
@@ -9,34 +11,37 @@ Rewards of verifiers may limit their time by signals. Those work in a process's 
 gives 0.0 for a right answer. So an episode is played in a main thread, which every isolated episode has.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
 from rollq.errors import JobFailure
 from rollq.job import Json
+from rollq_worker.environments.verifiers.classic import ClassicDomain
 from rollq_worker.environments.verifiers.episode import Episode
-from rollq_worker.environments.verifiers.package import installed
+from rollq_worker.environments.verifiers.package import CLASSIC, installed, only_in_main_thread
 from rollq_worker.environments.verifiers.tasks import playable_tasks, prompt_of
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.protocols import STOP_MARKER, Task
 
 SPLIT = "train"
 """The only split: a taskset is one list of tasks."""
 
 
-def load(variant: str | None) -> "TasksetDomain":
+def load(variant: str | None) -> "TasksetDomain | ClassicDomain":
     """The entry point. Raises JobFailure."""
     if not variant:
         raise JobFailure("name the taskset, as in verifiers:NAME, where NAME is its installed package")
     return taskset(variant)(None)
 
 
-def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain"]:
-    """The `load` of an environment with that taskset's tasks; `config` are fields of its configuration. Raises
-    JobFailure for a taskset that cannot be played, and without the package or with another version of it."""
-    found = TasksetDomain(name, config)
+def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain | ClassicDomain"]:
+    """The `load` of an environment with that taskset's tasks; `config` are fields of its configuration. With verifiers
+    0.3 it is the environment that `load_environment(name, **config)` makes.
+
+    Raises JobFailure for one that cannot be played, and without the package or with another version of it.
+    """
+    classic = installed().startswith(f"{CLASSIC}.")
+    found = ClassicDomain(name, config) if classic else TasksetDomain(name, config)
     return lambda variant: found
 
 
@@ -68,11 +73,7 @@ class TasksetDomain:
     def open(self, split: str, index: int, args: Mapping[str, Json]) -> "Episode":
         if args:
             raise JobFailure(f"a taskset takes no env_args, not {dict(args)!r:.200}; configure it in a file: taskset()")
-        if threading.current_thread() is not threading.main_thread():
-            raise ForOtherWorkers(
-                f"{self.name} is only played in a process of its own, because rewards of verifiers use signals: "
-                f"start the worker with ROLLQ_ISOLATE={self.name}, or the name of your file's environment"
-            )
+        only_in_main_thread(self.name)
         return Episode(self._task(split, index))
 
     def _task(self, split: str, index: int) -> Any:

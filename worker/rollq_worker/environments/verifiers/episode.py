@@ -3,21 +3,17 @@
 It does not know what tasks can be played.
 """
 
-import asyncio
 import json
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from rollq.errors import EnvironmentFailure
 from rollq.job import Json
-from rollq_worker.environments.verifiers.package import call, package, part
+from rollq_worker.environments.verifiers.package import OwnLoop, call, package, part
 from rollq_worker.environments.verifiers.tasks import prompt_of
 from rollq_worker.environments.verifiers.toolsets import Toolsets
 from rollq_worker.protocols import RESPOND, Action, Grade, Observation, User
-
-T = TypeVar("T")
 
 
 class Episode:
@@ -26,7 +22,7 @@ class Episode:
     def __init__(self, task: Any) -> None:
         self._task = task
         self.system_prompt, question = prompt_of(task.data)
-        self._loop = asyncio.new_event_loop()
+        self._loop = OwnLoop()
         self._trace = _new_trace(task)
         self._toolsets = Toolsets(task, self._trace)
         self.tools: Sequence[Json] = ()
@@ -34,7 +30,7 @@ class Episode:
             self._add("SystemMessage", content=self.system_prompt)
         self._add("UserMessage", content=question)
         try:
-            self.tools = self._wait(self._open())
+            self.tools = self._loop.wait(self._open())
         except BaseException:
             self.close()
             raise
@@ -49,12 +45,12 @@ class Episode:
         made = {"id": f"call_{len(self._trace.nodes)}", "name": action.name}
         arguments = json.dumps(dict(action.arguments))
         self._add("AssistantMessage", sampled=True, tool_calls=[{**made, "arguments": arguments}])
-        said = self._wait(self._toolsets.call(action))
+        said = self._loop.wait(self._toolsets.call(action))
         self._add("ToolMessage", tool_call_id=made["id"], name=action.name, content=said)
-        return Observation(said, done=self._wait(self._stops()))
+        return Observation(said, done=self._loop.wait(self._stops()))
 
     def grade(self) -> Grade:
-        self._wait(self._score())
+        self._loop.wait(self._score())
         trace = self._trace
         missing = [name for scores in (trace.rewards, trace.metrics) for name, score in scores.items() if score is None]
         if missing:
@@ -70,19 +66,7 @@ class Episode:
         return Grade(float(trace.reward), info)
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            try:
-                self._wait(self._toolsets.close())
-            finally:
-                self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run_until_complete(work)
-        with ThreadPoolExecutor(1) as other:  # a thread runs one loop at a time; the replay engine's asks for tools
-            return other.submit(self._loop.run_until_complete, work).result()
+        self._loop.close(self._toolsets.close())
 
     def _add(self, kind: str, sampled: bool = False, **fields: Any) -> None:
         vf, nodes = package(), self._trace.nodes

@@ -1,26 +1,33 @@
-"""The installed package `verifiers`, of the one series that rollq has been tested with."""
+"""The installed package `verifiers`, of a series that rollq has been tested with, and where its code runs."""
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module, metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from rollq.errors import JobFailure
 from rollq.extras import install_line
+from rollq_worker.failures import ForOtherWorkers
 
-SERIES = "0.4"
-"""The series of verifiers that is accepted: others name and call things differently."""
+T = TypeVar("T")
+
+CLASSIC, TASKSETS = "0.3", "0.4"
+"""The series of verifiers that are accepted: others name and call things differently."""
 
 
 def installed() -> str:
-    """Its version. Raises JobFailure without the package, and for another series of it."""
+    """Its version. Raises JobFailure without the package, and for other series of it."""
     try:
         version = metadata.version("verifiers")
     except metadata.PackageNotFoundError:
-        raise JobFailure(f"tasksets need the package verifiers: {install_line('verifiers')}") from None
-    if not f"{version}.".startswith(f"{SERIES}."):
-        raise JobFailure(f"tasksets need verifiers {SERIES}.*, not {version}: {install_line('verifiers')}")
+        raise JobFailure(f"this environment needs the package verifiers: {install_line('verifiers')}") from None
+    if not f"{version}.".startswith((f"{CLASSIC}.", f"{TASKSETS}.")):
+        needed = f"{CLASSIC}.* or {TASKSETS}.*"
+        raise JobFailure(f"this environment needs verifiers {needed}, not {version}: {install_line('verifiers')}")
     return version
 
 
@@ -33,6 +40,38 @@ def package() -> Any:
 def part(module: str, name: str) -> Any:
     """What `verifiers.v1` itself does not name."""
     return getattr(import_module(f"verifiers.v1.{module}"), name)
+
+
+def only_in_main_thread(name: str) -> None:
+    """Rewards that limit their time by signals are silently wrong elsewhere. Raises ForOtherWorkers there."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ForOtherWorkers(
+            f"{name} is only played in a process of its own, because rewards of verifiers use signals: "
+            f"start the worker with ROLLQ_ISOLATE={name}, or the name of your file's environment"
+        )
+
+
+class OwnLoop:
+    """An episode's event loop, on which the package's asynchronous code runs."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run_until_complete(work)
+        with ThreadPoolExecutor(1) as other:  # a thread runs one loop at a time; the replay engine's asks for tools
+            return other.submit(self._loop.run_until_complete, work).result()
+
+    def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
+        """Do the last work, if there is any, and close the loop."""
+        try:
+            if last is not None:
+                self.wait(last)
+        finally:
+            self._loop.close()
 
 
 async def call(function: Callable[..., Any], available: Mapping[Any, Any]) -> Any:

@@ -1,16 +1,23 @@
 """Real faults, and whether `rollq top` and `rollq late` name them (docs/operate.md)."""
 
 import json
+import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from rollq import Client, Job
+import pytest
+from redis import ResponseError
+
+from rollq import Client, Job, cli
+from rollq.commands.connect import ping_redis
 from rollq.commands.top.fleet import FleetNow, FleetReader
+from rollq.ledger.keys import WORKERS
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY
 from rollq.servers.connection import connect
+from rollq.servers.health import Level, findings
 from tests.e2e.own_redis import OwnRedis
 from tests.e2e.stack import FAULTY_SHOP, Stack
 from tests.waiting import until
@@ -122,3 +129,23 @@ def test_a_redis_without_memory(own_redis: OwnRedis, own_stack: Stack) -> None:
     client.config_set("maxmemory", 1)
     until(lambda: operator.sees("Redis is out of memory ("))
     client.close()
+
+
+def test_a_redis_with_a_full_disk(own_redis: OwnRedis, own_stack: Stack) -> None:
+    """It refuses writes, and PING as well. A folder that is gone is as good as a full one."""
+    operator = Operator(own_redis.url)
+    submit(own_stack, "r", 1)
+    client = connect(own_redis.url, retries=0)
+    client.hset(WORKERS, "dead", '{"at": 1, "queues": []}')  # a look at the workers would remove it
+    client.config_set("save", "3600 1")
+    shutil.rmtree(own_redis.folder)
+    client.bgsave()
+    until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+    with pytest.raises(ResponseError, match="MISCONF"):
+        client.ping()
+    client.close()
+    assert operator.sees("Redis cannot write to its disk (rdb_last_bgsave_status: err)")
+    ping_redis(own_redis.url)
+    assert cli.main(["top", "--once", "--redis", own_redis.url]) == 0
+    found = {one.name: one for one in findings(connect(own_redis.url, retries=0))}
+    assert found["redis persistence"].level is Level.FAIL and "full disk" in found["redis persistence"].remedy

@@ -18,6 +18,9 @@ from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
 
+DISK = "MISCONF"
+"""What a refusal begins with, of PING as well, while Redis cannot write to its disk."""
+
 
 def settings(args: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by the command's flags. Raises SettingsError."""
@@ -40,7 +43,8 @@ def ping_redis(url: str) -> None:
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:
-        raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
+        if not str(e).startswith(DISK):  # it answers, and can still be read
+            raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
         raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
     finally:

@@ -69,7 +69,8 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
     options: dict[str, Any] = {
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "health_check_interval": 15,
+        # A PING, which a Redis with a full disk refuses. One that looks once asks what it wants to know.
+        "health_check_interval": 15 if retries else 0,
         "max_connections": max_connections + held_connections.MOST,
     }
     patient = {"retry": patience(retries, mask_url(url)), "retry_on_error": list(CONNECTION_ERRORS)}
@@ -260,7 +261,8 @@ def _explain(error: str) -> str:
     if "not allowed when used memory" in error:
         return "Redis is out of memory (used memory > 'maxmemory')"
     if "DAMAGED" not in error and (why := REFUSING.search(error)):
-        return error[why.start() :].lstrip(" -")
+        text = error[why.start() :].lstrip(" -")
+        return f"{text}. Make room on its disk; `rollq doctor` checks it" if text.startswith("MISCONF") else text
     if found := re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error):
         return f"{found[1]} {found[2]}. {KEY_REMEDY}"
     return f"{error}. {KEY_REMEDY}" if "WRONGTYPE" in error else error

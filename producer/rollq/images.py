@@ -103,7 +103,7 @@ def images_of_segments(trajectory: Trajectory) -> list[list[bytes]]:
     """
     files = images_by_hash(trajectory)
     rows: list[tuple[list[Message], bool]] = []
-    for event in trajectory.events:
+    for event in trajectory.spans:
         if isinstance(event, Prompt):
             rows.append((list(event.messages), False))
         elif isinstance(event, Sampled):

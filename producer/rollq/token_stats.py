@@ -46,10 +46,9 @@ class TokenStats:
 def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[int]] | None = None) -> TokenStats:
     """Counts in one pass over the events. `reencode` decodes ids and encodes the text; without it no drift is
     counted."""
-    sent = kept = traces = malformed = unclosed = drifted = breaks = 0
+    sent = kept = traces = malformed = unclosed = drifted = 0
     length = 0  # of the trace so far
     known: int | None = None  # tokens of this trace that the engine has seen; None before the first request
-    current, seen = "", set[str]()
     turn = array("I")
     for event in trajectory.spans:
         if isinstance(event, Sampled):
@@ -58,11 +57,6 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
                 kept += known
             known = length = length + len(event.ids)
             turn.extend(event.ids)
-            for span in event.versions:
-                if span.version != current:
-                    current = span.version
-                    breaks += current in seen
-                    seen.add(current)
         elif isinstance(event, Observed):
             malformed += bool(event.errors)
             unclosed += any("unclosed" in action for action in event.actions)
@@ -71,6 +65,7 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
             turn = array("I")
         elif isinstance(event, Prompt):
             traces += 1
+            turn = array("I")
             length = len(event.ids)
             known = 0 if known is not None else None  # a new trace keeps nothing
     return TokenStats(
@@ -80,5 +75,17 @@ def count_tokens(trajectory: Trajectory, reencode: Callable[[array[int]], array[
         malformed_turns=malformed,
         unclosed_turns=unclosed,
         drifted_turns=drifted,
-        version_breaks=breaks,
+        version_breaks=_version_breaks(trajectory),
     )
+
+
+def _version_breaks(trajectory: Trajectory) -> int:
+    """In the order in which tokens were sampled, which is not that of the traces."""
+    breaks, current, seen = 0, "", set[str]()
+    for event in trajectory.events:
+        for span in event.versions if isinstance(event, Sampled) else ():
+            if span.version != current:
+                current = span.version
+                breaks += current in seen
+                seen.add(current)
+    return breaks

@@ -13,7 +13,7 @@ trainer, which reads tokens, never pays for them. Pure values, standard library 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -224,6 +224,18 @@ class Segment:
     """array('I'), the buffer of the Prompt."""
     events: Sequence[Sampled | Observed]
     """The response. It holds at least one sampled token."""
+    prompt: Prompt | None = None
+    """The event that opened the trace."""
+
+    @property
+    def prompt_messages(self) -> list[Message]:
+        """The trace's conversation before its first turn."""
+        return list(self.prompt.messages) if self.prompt else []
+
+    @property
+    def messages(self) -> list[Message]:
+        """Its finished turns, and what answered them."""
+        return [*_answers(self.events)]
 
     @cached_property
     def response_ids(self) -> array[int]:
@@ -321,12 +333,12 @@ class Trajectory:
     @cached_property
     def traces(self) -> list[int]:
         """Lengths of the traces; their sum is the number of tokens."""
-        return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self._traces()]
+        return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self.trace_events()]
 
     @cached_property
     def spans(self) -> Sequence[_Span]:
         """The events that have tokens, in the order of `tokens`: trace by trace."""
-        return [event for prompt, response in self._traces() for event in (prompt, *response)]
+        return [event for prompt, response in self.trace_events() for event in (prompt, *response)]
 
     @property
     def turns(self) -> int:
@@ -335,8 +347,9 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> list[float | None]:
-        """`Observed.reward` of each finished turn. Reading it decodes texts."""
-        return [event.reward for event in self.events if isinstance(event, Observed)]
+        """`Observed.reward` of each finished turn, by its number. Reading it decodes texts."""
+        finished = [event for event in self.events if isinstance(event, Observed)]
+        return [event.reward for event in sorted(finished, key=lambda event: event.turn)]
 
     @property
     def sampled_tokens(self) -> int:
@@ -345,13 +358,25 @@ class Trajectory:
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The conversation in OpenAI's form."""
-        prompt = next((event for event in self.events if isinstance(event, Prompt)), None)
-        messages = list(prompt.messages) if prompt else []
-        for event in self.events:
-            if isinstance(event, Observed):
-                messages += [event.message, *event.replies]
+        """The conversation in OpenAI's form. Of an agent program's: that of the first trace, and of each later one that
+        goes on from all of it; `conversations` has the others."""
+        messages: list[Message] = []
+        for n, (prompt, response) in enumerate(self.trace_events()):
+            if not self.of_agent:  # the traces are one conversation
+                messages += [*(() if n else prompt.messages), *_answers(response)]
+            elif list(prompt.messages[: len(messages)]) == messages:
+                messages = [*prompt.messages, *_answers(response)]
         return messages
+
+    @cached_property
+    def conversations(self) -> list[list[Message]]:
+        """For each trace, in OpenAI's form, its prompt and its finished turns with what answered them."""
+        return [[*prompt.messages, *_answers(response)] for prompt, response in self.trace_events()]
+
+    @cached_property
+    def of_agent(self) -> bool:
+        """Whether an agent program played it. Then each trace is a conversation of its own."""
+        return any(isinstance(event, Sampled) and event.trace is not None for event in self.events)
 
     def segments(self) -> list[Segment]:
         """The rows to train on: one per trace in which the policy sampled something.
@@ -360,12 +385,13 @@ class Trajectory:
         earlier turns as the template writes them; they are prompt there, and not trained a second time.
         """
         return [
-            Segment(prompt_ids=prompt.ids, events=response)
-            for prompt, response in self._traces()
+            Segment(prompt_ids=prompt.ids, events=response, prompt=prompt)
+            for prompt, response in self.trace_events()
             if any(isinstance(event, Sampled) and event.ids for event in response)
         ]
 
-    def _traces(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
+    def trace_events(self) -> list[tuple[Prompt, list[Sampled | Observed]]]:
+        """For each trace, its prompt and what follows it. The events of several traces may be recorded in turns."""
         traces: list[tuple[Prompt, list[Sampled | Observed]]] = []
         for event in self.events:
             if isinstance(event, Prompt):
@@ -373,6 +399,12 @@ class Trajectory:
             elif isinstance(event, Sampled | Observed):
                 traces[-1 if event.trace is None else event.trace][1].append(event)
         return traces
+
+
+def _answers(events: Iterable[Event]) -> Iterator[Message]:
+    for event in events:
+        if isinstance(event, Observed):
+            yield from (event.message, *event.replies)
 
 
 def _mask(spans: Iterable[_Span]) -> bytes:

@@ -15,7 +15,7 @@ from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
 from rollq.images import refuse_images
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Prompt, Sampled, Segment, Stop, Trajectory
+from rollq.trajectory import Sampled, Segment, Stop, Trajectory
 from rollq.trajectory_extras import ExpertShape
 
 Sample = Any
@@ -104,7 +104,7 @@ def _sample(
         group_index=group,
         index=index,
         rollout_id=index,
-        prompt=_prompt(trajectory),
+        prompt=segment.prompt_messages,
         tokens=segment.prompt_ids.tolist(),
         reward=reward,
         metadata=_metadata(trajectory),
@@ -122,11 +122,6 @@ def _sample(
     sample.weight_versions = _numbers(segment.versions, steps)
     sample.status = SlimeSample.Status.TRUNCATED if trajectory.stop in TRUNCATED else SlimeSample.Status.COMPLETED
     return sample
-
-
-def _prompt(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """The conversation before the first turn."""
-    return next(list(event.messages) for event in trajectory.events if isinstance(event, Prompt))
 
 
 def _metadata(trajectory: Trajectory) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from rollq.extras import needs
 from rollq.images import refuse_images
 from rollq.trainers.fleet import Fleet
 from rollq.trainers.trl import check_temperature, check_template_kwargs
-from rollq.trajectory import Prompt
 
 with needs("trl"):
     from safetensors.torch import save_file
@@ -224,16 +223,16 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _samples(self, batch: Batch) -> Iterator[RolloutSample]:
         assert self._temperature is not None  # `start` saw to it
         arrays = batch.arrays(advantages=self._advantages)
-        for row, index in enumerate(arrays.trajectory_index):
+        segments = (segment for trajectory in batch.trajectories for segment in trajectory.segments())  # as the arrays
+        for row, (index, segment) in enumerate(zip(arrays.trajectory_index, segments, strict=True)):
             trajectory, group = batch.trajectories[index], batch.groups[arrays.group_index[row]]
             check_temperature(trajectory.job, self._temperature)
             refuse_images(trajectory, "TRL")
-            prompt = next(event for event in trajectory.events if isinstance(event, Prompt))
             length = int(arrays.attention_mask[row].sum())
             steps = {int(arrays.version_steps[v]) for v in set(arrays.versions[row].tolist()) if v >= 0}
             yield RolloutSample(
-                prompt=list(prompt.messages),
-                completion=list(trajectory.messages[len(prompt.messages) :]),
+                prompt=segment.prompt_messages,
+                completion=segment.messages,
                 input_ids=arrays.tokens[row, :length],
                 completion_mask=arrays.mask[row, :length].astype("int64"),
                 old_log_probs=arrays.logprobs[row, :length],

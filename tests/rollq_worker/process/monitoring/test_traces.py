@@ -21,6 +21,7 @@ from rollq_worker.process.monitoring import traces
 from rollq_worker.process.monitoring.traces import LONGEST, UNKNOWN, AttemptTraces, WatchedEnvironment
 from rollq_worker.protocols import Action
 from tests.rollq import samples
+from tests.rollq.agent_episodes import branching
 from tests.rollq.samples import reader
 
 CALLS = ("environment.reset", "environment.step", "environment.grade", "user.open", "user.reply")
@@ -196,3 +197,11 @@ def test_an_attempt_that_is_not_sampled_costs_one_span(
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
     AttemptTraces(provider.get_tracer("rollq")).attach(runner)
     assert runner.run(submit(ledger))["stop"] == "done"
+
+
+def test_turns_of_traces_that_took_turns_are_one_each() -> None:
+    events = branching().events[:-1]
+    found = traces.turns(events, 0)
+    assert [turn.number for turn in found] == [0, 1, 2, 3, 4]
+    assert all(len(turn.requests) == 1 and turn.observed is not None for turn in found)
+    assert [turn.observed.turn for turn in found if turn.observed] == [0, 1, 2, 3, 4]

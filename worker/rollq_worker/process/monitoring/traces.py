@@ -119,16 +119,15 @@ class AttemptTraces:
 def turns(events: Sequence[Event], earlier: int) -> list[Turn]:
     """The turns among an attempt's events, without those that `earlier` attempts played; the last one may be
     unfinished."""
-    found: list[Turn] = []
+    found: dict[int, Turn] = {}  # those of several traces are recorded in turns
     for event in events[earlier:]:
         if isinstance(event, Sampled | Observed):
-            if not found or found[-1].number != event.turn:
-                found.append(Turn(event.turn, []))
+            turn = found.setdefault(event.turn, Turn(event.turn, []))
             if isinstance(event, Sampled):
-                found[-1].requests.append(event)
+                turn.requests.append(event)
             else:
-                found[-1].observed = event
-    return found
+                turn.observed = event
+    return [*found.values()]
 
 
 def _of_attempt(attempt: Attempt, summary: Summary) -> Attributes:

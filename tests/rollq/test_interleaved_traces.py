@@ -1,0 +1,91 @@
+"""What is derived of an episode whose traces took turns is what each trace would give by itself."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+
+from rollq.token_stats import count_tokens
+from rollq.training.staleness import staleness, version_names
+from rollq.trajectory import Prompt, Sampled, Trajectory
+from rollq.wire.routed_experts import join_parts
+from tests.rollq.agent_episodes import branching, interleaved, user
+from tests.rollq.routed_experts import ASKED, parts
+from tests.rollq.token_rows import batch_of
+
+Pair = tuple[Trajectory, Trajectory]
+
+
+def test_rows_are_the_traces() -> None:
+    made = branching()
+    first, second, third = made.segments()
+    assert [list(s.prompt_ids + s.response_ids) for s in (first, second, third)] == [
+        [1, 2, 3, 10, 11, 4, 5, 12],
+        [6, 7, 20, 8, 21],
+        [1, 2, 3, 10, 11, 4, 9, 30],
+    ]
+    assert [list(s.turns) for s in (first, second, third)] == [[0, 0, 0, 0, 2], [1, 1, 3], [4]]
+    assert [bytes(s.mask) for s in (first, second, third)] == [b"\1\1\0\0\1", b"\1\0\1", b"\1"]
+    assert [s.prompt_messages[-1]["content"] for s in (first, second, third)] == ["Hello", "Look it up", "or rather"]
+    assert [m["content"] for m in second.messages] == ["a1", "and?", "a3"]
+    assert made.traces == [8, 5, 8]
+
+
+def test_the_conversation_is_that_of_the_first_trace_and_of_what_goes_on_from_all_of_it() -> None:
+    made = branching()
+    assert [m["content"] for m in made.messages] == ["Be brief.", "Hello", "a0", "go on", "a2"]
+    assert [len(conversation) for conversation in made.conversations] == [5, 5, 5]
+    more = Prompt(ids=made.spans[0].ids, messages=[*made.messages, user("more")], tools=[])
+    longer = replace(made, events=[*made.events[:-1], more, made.events[-1]])
+    assert longer.messages == [*made.messages, user("more")]
+
+
+def test_weights_that_change_between_the_turns_of_two_traces_are_no_step_back() -> None:
+    versions = iter("11223")
+    events = [
+        replace(event, versions=[replace(event.versions[0], version=next(versions))])
+        if isinstance(event, Sampled)
+        else event
+        for event in branching().events
+    ]
+    made = replace(branching(), events=events)
+    assert made.versions.count("2") == 2
+    assert count_tokens(made).version_breaks == 0
+
+
+@given(interleaved())
+def test_rows_and_counts_do_not_depend_on_the_order_in_the_journal(pair: Pair) -> None:
+    straight, mixed = pair
+    assert mixed.tokens == straight.tokens and mixed.mask == straight.mask and mixed.logprobs == straight.logprobs
+    assert (mixed.versions, mixed.traces) == (straight.versions, straight.traces)
+    assert mixed.segments() == straight.segments()
+    assert mixed.conversations == straight.conversations
+    assert version_names([mixed]) == version_names([straight])
+    assert staleness([mixed], 3, {"1": 1}) == staleness([straight], 3, {"1": 1})
+    counts, others = count_tokens(mixed).counts, count_tokens(straight).counts
+    counts.pop("version_breaks"), others.pop("version_breaks")
+    assert counts == others
+
+
+@given(interleaved())
+def test_arrays_and_the_prefix_tree_too(pair: Pair) -> None:
+    straight, mixed = (batch_of([trajectory]) for trajectory in pair)
+    for name in ("arrays", "packed", "prefix_tree"):
+        first, second = (vars_of(getattr(batch, name)()) for batch in (straight, mixed))
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def vars_of(arrays: Any) -> dict[str, object]:
+    return {name: getattr(arrays, name) for name in (field.name for field in fields(arrays))}
+
+
+@given(interleaved())
+def test_routed_experts_are_those_of_the_trace(pair: Pair) -> None:
+    straight, mixed = (replace(each, job=replace(each.job, routed_experts=ASKED)) for each in pair)
+    by_event = dict(
+        zip((id(e) for e in straight.events if isinstance(e, Sampled)), parts(straight.events), strict=True)
+    )
+    of_mixed = [by_event[id(event)] for event in mixed.events if isinstance(event, Sampled)]
+    assert join_parts(mixed, of_mixed) == join_parts(straight, [*parts(straight.events)])

@@ -64,3 +64,11 @@ class Guess:
 
 def load(variant):
     return Guess()
+
+
+if __name__ == "__main__":  # played by its own moves, as `rollq env check` does with any environment
+    import sys
+
+    from rollq.cli import main
+
+    sys.exit(main(["env", "check", __file__]))

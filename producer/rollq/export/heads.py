@@ -59,6 +59,6 @@ def _cut(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line[:messages] + line[info + 1 : tokens + 1] + b"}")
         lengths = json.loads(line[pieces + len(b',"pieces":') : line.index(b"]]", pieces) + 2])
-        return {**found, "sampled": sum(length for length, _ in lengths)}
-    except (ValueError, TypeError):
+        return {**found, "sampled": sum(piece[0] for piece in lengths)}
+    except (ValueError, TypeError, LookupError):
         return None

@@ -22,9 +22,9 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
 
     `tokens`, `mask`, `logprobs` and `versions` have equal length. The traces follow one another in them, and `traces`
     lists the length of each. `pieces` has the length and the finish of each of the engine's replies, in order, and
-    `times` is `times_of`. Where the mask is 0, the logprob is 0.0 and the version null. `unanswered` is there when the
-    last turn was never answered: its text, such as the call that crashed the environment. Raises ContractError when a
-    text in Redis cannot be read.
+    `Sampled.asked` where an agent program asked for something. `times` is `times_of`. Where the mask is 0, the logprob
+    is 0.0 and the version null. `unanswered` is there when the last turn was never answered: its text, such as the
+    call that crashed the environment. Raises ContractError when a text in Redis cannot be read.
     """
     unanswered = _unanswered(trajectory)
     return facts(trajectory) | {
@@ -33,10 +33,14 @@ def record(trajectory: Trajectory) -> dict[str, Any]:
         "logprobs": trajectory.logprobs.tolist(),
         "versions": trajectory.versions,
         "traces": trajectory.traces,
-        "pieces": [[len(event.ids), event.finish.value] for event in trajectory.spans if isinstance(event, Sampled)],
+        "pieces": [_piece(event) for event in trajectory.spans if isinstance(event, Sampled)],
         "times": times_of(trajectory),
         **({"unanswered": unanswered} if unanswered else {}),
     }
+
+
+def _piece(event: Sampled) -> list[Any]:
+    return [len(event.ids), event.finish.value, *([dict(event.asked)] if event.asked else [])]
 
 
 def times_of(trajectory: Trajectory) -> list[list[Any]]:

@@ -132,10 +132,11 @@ def _token_faults(found: Mapping[str, Any]) -> Iterator[str]:
 def _piece_faults(found: Mapping[str, Any]) -> Iterator[str]:
     """A turn ends with a piece. Parquet and files of an earlier rollq have no pieces."""
     try:
-        lengths = [length for length, finish in found.get("pieces", []) if finish in [*Finish]]
+        pieces = [(length, finish, *asked) for length, finish, *asked in found.get("pieces", [])]
+        lengths = [piece[0] for piece in pieces if piece[1] in [*Finish] and [*map(_map, piece[2:])] in ([], [True])]
         ends = {*accumulate(lengths)}
     except (TypeError, ValueError):
-        yield f"pieces must be pairs of a length and a finish, not {found['pieces']!r:.60}"
+        yield f"pieces must be a length, a finish and perhaps a mapping, not {found['pieces']!r:.60}"
         return
     turns = [*accumulate(len(list(run)) for sampled, run in groupby(found["mask"]) if sampled)]
     if "pieces" in found and sum(lengths) != sum(map(bool, found["mask"])):

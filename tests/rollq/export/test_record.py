@@ -15,7 +15,7 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
     assert line["sampling"] == sampling
     (tmp_path / "x.jsonl").write_text(json.dumps(line) + "\n")
     (found,) = read(tmp_path / "x.jsonl")
-    assert (found.job, found.temperature, found.incomparable) == ("r/g/0", 0.7, "repetition_penalty")
+    assert (found.job, *[*found.conditions.values()][0]) == ("r/g/0", 0.7, "repetition_penalty")
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 
 

@@ -2,14 +2,17 @@
 
 import math
 from array import array
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABULARY, WEIGHTS
+from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABULARY, WEIGHTS, Auditor, ComparedToken
+from rollq_worker.audit.exported_file import read
 from rollq_worker.audit.report import MIN_COMPARED
 from rollq_worker.audit.scorer import Scores
-from tests.rollq_worker.audit.exported import FakeScorer, audit, record
+from tests.rollq_worker.audit.exported import FakeScorer, audit, record, write_file
 
 
 def test_what_was_sampled_is_compared() -> None:
@@ -95,3 +98,31 @@ def test_what_the_engine_cannot_take_is_not_sent() -> None:
     assert not scorer.calls
     found = audit(record(), scorer=FakeScorer(refusal="too long"))
     assert found["by_reason"] == {"refused: too long": 8} and found["verdict"] == "incomplete"
+
+
+def test_each_reply_of_the_engine_is_scored_at_its_own_temperature() -> None:
+    sampled, pieces = record(), [[4, "stop", {"temperature": 0.3}], [4, "stop"]]
+    for i in range(5, 9):
+        p = sampled["logprobs"][i]
+        other = math.log(max(1e-9, 1 - math.exp(p)))
+        sampled["logprobs"][i] = p / 0.3 - math.log(math.exp(p / 0.3) + math.exp(other / 0.3))
+    report = audit({**sampled, "pieces": pieces})
+    assert (report["tokens"], report["verdict"]) == (8, "ok") and report["max_abs"] < 1e-9
+    assert audit({**sampled, "pieces": [piece[:2] for piece in pieces]})["verdict"] == "bad"
+
+
+def test_only_the_replies_that_asked_for_a_parameter_cannot_be_compared() -> None:
+    asked = [[4, "stop", {"frequency_penalty": 0.5, "temperature": 0.3}], [4, "stop", {"max_new_tokens": 9}]]
+    report = audit(record(pieces=asked))
+    assert report["tokens"] == 4 and report["by_reason"] == {"sampled with frequency_penalty": 4}
+
+
+def test_the_worst_tokens_are_decoded_at_the_temperature_of_their_reply() -> None:
+    scorer = FakeScorer(noise=0.05)
+    auditor = Auditor(scorer, frozenset(["v1"]), 50)
+    with TemporaryDirectory() as folder:
+        made = record(pieces=[[4, "stop", {"temperature": 0.3}], [4, "stop"]])
+        [found] = read(write_file(Path(folder), made))
+    for position in (5, 8, 12, 15):
+        auditor.decode(ComparedToken(found, 0, position, 0.0))
+    assert [temperature for _, _, temperature in scorer.next_calls] == [0.3, 0.3, 1.0, 1.0]

@@ -15,7 +15,7 @@ from itertools import compress
 
 from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory
-from rollq_worker.audit.scorer import Scorer, Scores, ScoringRefused
+from rollq_worker.audit.scorer import Scorer, ScoringRefused
 from rollq_worker.audit.token_classes import Fault, Tally, TokenClass
 
 LIKELIEST = 128
@@ -105,9 +105,6 @@ class Auditor:
     def audit(self, trajectory: ExportedTrajectory) -> ComparisonResult:
         """Scores and compares one trajectory. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
-        if parameter := trajectory.incomparable:
-            result.skipped[f"sampled with {parameter}"] = trajectory.sampled
-            return result
         start, scored = 0, dict[int, float]()
         for length in trajectory.traces:
             scored |= self._compare_trace(trajectory, start, start + length, result)
@@ -123,7 +120,8 @@ class Auditor:
         trajectory, i = token.trajectory, token.position
         prompt = trajectory.tokens[token.trace_start : i]
         try:
-            return self._scorer.score_next(prompt, trajectory.tokens[i], temperature=trajectory.temperature)
+            temperature = trajectory.conditions[i].temperature
+            return self._scorer.score_next(prompt, trajectory.tokens[i], temperature=temperature)
         except ScoringRefused:
             return None
 
@@ -138,19 +136,24 @@ class Auditor:
         if max(ids) >= self._vocabulary_end:
             result.skipped[OUTSIDE_VOCABULARY] += len(positions)
             return {}
-        likeliest = LIKELIEST if trajectory.temperature != 1.0 else 0
+        likeliest = LIKELIEST if any(trajectory.conditions[i].temperature != 1.0 for i in positions) else 0
         try:
             scores = self._scorer.score(ids, first - 1 - start, likeliest=likeliest)
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += len(positions)
             return {}
-        if likeliest and scores.likeliest is None:
-            result.skipped[NO_LIST] += len(positions)
-            return {}
-        logprobs = rescale(scores, trajectory.temperature)
-        scored = {i: logprob for i in positions if (logprob := logprobs[i - first]) is not None}
-        if len(scored) < len(positions):
-            result.skipped[FLAT] += len(positions) - len(scored)
+        scored = {}
+        for i in positions:
+            temperature = trajectory.conditions[i].temperature
+            if temperature != 1.0 and scores.likeliest is None:
+                result.skipped[NO_LIST] += 1
+                continue
+            top = scores.likeliest[i - first] if scores.likeliest else ()
+            logprob = rescale(scores.logprobs[i - first], top, temperature)
+            if logprob is None:
+                result.skipped[FLAT] += 1
+            else:
+                scored[i] = logprob
         _compare(trajectory, start, scored, result)
         return scored
 
@@ -158,7 +161,9 @@ class Auditor:
         """Positions of a trace's sampled tokens that this engine can score."""
         positions = []
         for i in compress(range(start, end), trajectory.mask[start:end]):
-            if trajectory.versions[i] not in self._versions:
+            if parameter := trajectory.conditions[i].incomparable:
+                result.skipped[f"sampled with {parameter}"] += 1
+            elif trajectory.versions[i] not in self._versions:
                 result.skipped[WEIGHTS] += 1
             elif i - start >= self._scorer.max_tokens:
                 result.skipped[CONTEXT] += 1
@@ -167,24 +172,21 @@ class Auditor:
         return positions
 
 
-def rescale(scores: Scores, temperature: float) -> list[float | None]:
-    """The logprobs at that temperature; None for a token whose likeliest tokens do not determine it.
+def rescale(logprob: float, top: Sequence[float], temperature: float) -> float | None:
+    """The logprob of a token at that temperature; None where its likeliest tokens do not determine it.
 
     log softmax(logits / T) = logprob / T - log(sum over all tokens of p^(1/T)). The unlisted tokens have the mass R
     together, and each at most the smallest listed p. So their part of the sum lies between two bounds.
     """
-    if temperature == 1.0 or scores.likeliest is None:
-        return list(scores.logprobs)
-    rescaled: list[float | None] = []
-    for logprob, top in zip(scores.logprobs, scores.likeliest, strict=True):
-        rest = max(0.0, 1.0 - math.fsum(map(math.exp, top)))
-        concentrated = rest * math.exp(min(top[-1] * (1 / temperature - 1), 700.0))
-        spread_out = VOCABULARY * (rest / VOCABULARY) ** (1 / temperature)
-        low, high = sorted((concentrated, spread_out))
-        known = math.fsum(math.exp(p / temperature) for p in top)
-        tight = math.log((known + high) / (known + low)) <= MAX_UNCERTAINTY
-        rescaled.append(logprob / temperature - math.log(known + (low + high) / 2) if tight else None)
-    return rescaled
+    if temperature == 1.0:
+        return logprob
+    rest = max(0.0, 1.0 - math.fsum(map(math.exp, top)))
+    concentrated = rest * math.exp(min(top[-1] * (1 / temperature - 1), 700.0))
+    spread_out = VOCABULARY * (rest / VOCABULARY) ** (1 / temperature)
+    low, high = sorted((concentrated, spread_out))
+    known = math.fsum(math.exp(p / temperature) for p in top)
+    tight = math.log((known + high) / (known + low)) <= MAX_UNCERTAINTY
+    return logprob / temperature - math.log(known + (low + high) / 2) if tight else None
 
 
 def _compare(

@@ -12,8 +12,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, groupby
+from functools import cached_property
+from itertools import accumulate, compress, count, groupby, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from rollq.errors import ContractError, SettingsError
 from rollq.images import references
@@ -37,7 +39,25 @@ effect."""
 GZIP = b"\x1f\x8b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece(NamedTuple):
+    """One reply of the engine."""
+
+    length: int
+    finish: str
+    asked: Mapping[str, Json]
+    """Sampling parameters of this reply, in place of the job's."""
+
+
+class Conditions(NamedTuple):
+    """What a token's logprob depends on, beside the tokens before it."""
+
+    temperature: float
+    """It divides the logits. For greedy sampling it is 1, because raw logprobs are reported then."""
+    incomparable: str
+    """What keeps the token from being compared, images or a sampling parameter; empty when it can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportedTrajectory:
     """One line of the file. Position i of every list is the same token."""
 
@@ -49,11 +69,12 @@ class ExportedTrajectory:
     logprobs: array[float]
     versions: Sequence[str | None]
     traces: Sequence[int]
-    pieces: Sequence[tuple[int, str]]
-    """Length and finish of each of the engine's replies."""
+    pieces: Sequence[Piece]
+    """The engine's replies, in order."""
     calls: Sequence[bool]
     """For each turn that has a message, whether it called a tool."""
     sampling: Mapping[str, Json]
+    """Of the job. What an agent program asked for comes before it, reply by reply."""
     images: bool = False
     """Whether the policy saw images. The file has their references only, and scoring needs the images themselves."""
 
@@ -66,8 +87,9 @@ class ExportedTrajectory:
             end = found if found >= 0 else len(self.mask)
             ends, finish = [begin], ""
             while ends[-1] < end:
-                length, finish = next(pieces)
-                ends.append(ends[-1] + length)
+                piece = next(pieces)
+                ends.append(ends[-1] + piece.length)
+                finish = piece.finish
             before, trace = trace, bisect_right(starts, begin)
             calls = number < len(self.calls) and self.calls[number]
             yield SampledTurn(begin, end, trace != before, calls, ends[1:], finish == Finish.STOP)
@@ -82,22 +104,25 @@ class ExportedTrajectory:
         """The ids that were not sampled."""
         return compress(self.tokens, self.mask.translate(bytes([1, 0]).ljust(256, b"\0")))
 
-    @property
-    def temperature(self) -> float:
-        """The temperature that divides the logits. For greedy sampling it is 1, because raw logprobs are reported
-        then."""
-        temperature = float(self.sampling.get("temperature", 1.0))
-        return temperature if temperature > 1e-6 else 1.0
+    @cached_property
+    def conditions(self) -> Mapping[int, Conditions]:
+        """Under what each sampled token was sampled, by position. Tokens of one reply share an entry."""
+        sampled = compress(count(), self.mask)
+        return {
+            i: conditions
+            for piece in self.pieces
+            for conditions in [self._conditions(piece.asked)]
+            for i in islice(sampled, piece.length)
+        }
 
-    @property
-    def incomparable(self) -> str:
-        """What keeps the tokens from being compared, images or a sampling parameter; empty when they can be."""
-        if self.images:
-            return "images"
+    def _conditions(self, asked: Mapping[str, Json]) -> Conditions:
+        sampling = {**self.sampling, **asked}
+        temperature = float(sampling.get("temperature", 1.0))
+        changed = "images" if self.images else ""
         for name, neutral in CHANGES_LOGPROBS.items():
-            if (value := self.sampling.get(name)) and value != neutral:
-                return name
-        return ""
+            if not changed and (value := sampling.get(name)) and value != neutral:
+                changed = name
+        return Conditions(temperature if temperature > 1e-6 else 1.0, changed)
 
 
 def read(path: Path) -> Iterator[ExportedTrajectory]:
@@ -134,7 +159,7 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
             versions=list(record["versions"]),
             traces=list(record.get("traces", [len(record["tokens"])])),
             pieces=_pieces(record),
-            calls=[bool(m.get("tool_calls")) for m in record.get("messages", []) if m["role"] == "assistant"],
+            calls=_calls(record),
             sampling=dict(record.get("sampling") or {}),
             images=bool(references(record.get("messages", []))),
         )
@@ -146,11 +171,28 @@ def _parse(text: bytes, where: str) -> ExportedTrajectory:
     return trajectory
 
 
-def _pieces(record: Mapping[str, Json]) -> list[tuple[int, str]]:
+def _pieces(record: Mapping[str, Json]) -> list[Piece]:
     """Of a file without them, written by an earlier rollq: a piece for each turn, which ended by itself."""
     if "pieces" in record:
-        return [(length, str(finish)) for length, finish in record["pieces"]]
-    return [(length, Finish.STOP) for length in _sampled_runs(record["mask"])]
+        return [_piece(*piece) for piece in record["pieces"]]
+    return [_piece(length, Finish.STOP) for length in _sampled_runs(record["mask"])]
+
+
+def _calls(record: Mapping[str, Json]) -> list[bool]:
+    """Of each turn, in the order of the traces. Assistant messages of a prompt are no turns."""
+    if "conversations" not in record:
+        return [bool(m.get("tool_calls")) for m in record.get("messages", []) if m["role"] == "assistant"]
+    found: list[bool] = []
+    for trace in record["conversations"]:
+        said = [bool(m.get("tool_calls")) for m in trace["messages"] if m["role"] == "assistant"]
+        unanswered = bool(trace.get("unanswered"))
+        answered = len(trace["turns"]) - unanswered
+        found += [*said[len(said) - answered :], *([False] * unanswered)]
+    return found
+
+
+def _piece(length: int, finish: str, asked: Mapping[str, Json] | None = None) -> Piece:
+    return Piece(length, str(finish), dict(asked or {}))
 
 
 def _sampled_runs(mask: Iterable[int]) -> list[int]:
@@ -166,7 +208,7 @@ def _check(trajectory: ExportedTrajectory) -> None:
         raise ValueError(f"its traces {list(trajectory.traces)} do not make up its {len(trajectory.tokens)} tokens")
     if trajectory.mask.translate(None, b"\0\1"):
         raise ValueError("its mask holds more than 0 and 1")
-    pieces = [length for length, _ in trajectory.pieces]
+    pieces = [piece.length for piece in trajectory.pieces]
     whole = all(type(n) is int and n > 0 for n in pieces) and sum(pieces) == trajectory.sampled
     if not whole or not {*accumulate(_sampled_runs(trajectory.mask))} <= {*accumulate(pieces)}:
         raise ValueError(f"its pieces do not make up its {trajectory.sampled} sampled tokens, turn by turn")
@@ -180,5 +222,6 @@ def _check(trajectory: ExportedTrajectory) -> None:
             raise ValueError(
                 f"token {i} was sampled, with logprob {trajectory.logprobs[i]} and version {trajectory.versions[i]!r}"
             )
-    if not 0 <= trajectory.temperature < math.inf:
-        raise ValueError(f"its temperature is {trajectory.temperature}")
+    for temperature in {conditions.temperature for conditions in trajectory.conditions.values()}:
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"its temperature is {temperature}")

@@ -12,11 +12,13 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollq import __version__
 from rollq.commands.flags import run_file
 from rollq.commands.flags.shared import Commands
+from rollq.commands.help import EPILOG, EXAMPLES, SUMMARIES, examples, near
 from rollq.errors import RollqError, SettingsError
 from rollq.extras import install_line
 
@@ -24,25 +26,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 DESCRIPTION = "Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue on Redis."
-EPILOG = """\
-Try everything on this machine:       rollq demo
-Start the parts, each in a terminal:  rollq redis, rollq engine, rollq worker
-Submit jobs and take the results:     rollq submit, rollq pull
-Measure a policy:                     rollq eval
-Load new weights into the engines:    rollq sync, rollq publish
-Change the engines of workers:        rollq engines
-Look at runs and trajectories:        rollq stats, rollq show, rollq view
-See what a fleet does, or waits for:  rollq top, rollq late
-Watch a fleet in Prometheus:          rollq metrics
-Check an exported file:               rollq validate
-Deal with failed jobs:                rollq dead, rollq requeue, rollq drop, rollq cancel
-Check a setup before a run:           rollq doctor
-Size a fleet on a simulated clock:    rollq simulate
-Write an environment of your own:     rollq env
-Check recorded logprobs after it:     rollq audit
-
-`rollq COMMAND --help` explains a command. Values in parentheses are defaults.
-"""
 OWN_COMMANDS = {
     "redis": "redis_server",
     "submit": "submit",
@@ -62,6 +45,7 @@ OWN_COMMANDS = {
     "engines": "engines",
     "sync": "weights",
     "publish": "weights",
+    "completion": "completion",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {
@@ -74,41 +58,13 @@ WORKER_COMMANDS = {
     "simulate": "worker",
 }
 """Commands that rollq_worker adds, and the extra that brings what each needs."""
-SUMMARIES = {
-    "redis": "run a Redis server in the foreground",
-    "submit": "submit jobs to a run",
-    "pull": "take finished groups off a run",
-    "eval": "measure a policy: mean reward and pass^k",
-    "stats": "count a run's jobs and groups",
-    "top": "watch runs, engines and workers, and what holds them up",
-    "late": "show what the oldest groups are waiting for",
-    "metrics": "serve the metrics of runs and workers to Prometheus",
-    "show": "show one trajectory, turn by turn",
-    "view": "look at runs and rollouts in a browser",
-    "validate": "check an exported file",
-    "dead": "list the jobs that ended without a grade",
-    "requeue": "play dead jobs again",
-    "drop": "delete dead jobs, or a whole run",
-    "cancel": "end jobs that are queued or being played",
-    "engines": "list, add and remove the engines of workers",
-    "sync": "load new weights into the engines",
-    "publish": "say which step's policy the engines serve",
-    "demo": "run the whole pipeline on this machine, without a GPU",
-    "engine": "run the replay engine: SGLang's HTTP API without a GPU",
-    "worker": "play rollouts (one worker process)",
-    "audit": "score an exported file again on the engine, and compare",
-    "doctor": "check what a worker would use, from Redis to engines and environments",
-    "env": "list environments, check one, or begin a new one",
-    "simulate": "size a fleet of engines and workers on a simulated clock",
-}
-"""What `rollq --help` says of rollq's commands, so that it imports none of them."""
 GROUP = "rollq.commands"
 """Entry points of commands: `name = module:add`."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line. Flags cannot be abbreviated, because a new flag could then change what
-    a command line means."""
+    """Reports a wrong command line in one line, and names what is spelled almost the same. Flags cannot be abbreviated,
+    because a new flag could then change what a command line means."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
@@ -116,7 +72,26 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         if args is not None:
             run_file.apply(self, args)
+            self._check_names(args)
         return super().parse_known_args(args, namespace)
+
+    def _check_names(self, words: Sequence[str]) -> None:
+        """Refuse an unknown command or flag before argparse misses what it needs."""
+        commands = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        if commands:
+            named = next((word for word in words if not word.startswith("-")), None)
+            if named is not None and named not in commands[0].choices:
+                self.error(f"there is no command {named!r}{near(named, commands[0].choices)}")
+            return
+        for word in takewhile(lambda word: word != "--", words):
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in self._option_string_actions:
+                self.error(f"there is no flag {flag}{near(flag, self._option_string_actions)}")
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        command = self.prog.partition(" ")[2]
+        return text + examples(command) if command in EXAMPLES else text
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")
@@ -129,12 +104,17 @@ def parser(line: Sequence[str] | None = None) -> Parser:
     Raises SettingsError when the named command cannot be loaded.
     """
     top = Parser(
-        prog="rollq", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="rollq",
+        usage="rollq [-h] [--version] COMMAND ...",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     if line is not None and line[:1] == ["--version"]:
         return top
-    commands: Any = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands: Any = top.add_subparsers(
+        prog="rollq", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     named = next((word for word in line or () if not word.startswith("-")), "")
     if named in OWN_COMMANDS:
         _add_own(commands, [OWN_COMMANDS[named]])
@@ -144,7 +124,7 @@ def parser(line: Sequence[str] | None = None) -> Parser:
         _add_own(commands, dict.fromkeys(OWN_COMMANDS.values()))
         _add_others(commands, others)
     else:
-        _add_names(commands, others)
+        top.epilog = EPILOG + _add_names(commands, others)
     return top
 
 
@@ -153,13 +133,19 @@ def _add_own(commands: Commands, modules: Iterable[str]) -> None:
         import_module(f"rollq.commands.{module}").add(commands)
 
 
-def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> None:
-    """Adds rollq's commands by name only, and loads those of other packages, whose summaries are not known here."""
-    for name, summary in SUMMARIES.items():
-        missing = name in others and others[name] is None
-        extra = f" (not installed: {install_line(WORKER_COMMANDS[name])})" if missing else ""
-        commands.add_parser(name, help=(summary + extra).replace("%", "%%"))
+def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") -> str:
+    """Adds rollq's commands by name only, and loads those of other packages, whose summaries are not known here.
+
+    Returns what the help says of both.
+    """
+    for name in SUMMARIES:
+        commands.add_parser(name)
+    missing = [name for name in SUMMARIES if name in others and others[name] is None]
+    said = [f"not installed: {name} ({install_line(WORKER_COMMANDS[name])})" for name in missing]
     _add_others(commands, {name: point for name, point in others.items() if name not in SUMMARIES})
+    theirs = {action.dest: action.help for action in commands._choices_actions if action.dest not in SUMMARIES}
+    said += [f"of another package: {name}  {summary or ''}" for name, summary in theirs.items()]
+    return "".join(f"\n{line}" for line in said)
 
 
 def _other_commands() -> "dict[str, EntryPoint | None]":

@@ -16,7 +16,7 @@ from rollq.client.celery_publisher import Publisher
 from rollq.client.policy_publication import PolicyPublication
 from rollq.client.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
-from rollq.errors import FailureClass, Gap
+from rollq.errors import ContractError, FailureClass, Gap
 from rollq.job import Job, Purpose
 from rollq.ledger.constants import EVAL, NEW, PUBLISHING_S
 from rollq.ledger.deliveries import Deliveries
@@ -81,6 +81,8 @@ class Producer:
 
     def submit(self, jobs: Iterable[Job], ahead: int, source: str | None) -> Submission:
         """What `Client.submit` says."""
+        if isinstance(jobs, Job):
+            raise ContractError("submit takes a list of jobs, or another sequence of them, not one: submit([job])")
         self._look_for_fork()
         if self._budgets:
             self._settings["budgets"] = lambda: self._ledger.fix_budgets(self._budgets)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollq import __version__, cli
-from rollq.commands import connect
+from rollq.commands import connect, help
 from rollq.extras import install_line
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT, rollq
@@ -35,6 +36,30 @@ def test_the_help_lists_every_command_with_a_summary(capsys: pytest.CaptureFixtu
     assert cli.main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert all(f" {name} {summary} " in text for name, summary in cli.SUMMARIES.items())
+
+
+EXAMPLES = [line for lines in help.EXAMPLES.values() for line in lines]
+
+
+def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help.EXAMPLES.keys() == set(COMMANDS)
+    assert cli.main(["pull", "--help"]) == 0
+    assert capsys.readouterr().out.endswith("examples:\n  rollq pull --run try --groups 32 --out try.jsonl\n")
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_are_right(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("maths.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')
+    words = shlex.split(line.removeprefix('eval "$(').removesuffix(')"'))[1:]
+    assert callable(cli.parser(words).parse_args(words).run)
+
+
+def test_what_completes_words_is_a_script_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "--groups" in script and "submit" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -62,8 +87,8 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
 
 WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
     ((), "required: COMMAND"),
-    (("dmeo",), "invalid choice: 'dmeo'"),
-    (("demo", "--group", "3"), "unrecognized arguments: --group 3"),
+    (("dmeo",), "there is no command 'dmeo'; did you mean demo?"),
+    (("demo", "--group", "3"), "there is no flag --group; did you mean --groups"),
     (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
     (("demo", "--mistakes", "1.1"), "--mistakes: expected a number of at least 0 and at most 1, not '1.1'"),
     (("demo", "--tasks", "5-2"), "--tasks: expected A-B with A not above B"),

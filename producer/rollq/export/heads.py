@@ -41,7 +41,21 @@ def line_head(line: bytes) -> tuple[dict[str, Any], str]:
     return {name: value for name, value in found.items() if name not in _BODIES}, ""
 
 
-_BODIES = frozenset({"messages", "tokens", "mask", "logprobs", "versions", "traces", "pieces", "times", "unanswered"})
+_BODIES = frozenset(
+    {
+        "messages",
+        "conversations",
+        "steps",
+        "tokens",
+        "mask",
+        "logprobs",
+        "versions",
+        "traces",
+        "pieces",
+        "times",
+        "unanswered",
+    }
+)
 
 
 def _cut(line: bytes) -> dict[str, Any] | None:

@@ -64,6 +64,8 @@ COLUMNS = {
     "turn_rewards": "list float64",
     "extras": "string",
     "template_kwargs": "string",
+    "conversations": "string",
+    "steps": "string",
 }
 """Columns and their types. Readers of later versions may find more columns behind them."""
 HEAD = (
@@ -71,7 +73,7 @@ HEAD = (
     *("turns", "info", "digest", "segment"),
 )
 """Columns that `heads` reads."""
-LATER = ("turn_rewards", "extras", "template_kwargs")
+LATER = ("turn_rewards", "extras", "template_kwargs", "conversations", "steps")
 """Columns that files of an earlier rollq do not have."""
 
 

@@ -2,12 +2,14 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 from rollq.errors import ContractError
-from rollq.trajectory import Observed, Sampled, Trajectory
+from rollq.export.conversations import conversations, steps
+from rollq.trajectory import Acted, Observed, Sampled, Trajectory
 from rollq.trajectory_extras import Extra
 
 
@@ -46,26 +48,55 @@ def _piece(event: Sampled) -> list[Any]:
 def times_of(trajectory: Trajectory) -> list[list[Any]]:
     """`[what, start, seconds, turn]` of each of the engine's replies and of what answered each turn, in order.
 
-    What is `engine` (its queue included), `user` where a user answered the turn, else `environment`. The start is Unix
-    time. A journal that an older worker wrote may have zeros.
+    What is `engine` (its queue included), `user` where a user answered the turn, else `environment`; `agent` is the
+    time between two turns of a trace that an agent program spent by itself. The start is Unix time. A journal that an
+    older worker wrote may have zeros.
     """
     times: list[list[Any]] = []
+    waits: list[list[Any]] = []
+    turn = 0
     for event in trajectory.events:
         if isinstance(event, Sampled):
-            what = "engine"
+            what, turn = "engine", event.turn
+        elif isinstance(event, Observed) and event.trace is not None:
+            waits.append(["agent", event.at, event.seconds, event.turn])
+            continue
         elif isinstance(event, Observed):
             said = any(reply.get("role") == "user" for reply in event.replies)
             what = "user" if said or any("user" in action for action in event.actions) else "environment"
+            turn = event.turn
+        elif isinstance(event, Acted):
+            what = "user" if "user" in event.action else "environment"
         else:
             continue
-        times.append([what, round(event.at, 3), round(event.seconds, 4), event.turn])
-    return times
+        times.append([what, event.at, event.seconds, turn])
+    found = sorted([*times, *_alone(waits, times)], key=itemgetter(1)) if waits else times
+    return [[what, round(at, 3), round(seconds, 4), number] for what, at, seconds, number in found]
+
+
+def _alone(waits: Sequence[list[Any]], others: Sequence[list[Any]]) -> Iterator[list[Any]]:
+    """The parts of these times in which nothing else was going on. None is given twice."""
+    busy = sorted((at, at + seconds) for _, at, seconds, _ in others)
+    free_from = 0.0
+    for what, at, seconds, turn in sorted(waits, key=itemgetter(1)):
+        begin, end = max(at, free_from), at + seconds
+        for other_begin, other_end in [*busy, (end, end)]:
+            if begin < min(other_begin, end):
+                yield [what, begin, min(other_begin, end) - begin, turn]
+            begin = max(begin, other_end)
+        free_from = max(free_from, end)
 
 
 def _unanswered(trajectory: Trajectory) -> str:
     """The engine's text of a last turn that was sampled and led to nothing, because the attempt failed in it."""
-    answered = max((n for n, event in enumerate(trajectory.events) if isinstance(event, Observed)), default=-1)
-    return "".join(event.text for event in trajectory.events[answered + 1 :] if isinstance(event, Sampled))
+    last, text = -1, ""
+    for event in trajectory.events:
+        if isinstance(event, Sampled) and event.turn >= last:
+            text = text + event.text if event.turn == last else event.text
+            last = event.turn
+        elif isinstance(event, Observed) and (event.trace is None or event.turn == last):
+            text = ""
+    return text
 
 
 def facts(trajectory: Trajectory) -> dict[str, Any]:
@@ -90,6 +121,8 @@ def facts(trajectory: Trajectory) -> dict[str, Any]:
         "turns": trajectory.turns,
         "turn_rewards": trajectory.turn_rewards,
         "messages": trajectory.messages,
+        **({"conversations": several} if (several := conversations(trajectory)) else {}),
+        **({"steps": taken} if (taken := steps(trajectory)) else {}),
         "info": dict(trajectory.info),
         **({"template_kwargs": dict(kwargs)} if kwargs else {}),
         **({"extras": _extras(trajectory.extras)} if trajectory.extras else {}),

@@ -11,7 +11,9 @@ from rollq.export.record import as_json, facts
 from rollq.export.validation import length_faults
 from rollq.trajectory import Segment, Trajectory
 
-AS_JSON = ("labels", "sampling", "messages", "info", "template_kwargs", "extras")
+OPTIONAL = ("template_kwargs", "extras", "conversations", "steps")
+"""Facts that only some trajectories have."""
+AS_JSON = ("labels", "sampling", "messages", "info", *OPTIONAL)
 """Facts that a column holds as a text of JSON."""
 PER_TOKEN = ("response_ids", "mask", "logprobs", "versions")
 """Columns with a list of one entry per token of the response."""
@@ -25,6 +27,8 @@ def rows(trajectory: Trajectory, digest: int) -> list[dict[str, Any]]:
     Raises ValueError when a text cannot be JSON, ContractError when one in Redis cannot be read.
     """
     known = facts(trajectory)
+    if "conversations" in known:  # as the rows, of which one without sampled tokens is none
+        known["conversations"] = [each for each in known["conversations"] if each["turns"]]
     known |= {name: as_json(known[name]) for name in AS_JSON if name in known} | {"digest": digest}
     segments = trajectory.segments() or [Segment(prompt_ids=trajectory.tokens, events=())]
     return [
@@ -48,7 +52,7 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[s
     if wrong:
         return {}, wrong
     found = {name: value for name, value in rows[0].items() if name not in PER_ROW}
-    for name in ("template_kwargs", "extras"):
+    for name in OPTIONAL:
         if found.get(name) is None:
             found.pop(name, None)
     for name in filter(found.__contains__, AS_JSON):

@@ -7,7 +7,7 @@ environments cannot control the terminal.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 COLOURS = {"system": "2", "user": "36", "assistant": "1;32", "tool": "33", "warning": "31", "label": "2"}
@@ -46,26 +46,55 @@ class Transcript:
         yield "versions", ", ".join(versions) or "-"
         if r.get("labels"):
             yield "labels", clip(json.dumps(r["labels"], ensure_ascii=False))
-        if r.get("info"):
-            yield "info", clip(json.dumps(r["info"], ensure_ascii=False))
+        info = {name: value for name, value in (r.get("info") or {}).items() if name != "agent_output"}
+        if info:
+            yield "info", clip(json.dumps(info, ensure_ascii=False))
 
     def _conversation(self) -> Iterator[str]:
-        messages = self._record["messages"]
-        spans = sampled_spans(self._record)
-        # Assistant messages of the first prompt were not sampled.
-        given = max(0, sum(m["role"] == "assistant" for m in messages) - len(spans))
-        turns = iter(enumerate(spans))
+        r, spans = self._record, sampled_spans(self._record)
+        asked = asked_for(r, spans)
+        several = r.get("conversations") or ()
+        numbers = [number for trace in several for number in trace["turns"]] or [*range(len(spans))]
+        notes = [(number, span_note(number, span)) for number, span in zip(numbers, spans, strict=True)]
+        for place, words in asked.items():
+            notes[place] = notes[place][0], f"{notes[place][1]}; asked for {words}"
+        yield from self._steps(None)
+        if not several:
+            yield from self._trace(r["messages"], notes, r.get("unanswered", ""))
+        for number, trace in enumerate(several):
+            yield self._coloured("label", f"-- {trace_words(number, trace)} --")
+            own, notes = notes[: len(trace["turns"])], notes[len(trace["turns"]) :]
+            yield from self._trace(trace["messages"], own, trace.get("unanswered", ""))
+        if output := str((r.get("info") or {}).get("agent_output") or ""):
+            yield self._coloured("label", "the agent wrote:")
+            yield from (f"  {line}" for line in clean(clip(output)).splitlines())
+
+    def _steps(self, turn: int | None) -> Iterator[str]:
+        """What an agent program did in the environment behind this turn."""
+        for step in self._record.get("steps") or ():
+            if step["turn"] == turn:
+                call = f"{step['action']['name'] or 'opens'} {json.dumps(step['action'].get('arguments'))}"
+                yield self._coloured("tool", "step") + f"      {clean(clip(call))}"
+                yield from (f"  {self._coloured('tool', line)}" for line in clean(clip(step["text"])).splitlines())
+
+    def _trace(self, messages: Sequence[Any], notes: Sequence[Sequence[Any]], unanswered: str) -> Iterator[str]:
+        # Assistant messages of the prompt were not sampled.
+        given = max(0, sum(m["role"] == "assistant" for m in messages) - len(notes))
+        turns = iter(notes)
         for message in messages:
             role = str(message["role"])
-            note = ""
+            note, number = "", None
             if role == "assistant" and given:
                 given -= 1
             elif role == "assistant" and (turn := next(turns, None)):
-                note = span_note(*turn)
+                number, note = turn
             yield from self._message(role, note, message)
-        for turn in turns:
-            yield self._coloured("warning", f"{'assistant':<9}") + " " + span_note(*turn) + " (never answered)"
-        for line in clean(clip(self._record.get("unanswered", ""))).splitlines():
+            if number is not None:
+                yield from self._steps(number)
+        for number, note in turns:
+            yield self._coloured("warning", f"{'assistant':<9}") + " " + note + " (never answered)"
+            yield from self._steps(number)
+        for line in clean(clip(unanswered)).splitlines():
             yield f"  {self._coloured('assistant', line)}"
 
     def _message(self, role: str, note: str, message: Mapping[str, Any]) -> Iterator[str]:
@@ -87,6 +116,27 @@ def sampled_spans(record: Mapping[str, Any]) -> list[list[float]]:
     turns."""
     pairs = zip(record["mask"], record["logprobs"], strict=True)
     return [[p for _, p in run] for mask, run in groupby(pairs, key=lambda pair: pair[0]) if mask]
+
+
+def asked_for(record: Mapping[str, Any], turns: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """What an agent program asked for with a turn, by the turn's place among the sampled ones."""
+    found: dict[int, str] = {}
+    ends, sampled, place = [*accumulate(map(len, turns))], 0, 0
+    for length, _, *asked in record.get("pieces") or ():
+        while place < len(ends) and sampled >= ends[place]:
+            place += 1
+        sampled += length
+        if asked:
+            found[place] = ", ".join(f"{name} {json.dumps(value)}" for name, value in asked[0].items())
+    return found
+
+
+def trace_words(number: int, trace: Mapping[str, Any]) -> str:
+    """A heading for one of several traces: what it goes on from, and which tools it was shown."""
+    behind = trace.get("behind")
+    where = f", which begins like trace {behind[0]} up to the end of turn {behind[1]}" if behind else ""
+    tools = ", ".join(map(str, trace.get("tools") or ())) or "none"
+    return clean(clip(f"trace {number}{where}; tools: {tools}"))
 
 
 def span_note(turn: int, logprobs: Sequence[float]) -> str:

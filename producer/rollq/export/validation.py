@@ -190,10 +190,31 @@ def _turn_faults(found: Mapping[str, Any]) -> Iterator[str]:
         if mask[begin]:
             yield f"token {begin} opens a trace and was sampled: there is nothing before it"
         sampled.append(sum(run for run, _ in groupby(mask[begin:end])))
-    if empty := [place for place, count in enumerate(sampled[:-1]) if not count]:
+    if "conversations" not in found and (empty := [place for place, count in enumerate(sampled[:-1]) if not count]):
         yield f"nothing was sampled in trace {empty[0]}, and another one follows"
     if found["stop"] in GRADED and sum(sampled) != turns:
         yield f"it has {turns} turns, and the mask {sum(sampled)}"
+    if "conversations" in found:
+        yield from _conversation_faults(found)
+        return
     answers = sum(message["role"] == "assistant" for message in found["messages"])
     if answers < turns:
         yield f"it has {turns} turns, and {answers} messages of the assistant"
+
+
+def _conversation_faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Episodes of agent programs have one for each of several traces."""
+    conversations, ends = found["conversations"], accumulate(found["traces"], initial=0)
+    if not _list(conversations) or len(conversations) != len(found["traces"]):
+        yield f"it has {len(found['traces'])} traces, and conversations {conversations!r:.60}"
+        return
+    for number, (each, (begin, end)) in enumerate(zip(conversations, pairwise(ends), strict=True)):
+        if not (_map(each) and _list(each.get("turns")) and FIELDS["messages"][0](each.get("messages"))):
+            yield f"conversation {number} must have messages and turns"
+            return
+        runs = sum(run for run, _ in groupby(found["mask"][begin:end]))
+        if len(each["turns"]) != runs:
+            yield f"conversation {number} has {len(each['turns'])} turns, and the mask {runs}"
+        said = sum(message["role"] == "assistant" for message in each["messages"]) + ("unanswered" in each)
+        if said < runs:
+            yield f"conversation {number} has {runs} turns, and {said} messages of the assistant"

@@ -107,26 +107,34 @@ def _tokens(episode: Episode) -> dict[str, Any]:
     for turn in episode.turns:
         for version, start, end in turn.versions:
             versions[str(version)] = versions.get(str(version), 0) + end - start
-    masked = episode.prompt + sum(turn.masked for turn in episode.turns)
+    masked = episode.prompt + sum(turn.masked + (turn.opens.prompt if turn.opens else 0) for turn in episode.turns)
     return {
         "sampled": len(logprobs),
         "total": len(logprobs) + masked,
         "mean": sum(logprobs) / len(logprobs) if logprobs else None,
         "lowest": min(logprobs, default=None),
         "versions": versions,
-        "spans": [[episode.prompt, 0, None], *(s for n, t in enumerate(episode.turns) for s in _spans(n, t))],
+        "spans": [[episode.prompt, 0, None], *(span for turn in episode.turns for span in _spans(turn))],
     }
 
 
-def _spans(number: int, turn: Turn) -> list[list[Any]]:
-    return [[len(turn.ids), 1, number], [turn.masked, 0, number]]
+def _spans(turn: Turn) -> list[list[Any]]:
+    prompt = [[turn.opens.prompt, 0, None]] if turn.opens else []
+    return [*prompt, [len(turn.ids), 1, turn.number], [turn.masked, 0, turn.number]]
 
 
 def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
     for place, message in enumerate(episode.opening):
         masked = episode.prompt if place == len(episode.opening) - 1 else None
         yield _entry(message, images) | {"masked": masked}
-    for number, turn in enumerate(episode.turns):
+    yield from _steps(episode, None, images)
+    for turn in episode.turns:
+        number = turn.number
+        if turn.opens is not None:
+            yield _entry({"role": "trace", "content": turn.opens.words}, images)
+            for place, message in enumerate(turn.opens.messages):
+                masked = turn.opens.prompt if place == len(turn.opens.messages) - 1 else None
+                yield _entry(message, images) | {"masked": masked}
         message = turn.message or {"role": "assistant", "content": turn.text}
         yield _entry(message, images) | {
             "turn": number,
@@ -136,8 +144,10 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
             "versions": turn.versions,
             "pieces": turn.pieces,
             "reward": turn.reward,
+            "asked": turn.asked,
             **turn.notes,
         }
+        yield from _steps(episode, number, images)
         calls = {str(call.get("id")): _name(call) for call in message.get("tool_calls") or ()}
         names = [*calls.values()]
         for place, reply in enumerate(turn.replies):
@@ -146,6 +156,17 @@ def _entries(episode: Episode, images: Mapping[str, bytes]) -> Iterator[dict[str
                 listed = names[place] if place < len(names) else ""
                 entry["call"] = calls.get(str(reply.get("tool_call_id"))) or listed
             yield entry | {"masked": turn.masked if place == len(turn.replies) - 1 else None}
+
+
+def _steps(episode: Episode, turn: int | None, images: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+    """What an agent program did in the environment behind this turn."""
+    for step in episode.steps:
+        if step["turn"] == turn:
+            action = step["action"]
+            entry = _entry({"role": "step", "content": step["text"]}, images)
+            arguments = json.dumps(action.get("arguments") or {}, ensure_ascii=False)
+            calls = [{"name": str(action["name"]), "arguments": arguments}] if action["name"] else []
+            yield entry | {"calls": calls, "failed": _is_failure(entry["text"])}
 
 
 def _entry(message: Mapping[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:

@@ -5,13 +5,27 @@ Pure. Raises KeyError, TypeError, ValueError and the like for a record that is n
 one error.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rollq.export.record import record as exported
 from rollq.export.record import times_of
+from rollq.export.transcript import trace_words
 from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Opening:
+    """How a trace begins."""
+
+    words: str
+    messages: Sequence[Message]
+    prompt: int
+    """Tokens before its first turn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +48,12 @@ class Turn:
     """What the engine wrote, of a turn without a message."""
     reward: float | None = None
     """Of its actions, where the environment gave them one."""
+    opens: Opening | None = None
+    """The trace that it is the first turn of, where an agent program opened several."""
+    number: int = 0
+    """Of the turn in the episode."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What an agent program's request asked for."""
     notes: dict[str, Any] = field(default_factory=dict)
     """`engine_s`, `answer_s` and `answered_by` where times are known. What only a journal has: `errors`, `extra_calls`,
     `cached`."""
@@ -49,12 +69,18 @@ class Episode:
     turns: list[Turn]
     tools: Sequence[Any] = ()
     times: list[list[Any]] = field(default_factory=list)
-    """`[what, start, seconds, turn]` with what in engine, environment, user."""
+    """`[what, start, seconds, turn]` with what in engine, environment, user, agent."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """What an agent program did in the environment: `rollq.export.conversations.steps`."""
 
 
 def of_record(record: Mapping[str, Any]) -> Episode:
     """The turns of an exported record."""
+    if record.get("conversations"):
+        return _of_traces(record)
     prompt, turns = _sampled_runs(record)
+    for number, turn in enumerate(turns):
+        turn.number = number
     _divide_pieces(turns, record.get("pieces") or ())
     messages = list(record["messages"])
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -68,20 +94,49 @@ def of_record(record: Mapping[str, Any]) -> Episode:
     if turns and turns[-1].message is None:
         turns[-1].text = str(record.get("unanswered") or "")
     episode = Episode(opening=messages[: answers[0]] if answers else messages, prompt=prompt, turns=turns)
+    episode.steps = list(record.get("steps") or ())
+    return _with_times(episode, record.get("times") or ())
+
+
+def _of_traces(record: Mapping[str, Any]) -> Episode:
+    """The turns of an agent program's episode, trace by trace."""
+    episode, pieces, at = Episode(opening=[], prompt=0, turns=[]), iter(record.get("pieces") or ()), 0
+    for number, (trace, length) in enumerate(zip(record["conversations"], record["traces"], strict=True)):
+        own = {name: record[name][at : at + length] for name in ("tokens", "mask", "logprobs", "versions")}
+        taken, left = [], sum(own["mask"])
+        while left > 0 and (piece := next(pieces, None)):
+            taken.append(piece)
+            left -= piece[0]
+        found = of_record(
+            {**own, "messages": trace["messages"], "pieces": taken, "unanswered": trace.get("unanswered")}
+        )
+        opening = Opening(words=trace_words(number, trace), messages=found.opening, prompt=found.prompt)
+        for turn, name in zip(found.turns, trace["turns"], strict=True):
+            turn.number = int(name)
+        if found.turns:
+            found.turns[0].opens = opening
+        else:
+            _add_masked(episode, found.prompt)
+        episode.turns += found.turns
+        at += length
+    episode.steps = list(record.get("steps") or ())
     return _with_times(episode, record.get("times") or ())
 
 
 def _with_times(episode: Episode, times: Sequence[Any]) -> Episode:
     """The times of `rollq.export.record.times_of`, and their sums at the turns."""
+    by_number = {turn.number: turn for turn in episode.turns}
     for what, at, seconds, number in times:
         episode.times.append([str(what), float(at), float(seconds), int(number)])
-        if not 0 <= number < len(episode.turns):
+        if number not in by_number:
             continue
-        notes = episode.turns[number].notes
+        notes = by_number[number].notes
         if what == "engine":
             notes["engine_s"] = notes.get("engine_s", 0.0) + float(seconds)
-        else:
-            notes |= {"answer_s": float(seconds), "answered_by": str(what)}
+        elif what == "agent":
+            notes["agent_s"] = notes.get("agent_s", 0.0) + float(seconds)
+        elif "engine_s" in notes:  # else it opened the episode
+            notes |= {"answer_s": notes.get("answer_s", 0.0) + float(seconds), "answered_by": str(what)}
     return episode
 
 
@@ -118,11 +173,14 @@ def _divide_pieces(turns: Sequence[Turn], pieces: Sequence[Any]) -> None:
         length = 0
         while length < len(turn.ids) and (piece := next(left, None)):
             length += piece[0]
-            turn.pieces.append(list(piece))
+            turn.pieces.append(list(piece[:2]))
+            turn.asked |= dict(*piece[2:])
 
 
 def of_trajectory(trajectory: Trajectory) -> Episode:
     """The turns of a journal, finished or not."""
+    if trajectory.of_agent:
+        return _of_agent(trajectory)
     first = next((event for event in trajectory.events if isinstance(event, Prompt)), None)
     episode = Episode(opening=list(first.messages) if first else [], prompt=0, turns=[])
     episode.tools = first.tools if first else ()
@@ -133,12 +191,27 @@ def of_trajectory(trajectory: Trajectory) -> Episode:
         elif isinstance(event, Sampled):
             turn = by_number.get(event.turn)
             if turn is None:
-                turn = by_number[event.turn] = Turn()
+                turn = by_number[event.turn] = Turn(number=len(episode.turns))
                 episode.turns.append(turn)
             _add_piece(turn, event)
         elif isinstance(event, Observed):
             _add_answer(episode, by_number, event)
     return _with_times(episode, times_of(trajectory))
+
+
+def _of_agent(trajectory: Trajectory) -> Episode:
+    """The turns of its record, with what only the journal has."""
+    episode = of_record(exported(trajectory))
+    by_number = {turn.number: turn for turn in episode.turns}
+    for event in trajectory.events:
+        if isinstance(event, Sampled) and event.turn in by_number:
+            notes = by_number[event.turn].notes
+            notes["cached"] = max(notes.get("cached", 0), event.cached_tokens)
+        elif isinstance(event, Observed) and event.turn in by_number:
+            by_number[event.turn].notes |= {"errors": list(event.errors), "extra_calls": event.extra_calls}
+        elif isinstance(event, Prompt):
+            episode.tools = [*episode.tools, *(tool for tool in event.tools if tool not in episode.tools)]
+    return episode
 
 
 def _add_masked(episode: Episode, tokens: int) -> None:
@@ -165,7 +238,7 @@ def _add_piece(turn: Turn, event: Sampled) -> None:
 def _add_answer(episode: Episode, by_number: dict[int, Turn], event: Observed) -> None:
     turn = by_number.get(event.turn)
     if turn is None:
-        turn = by_number[event.turn] = Turn()
+        turn = by_number[event.turn] = Turn(number=len(episode.turns))
         episode.turns.append(turn)
     turn.message, turn.replies, turn.text = event.message, event.replies, ""
     turn.reward = event.reward

@@ -4,8 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from rollq.export.record import record
+from hypothesis import given
+
+from rollq.export.record import as_json, record, times_of
+from rollq.export.rows import record_of, rows
+from rollq.export.validation import faults
+from rollq.trajectory import Acted, Observed, Trajectory
 from rollq_worker.audit.exported_file import read
+from tests.rollq.agent_episodes import branching, interleaved
 from tests.rollq.samples import job, trajectory
 
 
@@ -15,7 +21,7 @@ def test_a_line_says_how_its_tokens_were_sampled(tmp_path: Path):
     assert line["sampling"] == sampling
     (tmp_path / "x.jsonl").write_text(json.dumps(line) + "\n")
     (found,) = read(tmp_path / "x.jsonl")
-    assert (found.job, *[*found.conditions.values()][0]) == ("r/g/0", 0.7, "repetition_penalty")
+    assert (found.job, *next(iter(found.conditions.values()))) == ("r/g/0", 0.7, "repetition_penalty")
     assert found.tokens.tolist() == line["tokens"] and list(found.mask) == line["mask"]
 
 
@@ -39,4 +45,47 @@ def test_a_file_without_sampling_parameters_was_sampled_with_the_engines_own(tmp
     del line["sampling"], line["traces"]
     (tmp_path / "x.jsonl").write_text(json.dumps(line) + "\n")
     (found,) = read(tmp_path / "x.jsonl")
-    assert (found.temperature, found.incomparable, found.traces) == (1.0, "", [len(line["tokens"])])
+    assert next(iter(found.conditions.values())) == (1.0, "")
+    assert found.traces == [len(line["tokens"])]
+
+
+def test_the_record_of_an_agent_says_which_conversation_is_which_trace() -> None:
+    line = record(branching())
+    assert faults(line) == [] and line["messages"] == branching().messages
+    assert [trace["turns"] for trace in line["conversations"]] == [[0, 2], [1, 3], [4]]
+    assert [trace["tools"] for trace in line["conversations"]] == [["look"], [], []]
+    assert [trace.get("behind") for trace in line["conversations"]] == [None, None, [0, 0]]
+    assert [(step["turn"], step["text"]) for step in line["steps"]] == [(None, "Hello"), (0, "It is red.")]
+    assert line["pieces"][2:4] == [[1, "stop", {"temperature": 0.3}]] * 2
+    assert "unanswered" not in line
+    wrong = line | {"conversations": line["conversations"][:2]}
+    assert "it has 3 traces" in faults(wrong)[0]
+
+
+def test_a_single_trace_of_an_agent_is_its_conversation() -> None:
+    events = [event for event in branching().events if not isinstance(event, Acted)][:1]
+    assert "conversations" not in record(replace(branching(), events=events))
+
+
+def test_the_time_of_an_agent_is_what_nothing_else_claims() -> None:
+    times = times_of(branching())
+    assert times == sorted(times, key=lambda time: time[1])
+    agent = [time[1:] for time in times if time[0] == "agent"]
+    assert agent == [[3.0, 0.2, 0], [3.7, 0.3, 0], [6.0, 0.5, 1]]
+
+
+@given(interleaved())
+def test_records_of_traces_that_took_turns_are_valid_in_every_format(pair: tuple[Trajectory, Trajectory]) -> None:
+    for made in pair:
+        line = json.loads(as_json(record(made)))
+        assert faults(line) == []
+        again, wrong = record_of(rows(made, 1))
+        assert wrong == [] and faults(again) == []
+        assert (again["tokens"], again.get("conversations")) == (line["tokens"], line.get("conversations"))
+
+
+def test_turns_that_nothing_answered_are_told_by_trace() -> None:
+    events = [event for event in branching().events if not (isinstance(event, Observed) and not event.ids)][:-1]
+    line = record(replace(branching(), events=events))
+    assert [trace.get("unanswered") for trace in line["conversations"]] == ["a2", "a3", "a4"]
+    assert line["unanswered"] == "a4"

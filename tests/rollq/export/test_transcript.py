@@ -9,6 +9,7 @@ import pytest
 from rollq.export.record import record
 from rollq.export.transcript import LONGEST, Transcript
 from rollq.trajectory import Finish, Prompt, Sampled, VersionSpan
+from tests.rollq.agent_episodes import branching
 from tests.rollq.export.trajectories import played
 
 
@@ -93,3 +94,21 @@ def test_an_image_is_its_size_and_hash() -> None:
     part = {"type": "image", "sha256": "0123456789abcdef", "mime": "image/png", "width": 300, "height": 20, "bytes": 9}
     found["messages"] = [{"role": "tool", "content": [{"type": "text", "text": "Here:"}, part]}]
     assert "  Here:\n  [image 300 x 20, sha256 0123456789ab]" in shown(found)
+
+
+def test_traces_have_headings_and_what_an_agent_did_is_shown_where_it_happened() -> None:
+    words = "\n".join(Transcript(record(branching()), colour=False).lines())
+    parts = [
+        *(
+            "step      opens",
+            "-- trace 0; tools: look --",
+            "turn 0:",
+            'step      look {"at": "it"}',
+            "It is red.",
+            "go on",
+        ),
+        *("turn 2:", "-- trace 1; tools: none --", "turn 1:", "asked for temperature 0.3", "turn 3:"),
+        *("-- trace 2, which begins like trace 0 up to the end of turn 0;", "or rather", "turn 4:", "the agent wrote:"),
+    ]
+    places = [words.index(part) for part in parts]
+    assert places == sorted(places)

@@ -165,7 +165,7 @@ DAMAGES = [
     (shifted_logprobs, "it was not sampled, and has logprob"),
     (moved_trace, "its traces make "),
     (lost_piece, "its pieces make "),
-    (odd_piece, "pieces must be pairs of a length and a finish"),
+    (odd_piece, "pieces must be a length, a finish and perhaps a mapping"),
     (no_reward, "carry a reward"),
     (reward_of_a_failure, "carry a reward"),
     (graded_failure, "a graded episode has none"),

@@ -15,6 +15,7 @@ from rollq.trajectory import Trajectory
 from rollq.viewer.conversation import as_json, page
 from rollq.viewer.exported import page_of_record
 from rollq.viewer.turns import Episode, of_record, of_trajectory
+from tests.rollq.agent_episodes import branching, interleaved
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import observed, prompt, sampled, trajectory
 from tests.rollq.viewer.hostile import said_everywhere
@@ -99,3 +100,23 @@ def test_damaged_messages_too(messages: list[dict[str, object]]) -> None:
         assert "cannot be shown" in str(e)
     else:
         json.loads(as_json(shown), parse_constant=pytest.fail)
+
+
+@given(interleaved())
+def test_traces_that_took_turns_are_shown_one_after_the_other(pair: tuple[Trajectory, Trajectory]) -> None:
+    for made in pair:
+        episode = of_trajectory(made)
+        assert same(of_record(exported(made))) == same(episode)
+        sampled_ids = [id for id, trained in zip(made.tokens, made.mask, strict=True) if trained]
+        assert [id for turn in episode.turns for id in turn.ids] == sampled_ids
+        assert page(exported(made))["tokens"]["total"] == len(made.tokens)
+
+
+def test_a_page_has_traces_steps_and_what_was_asked_for() -> None:
+    for shown in (page(exported(branching())), page(exported(branching()), branching())):
+        entries = shown["entries"]
+        roles = [entry["role"] for entry in entries]
+        assert (roles.count("trace"), roles.count("step")) == (3, 2)
+        assert [entry["turn"] for entry in entries if entry["turn"] is not None] == [0, 2, 1, 3, 4]
+        assert [entry["asked"] for entry in entries if entry["turn"] == 3] == [{"temperature": 0.3}]
+        assert "agent" in {what for what, *_ in shown["times"]}

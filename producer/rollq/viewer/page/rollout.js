@@ -1,7 +1,7 @@
 // One rollout: why it scored what it scored, where its time went, and the conversation.
 'use strict';
 
-const KINDS = ['engine', 'environment', 'user'];
+const KINDS = ['engine', 'environment', 'user', 'agent'];
 
 // `links`: what only the served page has: path (of a group), attempt, requeue, previous, next.
 function rolloutPage(page, links = {}) {

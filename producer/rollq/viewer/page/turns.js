@@ -17,6 +17,7 @@ function conversation(page) {
 }
 
 function message(entry, severalVersions) {
+  if (entry.role === 'trace') return el('li.trace', null, el('h2', null, entry.text));
   const sampled = entry.turn !== null;
   const kind = { class: `${entry.role}${entry.failed ? ' failed' : ''}${sampled ? ' sampled' : ''}` };
   if (sampled) Object.assign(kind, { id: `turn-${entry.turn}`, tabindex: '-1' });
@@ -36,6 +37,7 @@ function message(entry, severalVersions) {
 }
 
 function roleOf(entry) {
+  if (entry.role === 'step') return entry.calls.length ? 'step in the environment' : 'the environment opens';
   if (entry.role === 'tool') return entry.call ? `result of ${entry.call}` : 'result';
   return entry.turn === null || entry.role !== 'assistant' ? entry.role : `turn ${entry.turn}`;
 }
@@ -84,6 +86,8 @@ function turnFacts(entry, severalVersions) {
     low === null ? null : el('span', { class: low < -2 ? 'low' : '', title: 'lowest logprob' }, `lowest ${low.toFixed(2)}`),
     severalVersions ? entry.versions.map(([version]) => fact(`version ${version}`, 'weight version')) : null,
     entry.engine_s === undefined ? null : fact(duration(entry.engine_s), 'the engine, waits included', 'engine'),
+    entry.agent_s === undefined ? null : fact(duration(entry.agent_s), "the agent program's own time", 'agent'),
+    asText(entry.asked) ? fact(`asked for ${asText(entry.asked)}`, 'what the agent program asked for, in place of the job') : null,
     entry.answer_s === undefined ? null : fact(duration(entry.answer_s), `the ${entry.answered_by}`, entry.answered_by),
     cut ? fact(cut, 'the generation was interrupted') : null,
     finish === 'stop' ? null : el('span.low', null, `finish ${finish}`),

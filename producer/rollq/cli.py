@@ -112,6 +112,7 @@ def parser(line: Sequence[str] | None = None) -> Parser:
     top.add_argument("--version", action="version", version=f"rollq {__version__}")
     if line is not None and line[:1] == ["--version"]:
         return top
+    top.set_defaults(all_commands=parser)
     commands: Any = top.add_subparsers(
         prog="rollq", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )

@@ -20,9 +20,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     with needs("completion"):
         import shtab
-    from rollq.cli import parser
-
-    top = parser()
+    top = args.all_commands()
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
             action.help = "a command"  # shtab leaves out what has no help

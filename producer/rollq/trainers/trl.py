@@ -325,7 +325,12 @@ def _row(trajectory: Trajectory | None, reward: float | None, padding: int) -> R
     segments = trajectory.segments() if trajectory else []
     ids, response, logprobs, mask = [padding], [padding], [0.0], [0]
     if segments:
-        [segment] = segments  # history=keep
+        if trajectory and len(segments) > 1:  # an agent program's
+            raise ContractError(
+                f"{trajectory.job.id} has {len(segments)} traces, and TRL's synchronous trainer takes one"
+                " row a rollout: train on `batch.arrays()`, or with rollq.trainers.trl_async"
+            )
+        [segment] = segments
         ids, response = list(segment.prompt_ids), list(segment.response_ids)
         logprobs, mask = list(segment.logprobs), list(segment.mask)
     return Row(

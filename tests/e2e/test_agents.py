@@ -9,7 +9,7 @@ import pytest
 
 from rollq import Budget, Client, Job
 from rollq.export.record import record
-from rollq_worker.agents.known_agents import FILES_VARIABLE, add_file
+from rollq_worker.agents.known_agents import FILES, add_file
 from tests.conftest import REPO
 from tests.e2e.stack import Stack, stop
 from tests.e2e.test_sampled_tokens import check, play
@@ -71,8 +71,8 @@ HOSTILE = """
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> str:
     """The example's name. Workers that are started know its file."""
-    monkeypatch.delenv(FILES_VARIABLE, raising=False)
-    monkeypatch.setenv(FILES_VARIABLE, "")
+    monkeypatch.delenv(FILES.variable, raising=False)
+    monkeypatch.setenv(FILES.variable, "")
     return add_file(EXAMPLE)
 
 
@@ -163,7 +163,7 @@ def test_a_worker_without_the_file_leaves_the_job_to_others(
     stack: Stack, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.engine()
-    monkeypatch.setenv(FILES_VARIABLE, "")
+    monkeypatch.setenv(FILES.variable, "")
     without = stack.worker(4)
     with Client(stack.redis_url, run="r") as client:
         client.submit([Job(env="shop", task=0, size=2, agent=agent)])

@@ -102,7 +102,7 @@ class Stack:
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> bool:
     """Signal a worker, which must exit within EXIT_S and the time that the machine stalled.
 
-    Returns whether the machine was calm: only then can a test demand what else a worker does in that time.
+    Returns whether the machine was calm and not busy: only then can a test demand what else a worker does meanwhile.
     """
     with Stalls() as stalls:
         start = time.monotonic()
@@ -111,7 +111,7 @@ def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> bool
         took = time.monotonic() - start
     print(f"gone after {took:.2f} s")
     assert took < EXIT_S + stalls.seconds
-    return stalls.seconds < CALM_S
+    return stalls.seconds < CALM_S and os.getloadavg()[0] < 2 * (os.cpu_count() or 1)
 
 
 GROUPS, SIZE = 6, 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq import cli
-from rollq.commands.flags.shared import environment
+from rollq.commands.flags.shared import agent, environment
 from rollq.extras import install_line
 from rollq_worker.commands.demo.command import demo_jobs, next_steps, report
 
@@ -69,6 +69,7 @@ def proposed(**given: object) -> str:
         "template": None,
         "out": None,
         "template_kwargs": {},
+        "agent": agent("tool-calling"),
     }
     made = argparse.Namespace(**{**args, **given})
     made.env = environment(str(made.env))
@@ -83,6 +84,7 @@ def test_the_next_steps_fit_what_was_played() -> None:
     short = proposed(template_kwargs={"enable_thinking": False})
     assert """--tasks 2-4 --template-kwargs '{"enable_thinking": false}' --size 4""" in short
     assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
+    assert "--tasks 2-4 --agent react --size 4" in proposed(agent=agent("react"))
     real = proposed(engine="http://h:1", tokenizer="DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real
 
@@ -93,7 +95,13 @@ def test_the_first_death_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> 
         ("submitted", "done", "dead", "delivered", "duplicates", "sampled_tokens", "total_tokens"), 0
     )
     args = argparse.Namespace(
-        json=False, out=None, env=environment("shop"), engine=None, split="train", template_kwargs={}
+        json=False,
+        out=None,
+        env=environment("shop"),
+        engine=None,
+        split="train",
+        template_kwargs={},
+        agent=agent("tool-calling"),
     )
     deaths = [f'r/g/{n}: env: it broke\nTraceback:\n  File "world.py"\x1b[2J' for n in range(2)]
     report(args, means | counts, deaths, range(1), sys.stdout)

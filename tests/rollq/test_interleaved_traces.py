@@ -4,12 +4,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 
-from rollq.errors import ContractError
 from rollq.token_stats import count_tokens
-from rollq.trainers import trl
 from rollq.training.staleness import staleness, version_names
 from rollq.trajectory import Prompt, Sampled, Trajectory
 from rollq.wire.routed_experts import join_parts
@@ -92,8 +89,3 @@ def test_routed_experts_are_those_of_the_trace(pair: Pair) -> None:
     )
     of_mixed = [by_event[id(event)] for event in mixed.events if isinstance(event, Sampled)]
     assert join_parts(mixed, of_mixed) == join_parts(straight, [*parts(straight.events)])
-
-
-def test_trls_synchronous_trainer_refuses_several_traces() -> None:
-    with pytest.raises(ContractError, match="has 3 traces, and TRL's synchronous trainer takes one row a rollout"):
-        trl._row(branching(), 1.0, 0)

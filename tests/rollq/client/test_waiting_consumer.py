@@ -165,6 +165,8 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
     client.ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
     look = (commands() - before).total()
     waiting = Waiting(client, 1)
+    first = commands()
+    until(lambda: (commands() - first)["cmdstat_blpop"] >= 2)  # it has its connection
     before = commands()
     until(lambda: (commands() - before)["cmdstat_blpop"] >= 20)
     assert set(commands() - before) == {"cmdstat_blpop"}

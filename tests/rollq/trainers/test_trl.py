@@ -17,6 +17,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.trainers import trl
 from rollq.trainers.trl import AckCallback, RolloutFunc, rollq_reward, task_prompts
 from tests.conftest import REPO
+from tests.rollq.agent_episodes import branching
 from tests.rollq.groups import finish_groups
 from tests.rollq.trainers.player import SAMPLED, play_job, playing, queued
 from tests.rollq.trainers.tiny import SIZE, RecordingTrainer, model, trainer
@@ -323,3 +324,8 @@ def test_a_run_that_others_use_too_is_refused(client: Client, ledger: Ledger, re
 
 def test_the_reward_function_passes_the_grades_on() -> None:
     assert rollq_reward(prompts=[], completions=[], episode_reward=[1.0, None]) == [1.0, None]
+
+
+def test_a_rollout_of_several_traces_is_refused() -> None:
+    with pytest.raises(ContractError, match="has 3 traces, and TRL's synchronous trainer takes one row a rollout"):
+        trl._row(branching(), 1.0, 0)

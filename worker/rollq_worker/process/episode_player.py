@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import rollq
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
 from rollq.trajectory import Event, Header, Sampled, Trajectory
-from rollq_worker.agents.endpoint import AgentEndpoint
-from rollq_worker.agents.known_agents import agent_starter, is_program
-from rollq_worker.agents.play import AGENT_LIMIT_S, play_with_agent
+from rollq_worker.agents.known_agents import is_program
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
@@ -30,6 +29,9 @@ from rollq_worker.protocols import Domain, Engine, Environment, Task, User
 from rollq_worker.rewards import longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
+
+if TYPE_CHECKING:
+    from rollq_worker.agents.endpoint import AgentEndpoint
 
 SAME_TO_RESUME = ("env_version", "task_hash", "template_hash", "tokenizer_hash", "history", "template_kwargs")
 """Fields of the header in which a journal and an attempt must agree, or the attempt does not resume it."""
@@ -58,6 +60,7 @@ class EpisodePlayer:
         self._renderers = RendererCache(tokenizer)
         self._starting = threading.Lock()
         self._endpoint: AgentEndpoint | None = None
+        """That of agent programs, once one is played."""
         self._loaded: set[str] = set()
         """Environments whose data is in this process."""
 
@@ -116,25 +119,10 @@ class EpisodePlayer:
             job.reward, job.reward_args, seed=job.seed, endpoints=self._endpoints, check=attempt.check
         )
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
-        if is_program(job.agent):
-            return play_with_agent(
-                job,
-                agent_starter(job),
-                self._agents(),
-                engine=self._engine,
-                renderer_of=partial(self._renderers.get, job),
-                environment=timed,
-                user=user,
-                journal=attempt,
-                header=header,
-                recorded=recorded,
-                reward=reward,
-                idle=partial(attempt.time_limits.call, AgentFailure, "the agent", AGENT_LIMIT_S),
-            )
-        return loop.play(
+        play = self._program(attempt) if is_program(job.agent) else partial(loop.play, renderer=renderer)
+        return play(
             job,
             engine=self._engine,
-            renderer=renderer,
             environment=timed,
             user=user,
             journal=attempt,
@@ -143,12 +131,22 @@ class EpisodePlayer:
             reward=reward,
         )
 
-    def _agents(self) -> AgentEndpoint:
-        """The endpoint of agent programs, which is there once one is played."""
+    def _program(self, attempt: Attempt) -> Callable[..., Trajectory]:
+        """What plays the episode of the job's agent program."""
+        # Imported here, because a server of HTTP takes 10 MB, and other episodes do not need it.
+        from rollq_worker.agents.endpoint import AgentEndpoint
+        from rollq_worker.agents.known_agents import agent_starter
+        from rollq_worker.agents.play import AGENT_LIMIT_S, play_with_agent
+
         with self._starting:
-            if self._endpoint is None:
-                self._endpoint = AgentEndpoint()
-            return self._endpoint
+            self._endpoint = self._endpoint or AgentEndpoint()
+        return partial(
+            play_with_agent,
+            start=agent_starter(attempt.job),
+            endpoint=self._endpoint,
+            renderer_of=partial(self._renderers.get, attempt.job),
+            idle=partial(attempt.time_limits.call, AgentFailure, "the agent", AGENT_LIMIT_S),
+        )
 
     def _open_journal(self, attempt: Attempt, claim: Claim, header: Header) -> list[Event]:
         """The events of an earlier attempt, to be replayed. If there are none, the header of a new journal is

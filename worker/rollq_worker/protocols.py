@@ -307,7 +307,8 @@ class Renderer(Protocol):
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it."""
+        """The first prompt, generation prompt included, which the caller does not change. Raises JobFailure when the
+        template cannot do it."""
         ...
 
     def read(self, ids: array[int]) -> ReadTurn:

@@ -110,18 +110,21 @@ class TimeSpent:
 
     def look(self, passed_s: float, late_s: float) -> None:
         """Count the `passed_s` seconds since the last look, which came `late_s` seconds too late."""
-        waits = [(attempt, _wait(attempt, self.engine.asking)) for attempt in self._held()]
-        count = Counter(wait for _, wait in waits)
+        held, asking = self._held(), self.engine.asking
+        waits = Counter((attempt.job.run, _wait(attempt, asking)) for attempt in held)
+        count: Counter[str] = Counter()
+        for (_, wait), attempts in waits.items():
+            count[wait] += attempts
         answered, self._answered = self._answered, self.engine.answered
         woken_s = min(passed_s, late_s * (self._answered - answered) / max(1, count["engine"]))
         running_s = passed_s / max(1, count["tokens"])
         share = {"engine": (passed_s - woken_s, woken_s), "tokens": (running_s, passed_s - running_s)}
-        for attempt, wait in waits:
-            run, (in_wait_s, interpreter_s) = attempt.job.run, share.get(wait, (passed_s, 0.0))
-            self._ledgers[run] = attempt.ledger.scripts
+        self._ledgers.update((attempt.job.run, attempt.ledger.scripts) for attempt in held)
+        for (run, wait), attempts in waits.items():
+            in_wait_s, interpreter_s = share.get(wait, (passed_s, 0.0))
             self._unreported.add(run)
-            self.seconds[run][wait] += in_wait_s
-            self.seconds[run]["interpreter"] += interpreter_s
+            self.seconds[run][wait] += attempts * in_wait_s
+            self.seconds[run]["interpreter"] += attempts * interpreter_s
 
     def report(self) -> None:
         """Tell the ledger of each run. A report has all since the start, so one that failed costs nothing."""
@@ -147,6 +150,8 @@ class TimeSpent:
 
 def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     """The one of WAITS that the attempt's thread is in."""
+    if attempt.job.id in asking:
+        return "engine"
     what, _ = attempt.waits_for
     if what.startswith("environment"):
         return "environment"
@@ -156,4 +161,4 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
         return "agent"
     if what == "redis":
         return "ledger"
-    return "engine" if attempt.job.id in asking else "tokens"
+    return "tokens"

@@ -11,6 +11,7 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from rollq.errors import JobFailure
 from rollq.job import Json
@@ -75,6 +76,8 @@ class ChatRenderer:
         self._made_up = MadeUpConversation(tokenizer, self.family, self.tools, self._controls, preamble)
         self._answers = ShapeMemory(tokenizer, self._controls)
         self._prompts = ShapeMemory(tokenizer, self._controls, MAX_PROMPTS)
+        self._opened: WeakValueDictionary[str, array[int]] = WeakValueDictionary()
+        """The first prompts in use, by their last message."""
         self._end_ids = frozenset((*self.stop_ids, *(ids[end] for end in self._made_up.ends)))
         reader = readers()[self.family.parser]
         self._read = reader if self.tools else without_calls(reader)
@@ -89,8 +92,17 @@ class ChatRenderer:
         return self._made_up.preamble
 
     def open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
-        """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it."""
+        """The first prompt, generation prompt included. Raises JobFailure when the template cannot do it.
 
+        Episodes of one group are given the same array, because a thousand of 20 kB count.
+        """
+        ids, said = self._open(messages, tools), str(messages[-1].get("content"))
+        if (opened := self._opened.get(said)) == ids:
+            return opened
+        self._opened[said] = ids
+        return ids
+
+    def _open(self, messages: Sequence[Message], tools: Sequence[Json]) -> array[int]:
         def render(contents: Sequence[str], guard: Guard) -> str:
             said = [*messages[:-1], {**messages[-1], "content": contents[0]}] if contents else messages
             shown = [guard.hide(message) for message in self.shown(said)]

@@ -190,8 +190,10 @@ class Attempt:
     @property
     def holds_back(self) -> bool:
         """Whether something has been held back for too long, and no thread is writing it."""
+        if self._written == len(self._blobs):  # as of most attempts, which wait for an engine
+            return False
         late = time.monotonic() - self._held_since > HELD_BACK_S
-        return late and self._written < len(self._blobs) and not self.lost.is_set() and not self._writing.locked()
+        return late and not self.lost.is_set() and not self._writing.locked()
 
     def write_behind(self) -> None:
         """Write what has been held back for too long. For another thread than the attempt's own.

@@ -173,15 +173,18 @@ class Leases:
     def _tend(self, attempts: list[Attempt]) -> None:
         """Renew and watch the attempts of one run."""
         run, now = attempts[0].ledger.run, time.monotonic()
+        near = {a for a in attempts if a.left_s < LEASE_S}
         with _logged(run):
             all_due = now - self._renewed.get(run, float("-inf")) >= RENEW_EVERY_S - TICK_S / 2
             # A lease never outlasts its job's deadline by much, so one with a near deadline is renewed at every tick.
-            self.renew([a for a in attempts if all_due or a.left_s < LEASE_S])
+            self.renew(attempts if all_due else [*near])
             if all_due:
                 self._renewed[run] = now
         for attempt in attempts:  # after the renewals, so that an error of one attempt costs no other its lease
-            with _logged(attempt.job.id):
-                self._watch(attempt)
+            # Nearly all of a thousand need no look. One that is abandoned has lost its lease, too.
+            if attempt in near or attempt.lost.is_set() or attempt.time_limits.current is not None:
+                with _logged(attempt.job.id):
+                    self._watch(attempt)
 
     def renew(self, attempts: list[Attempt]) -> None:
         """Renew these leases of one run. Leases of attempts past their deadline are left to expire."""

@@ -121,6 +121,8 @@ class TimeLimits:
     @property
     def current(self) -> ForeignCall | None:
         """The innermost call."""
+        if not self._calls:
+            return None
         with self._lock:
             return self._calls[-1] if self._calls else None
 

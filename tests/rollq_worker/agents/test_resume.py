@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import requests
 
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.trajectory import Finish, Sampled, Trajectory
@@ -18,8 +19,9 @@ from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.protocols import Action, Observation
-from tests.rollq_worker.agents.played import TOOL, ask, play, said, user
+from tests.rollq_worker.agents.played import TOOL, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
+from tests.waiting import until
 
 TEXTS = ["one", "two", "three", "four"]
 
@@ -161,8 +163,6 @@ def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> N
     engine.generate = slow  # type: ignore[method-assign]
 
     def agent(episode: Episode) -> None:
-        import requests
-
         body = {"messages": list(episode.messages)}
         headers = {"Authorization": f"Bearer {episode.api_key}"}
         with pytest.raises(requests.Timeout):
@@ -175,3 +175,36 @@ def test_an_answer_that_was_not_delivered_is_there_for_the_second_request() -> N
 
     played = play(agent, engine=engine)
     assert (played.turns, len(engine.requests)) == (1, 1)
+
+
+def test_a_request_that_is_sent_again_while_it_is_under_way_is_sampled_once() -> None:
+    engine, release, begun = FakeEngine(["one", "two"]), threading.Event(), []
+    generate, answers = engine.generate, []
+
+    def slow(*args: Any, **options: Any) -> Any:
+        begun.append(args)
+        assert release.wait(30)
+        return generate(*args, **options)
+
+    engine.generate = slow  # type: ignore[method-assign]
+
+    def agent(episode: Episode) -> None:
+        body = {"messages": list(episode.messages)}
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        for _ in range(2):
+            with pytest.raises(requests.Timeout):
+                requests.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=0.2)
+            time.sleep(0.3)  # the endpoint notices that the agent is gone
+        assert len(begun) == 1
+        # Two at the same time are two: the first takes the one that is under way, the second is sampled.
+        threads = [threading.Thread(target=lambda: answers.append(post(episode, body))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(begun) == 2)
+        release.set()
+        for thread in threads:
+            thread.join()
+
+    played = play(agent, engine=engine)
+    assert sorted(answer["choices"][0]["message"]["content"] for answer in answers) == ["one", "two"]
+    assert (played.turns, len(begun)) == (2, 2)

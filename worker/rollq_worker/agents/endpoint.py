@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -63,12 +64,26 @@ class AgentEndpoint:
         self._loop.close()
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request for a turn that is under way."""
+
+    body: bytes
+    http: web.BaseRequest
+    """The last time that it came: a client that gives up waiting sends it again, on another connection."""
+    answer: asyncio.Future[tuple[ChatRequest, Turn]]
+
+    def has_hung_up(self) -> bool:
+        return self.http.transport is None or self.http.transport.is_closing()
+
+
 class _Served:
     """The server of one episode."""
 
     def __init__(self, episode: AgentEpisode) -> None:
         self.key = f"rollq-{secrets.token_urlsafe(24)}"
         self._episode = episode
+        self._asked: list[_Asked] = []
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollq-agent-request")
         self._routes: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             ("POST", "/v1/chat/completions"): self._complete,
@@ -116,8 +131,19 @@ class _Served:
 
     async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
         body = await http.read()
-        request, turn = await self._in_thread(self._answer, body)
-        if http.transport is None or http.transport.is_closing():
+        asked = next((asked for asked in self._asked if asked.body == body and asked.has_hung_up()), None)
+        if asked is None:
+            asked = _Asked(body, http, asyncio.ensure_future(self._in_thread(self._answer, body)))
+            self._asked.append(asked)
+        asked.http = http
+        try:
+            request, turn = await asyncio.shield(asked.answer)
+        finally:
+            if asked.http is http:
+                self._asked.remove(asked)
+        if asked.http is not http:
+            return web.Response(status=499)  # its client has sent it again, and that request takes the answer
+        if asked.has_hung_up():
             self._episode.not_delivered(turn)
             return web.Response(status=499)
         if not request.stream:

@@ -14,8 +14,10 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING
 
+from rollq_worker.tokens.encoders.ascii_words import ascii_words
 from rollq_worker.tokens.encoders.byte_decoder import ByteDecoder, byte_decoder
 from rollq_worker.tokens.encoders.byte_level import byte_level
 from rollq_worker.tokens.encoders.recipe import Recipe
@@ -41,6 +43,8 @@ _TEXTS = (
     "👩‍👩‍👧‍👦🏳️‍🌈🙂\u200b\ufeff\u00a0\u2028\u3000 \x00\x01\x7f ～ ½ Ⅷ ²",
     "a \x00\x00b\x01 \u0378\u0378 \ue000 1\x00 2  3   x  世  界\t\t・ ・\n  \n\r\n <b> </b>  ▁ ▁▁x",
     "a" * 700 + " " * 300 + "\n" * 50 + "1" * 99 + "\t" * 40,
+    *(first.join(map(chr, range(128))) for first in ("", " ", "a", "1", "'", "\n", ".")),
+    "".join(Random(0).choices(" \n\r\t\v\f\x1c\x1f\0'aZsStTlLrReEvVdDmM019.,$^_-/+~\\\"[]{}", k=5000)),
 )
 """Texts on which two encoders of one vocabulary might differ."""
 
@@ -85,7 +89,7 @@ def _make(
     core = _tiktoken(recipe) if recipe else None
     if recipe is None or core is None:
         return None
-    prepare = recipe.prepare
+    prepare, core = recipe.prepare, ascii_words(recipe.pattern, core)
 
     def encode(text: str) -> Sequence[int]:
         prepared = prepare(text)

@@ -136,8 +136,7 @@ def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:
 
 def load(typecode: str, raw: bytes | bytearray) -> array[Any]:
     """The numbers (u32 or f32) in the bytes. Raises ValueError when the last number is cut off."""
-    buffer = array(typecode)
-    buffer.frombytes(raw)
+    buffer = array(typecode, raw)
     if _SWAP:
         buffer.byteswap()
     return buffer

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from tables import table
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.audit.comparison import Auditor
 from rollq_worker.audit.exported_file import ExportedTrajectory
 from rollq_worker.audit.report import Report

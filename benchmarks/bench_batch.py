@@ -24,8 +24,9 @@ from made_up_episode import TURNS, episode
 from tables import ms, table
 
 from rollq.batch import Batch, Group
+from rollq.events import Observed, Sampled
 from rollq.export.record import record
-from rollq.trajectory import Observed, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.wire.codec import decode_job, encode_header, encode_job, read_trajectory
 from rollq.wire.events import encode_event
 from rollq.wire.shared_prompt import split_prompt

@@ -23,6 +23,7 @@ import redis
 from checks import Check, conclude, parser_for
 from tables import ms, table
 
+from rollq.events import Finish, Observed, Sampled, VersionSpan
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
@@ -30,7 +31,7 @@ from rollq.processes.child import Child
 from rollq.processes.embedded_redis import HOST, command, free_port
 from rollq.servers.connection import connect
 from rollq.servers.durability import Durability
-from rollq.trajectory import Finish, Header, Observed, Sampled, VersionSpan
+from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
 

@@ -26,8 +26,8 @@ from processes import Processes
 from redis_meter import RedisMeter
 from tables import table
 
+from rollq.events import Prompt
 from rollq.job import Budget
-from rollq.trajectory import Prompt
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 ENV, SPLIT = "tau2:retail", "train"

@@ -22,7 +22,7 @@ from checks import Check, add_tokenizer, conclude, parser_for
 from tables import ms, table
 from template_models import template_renderers, written_calls
 
-from rollq.trajectory import Message
+from rollq.events import Message
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND, Action

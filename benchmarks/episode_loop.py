@@ -12,8 +12,8 @@ from typing import Any
 
 from bare_loop import serve
 
+from rollq.events import Event
 from rollq.job import Job
-from rollq.trajectory import Event
 from rollq.trajectory_extras import Extra
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.environments import domain

@@ -6,8 +6,9 @@ import json
 import random
 from array import array
 
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory import Header, Trajectory
 
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125

@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from examples.learn_shop.policy import logprobs_of, make
 from rollq import Job
+from rollq.events import Finish, VersionSpan
 from rollq.training.arrays import Row, pad
-from rollq.trajectory import Finish, Trajectory, VersionSpan
+from rollq.trajectory import Trajectory
 from rollq_worker.environments import domain
 from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play

@@ -35,18 +35,9 @@ if TYPE_CHECKING:
         UserFailure,
         WorkerFailure,
     )
+    from rollq.events import Closed, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
     from rollq.job import Budget, History, Job, Purpose
-    from rollq.trajectory import (
-        Closed,
-        Finish,
-        Header,
-        Observed,
-        Prompt,
-        Sampled,
-        Stop,
-        Trajectory,
-        VersionSpan,
-    )
+    from rollq.trajectory import Header, Trajectory
     from rollq.trajectory_extras import Extra
 
 __version__ = "0.1.0"
@@ -101,7 +92,8 @@ _MODULES = {
         "batch": "Batch Group",
         "client.client": "Client",
         "job": "Budget History Job Purpose",
-        "trajectory": "Closed Finish Header Observed Prompt Sampled Stop Trajectory VersionSpan",
+        "events": "Closed Finish Observed Prompt Sampled Stop VersionSpan",
+        "trajectory": "Header Trajectory",
         "trajectory_extras": "Extra",
     }.items()
     for name in names.split()

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from rollq.errors import ContractError
+from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Json
-from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import Extra
 
 IMAGES = "images"

@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
+from rollq.events import Observed, Prompt, Sampled
+from rollq.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ disagree. A `Prompt` opens a trace; a trace is one token sequence that the engin
     Prompt.ids  Sampled.ids  Observed.ids  Sampled.ids  Observed.ids ...
 
 An agent program may go on in an earlier trace, or in several at once; its events then say which trace they continue.
-Only sampled tokens are trained. Texts that came over the wire are decoded when they are first asked for, so that a
-trainer, which reads tokens, never pays for them. Pure values, standard library only.
+Only sampled tokens are trained. Pure values, standard library only.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
@@ -15,177 +14,13 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from itertools import repeat
-from typing import Any
 
-from rollq.deferred_texts import DeferredTexts
 from rollq.errors import FailureClass
+from rollq.events import GRADED, Closed, Event, Message, Observed, Prompt, Sampled, Stop, TokenEvent
 from rollq.job import Job, Json
 from rollq.trajectory_extras import Extra
-
-Message = dict[str, Any]
-"""One chat message in OpenAI's form; the `arguments` of a tool call are a JSON string."""
-
-
-class Stop(StrEnum):
-    """Why an episode ended."""
-
-    DONE = "done"
-    """The environment closed it."""
-    TURNS = "turns"
-    """The turn budget is spent."""
-    LENGTH = "length"
-    """A token budget is spent: of the trajectory, of the turn or of the engine's context."""
-    MALFORMED = "malformed"
-    """Three tool calls in a row could not be read."""
-    ABORTED = "aborted"
-    """Cancelled from outside. Never trained."""
-    FAILED = "failed"
-    """Its attempts are spent; see `failure`. Never trained."""
-
-
-GRADED = frozenset({Stop.DONE, Stop.TURNS, Stop.LENGTH, Stop.MALFORMED})
-"""Stops that carry a reward and may be trained on."""
-
-
-class Finish(StrEnum):
-    """How one generation ended, as the engine reports it."""
-
-    STOP = "stop"
-    """The policy sampled a stop token."""
-    LENGTH = "length"
-    """`max_new_tokens` or the context is spent."""
-    ABORT = "abort"
-    """Interrupted, as by an update of weights; the turn goes on with another reply."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """The sampled tokens `[start, end)` of one `Sampled` came from weights `version`. The name is the engine's,
-    unchanged."""
-
-    version: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt(DeferredTexts):
-    """The start of a trace: a conversation rendered from scratch."""
-
-    ids: array[int]
-    """array('I'): the rendered prompt, generation prompt included."""
-    messages: Sequence[Message]
-    """The conversation so far: system prompt and the user's first message."""
-    tools: Sequence[Json]
-    """Tool schemas in OpenAI's form."""
-    at: float = 0.0
-    """Unix time in seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled(DeferredTexts):
-    """One reply of the engine. A turn has several when its generation was interrupted; all but the last then finish by
-    abort."""
-
-    turn: int
-    """Number of the turn, from 0."""
-    ids: array[int]
-    """array('I'): the sampled tokens, stop token included; never re-tokenised."""
-    logprobs: array[float]
-    """array('f'), one per token: logprobs of the sampling distribution, as the engine reports them."""
-    versions: Sequence[VersionSpan]
-    """Spans that tile `[0, len(ids))`."""
-    finish: Finish
-    """How this reply ended."""
-    text: str = ""
-    """The engine's own text, for people; nothing is computed from it."""
-    cached_tokens: int = 0
-    """Tokens of the request that the engine had in its prefix cache."""
-    at: float = 0.0
-    """Unix time in seconds when the request was sent."""
-    seconds: float = 0.0
-    """Seconds until the reply was there, waiting included."""
-    trace: int | None = None
-    """Number of the trace that it continues, from 0; None: the latest one."""
-    asked: Mapping[str, Json] = field(default_factory=dict)
-    """What an agent program's request asked for beside messages and tools, such as another temperature than the
-    job's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed(DeferredTexts):
-    """What a finished turn led to. Every turn ends with exactly one."""
-
-    turn: int
-    """Number of the turn, from 0."""
-    message: Message
-    """The turn as an assistant message in OpenAI's form."""
-    actions: Sequence[Mapping[str, Json]]
-    """What the environment was given, each as `{"name": ..., "arguments": {...}}`.
-
-    Empty when the turn could not be acted on; more than one only with several calls per turn. `"user": [...]` is added
-    where the user said something during the action that is not the reply itself, `"reward": r` where the environment
-    gave the action a reward, `"unclosed": true` where the turn ended without the end tag of the call.
-    """
-    replies: Sequence[Message]
-    """The tool results or user messages that answer the turn, one per action. Those of an episode's last turn get no
-    tokens."""
-    ids: array[int]
-    """array('I'): the bridge, which runs from after the sampled stop token to the end of the next assistant header."""
-    errors: Sequence[str] = ()
-    """Why the turn could not be read, in words that the policy was shown."""
-    extra_calls: int = 0
-    """Number of further tool calls in the turn that were not carried out."""
-    done: bool = False
-    """The environment closed the episode."""
-    at: float = 0.0
-    """Unix time in seconds when the actions began."""
-    seconds: float = 0.0
-    """Seconds that they took, the user's answer included."""
-    trace: int | None = None
-    """As `Sampled.trace`."""
-
-    @property
-    def reward(self) -> float | None:
-        """The sum of its actions' rewards; None when none of them has one. Not a part of the episode's reward."""
-        rewards = [action["reward"] for action in self.actions if "reward" in action]
-        return float(sum(rewards)) if rewards else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acted(DeferredTexts):
-    """What an agent program did in the environment, between turns. The agent loop's own actions are in `Observed`."""
-
-    action: Mapping[str, Json]
-    """As in `Observed.actions`. The first one, which opens the episode, has the name "" and no arguments."""
-    text: str
-    """The observation."""
-    done: bool = False
-    """The environment closed the episode."""
-    at: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed(DeferredTexts):
-    """The end of the episode: always the last event of a finished trajectory."""
-
-    stop: Stop
-    """Why it ended."""
-    reward: float | None
-    """The reward; None exactly when the stop is not graded."""
-    failure: FailureClass | None = None
-    """Whose fault it was, where it failed."""
-    info: Mapping[str, Json] = field(default_factory=dict)
-    """What the grader says; for a failure, the reason."""
-    at: float = 0.0
-
-
-_Span = Prompt | Sampled | Observed
-Event = _Span | Acted | Closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +171,7 @@ class Trajectory:
         return [len(prompt.ids) + sum(len(event.ids) for event in response) for prompt, response in self.trace_events()]
 
     @cached_property
-    def spans(self) -> Sequence[_Span]:
+    def spans(self) -> Sequence[TokenEvent]:
         """The events that have tokens, in the order of `tokens`: trace by trace."""
         return [event for prompt, response in self.trace_events() for event in (prompt, *response)]
 
@@ -407,16 +242,16 @@ def _answers(events: Iterable[Event]) -> Iterator[Message]:
             yield from (event.message, *event.replies)
 
 
-def _mask(spans: Iterable[_Span]) -> bytes:
+def _mask(spans: Iterable[TokenEvent]) -> bytes:
     return b"".join((b"\1" if isinstance(event, Sampled) else b"\0") * len(event.ids) for event in spans)
 
 
-def _logprobs(spans: Iterable[_Span]) -> array[float]:
+def _logprobs(spans: Iterable[TokenEvent]) -> array[float]:
     parts = (event.logprobs if isinstance(event, Sampled) else bytes(4 * len(event.ids)) for event in spans)
     return array("f", b"".join(parts))
 
 
-def _versions(spans: Iterable[_Span]) -> list[str | None]:
+def _versions(spans: Iterable[TokenEvent]) -> list[str | None]:
     versions: list[str | None] = []
     for event in spans:
         if isinstance(event, Sampled):

@@ -11,9 +11,10 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
+from rollq.events import Sampled
 from rollq.export.record import record
 from rollq.job import Job
-from rollq.trajectory import Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import domain

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollq.events import Finish, Message, VersionSpan
 from rollq.job import History, Job, Json
-from rollq.trajectory import Finish, Message, Trajectory, VersionSpan
+from rollq.trajectory import Trajectory
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.episode.strategies import agent_factory

@@ -10,8 +10,9 @@ from typing import Any
 import openai
 import pytest
 
+from rollq.events import Event, Sampled
 from rollq.job import Budget, Job
-from rollq.trajectory import Event, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.play import play_with_agent
 from rollq_worker.agents.programs import AgentThread, Episode

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import JobFailure
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated
 from tests.contract.background_requests import BackgroundRequests

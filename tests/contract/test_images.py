@@ -16,8 +16,8 @@ import pytest
 import requests
 
 from rollq.errors import EngineFailure
+from rollq.events import Stop
 from rollq.images import images_of_segments
-from rollq.trajectory import Stop
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.images import Image
 from rollq_worker.tokens.renderer import ChatRenderer

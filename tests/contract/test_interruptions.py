@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from rollq import cli
+from rollq.events import Finish, Stop
 from rollq.job import Budget, Job
-from rollq.trajectory import Finish, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.hang_watch import HangWatch
 from tests.contract.background_requests import BackgroundRequests
 from tests.contract.conftest import Process, Server

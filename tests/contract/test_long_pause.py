@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import control, hang_watch
 from rollq_worker.engine.hang_watch import FAILURES, HangWatch
 from rollq_worker.engine.sglang_client import SGLangEngine

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rollq.errors import EngineFailure
+from rollq.events import Finish
 from rollq.job import Budget, Job
 from rollq.training.arrays import array_of
-from rollq.trajectory import Finish, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape
 from rollq.wire.routed_experts import join_parts
 from rollq_worker.engine.sglang_client import SGLangEngine

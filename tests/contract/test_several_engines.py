@@ -9,8 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollq.events import Finish
 from rollq.job import Budget, Job
-from rollq.trajectory import Finish, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.pool import EnginePool
 from tests.contract.conftest import Process, Server, replay
 from tests.contract.interrupted_episodes import RecordedEngine, sampled_pieces

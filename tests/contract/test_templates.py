@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rollq.trajectory import Stop, Trajectory
+from rollq.events import Stop
+from rollq.trajectory import Trajectory
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Engine
 from rollq_worker.tokens.renderer import ChatRenderer

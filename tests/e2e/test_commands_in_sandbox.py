@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, Job
-from rollq.trajectory import Observed
+from rollq.events import Observed
 from rollq_worker.environments.files import add_file
 from tests import bubblewrap
 from tests.e2e.stack import Stack

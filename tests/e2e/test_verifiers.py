@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, Job
-from rollq.trajectory import Observed, Stop, Trajectory
+from rollq.events import Observed, Stop
+from rollq.trajectory import Trajectory
 from rollq_worker.protocols import RESPOND
 from tests.e2e.stack import Stack
 

@@ -18,12 +18,13 @@ from dataclasses import replace
 from rollq import Client
 from rollq.batch import Batch
 from rollq.errors import ContractError, Fenced, Gap, JournalConflict, NotHeld, PullTimeout
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.servers.connection import connect
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq_worker.process.attempts.attempt import Attempt
 from tests.rollq.routed_experts import ASKED, parts

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rollq.events import Event
 from rollq.ledger import scripts
-from rollq.trajectory import Event, Trajectory
+from rollq.trajectory import Trajectory
 from tests.rollback.actors import group, mixed, next_event
 from tests.rollback.history import Cut, Outcome, play
 from tests.rollback.redis_file import read_records

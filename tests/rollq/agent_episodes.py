@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from rollq.trajectory import Acted, Event, Message, Observed, Prompt, Sampled, Trajectory
+from rollq.events import Acted, Event, Message, Observed, Prompt, Sampled
+from rollq.trajectory import Trajectory
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import closed, ids, job, observed, sampled, trajectory
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from rollq.trajectory import Event, Trajectory
+from rollq.events import Event
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape, Extra
 from rollq.wire.routed_experts import part_lengths
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import redis
 
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job, Purpose
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Claim
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_job, encode_header, encode_job, read_trajectory
 from rollq.wire.events import encode_event

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rollq.errors import ContractError
+from rollq.events import Prompt
 from rollq.images import refuse_images
-from rollq.trajectory import Prompt, Trajectory
+from rollq.trajectory import Trajectory
 from tests.rollq.token_rows import episode
 
 SHOWN = {"type": "image", "sha256": "a" * 64, "mime": "image/png", "width": 28, "height": 28, "bytes": 9}

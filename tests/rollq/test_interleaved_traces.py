@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 
+from rollq.events import Prompt, Sampled
 from rollq.token_stats import count_tokens
 from rollq.training.staleness import staleness, version_names
-from rollq.trajectory import Prompt, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.wire.routed_experts import join_parts
 from tests.rollq.agent_episodes import branching, interleaved, user
 from tests.rollq.routed_experts import ASKED, parts

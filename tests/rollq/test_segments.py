@@ -6,7 +6,8 @@ from array import array
 import numpy as np
 from hypothesis import given
 
-from rollq.trajectory import Observed, Prompt, Sampled, Trajectory
+from rollq.events import Observed, Prompt, Sampled
+from rollq.trajectory import Trajectory
 from tests.rollq.token_rows import Trace, episode, episodes, logprob_of, sampled_id, version_of
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from rollq.events import Finish, VersionSpan
 from rollq.token_stats import TokenStats, count_tokens
-from rollq.trajectory import Finish, VersionSpan
 from tests.rollq.samples import ids, observed, prompt, sampled, trajectory
 
 

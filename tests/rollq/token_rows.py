@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from hypothesis import strategies as st
 
 from rollq.batch import Batch, Group
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.trajectory import Header, Trajectory
 from tests.rollq.samples import job
 
 Turn = tuple[list[int], int]

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.images import references, text_of
 from rollq.job import Json
-from rollq.trajectory import Event, Finish, Message, VersionSpan
 from rollq.trajectory_extras import Extra
 from rollq_worker.protocols import (
     RESPOND,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollq.errors import RollqError
+from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.job import Json
-from rollq.trajectory import Event, Finish, Message, Trajectory, VersionSpan
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape, Extra
 from rollq_worker.images import Image
 

@@ -11,9 +11,10 @@ from rollq.batch import Batch
 from rollq.client.consumer import Consumer
 from rollq.client.waits import WaitLog
 from rollq.errors import ContractError, PullTimeout
+from rollq.events import Closed
 from rollq.export.record import Unexportable, unexportable
 from rollq.export.trajectory_output import TrajectoryOutput
-from rollq.trajectory import Closed, Trajectory
+from rollq.trajectory import Trajectory
 
 LOOK_S = 5.0
 """Seconds between two looks at the run while waiting."""

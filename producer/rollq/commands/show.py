@@ -13,12 +13,13 @@ from rollq.commands.connect import open_client, settings
 from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, whole
 from rollq.errors import ContractError, SettingsError
+from rollq.events import Observed, Sampled
 from rollq.export import jsonl
 from rollq.export.record import record
 from rollq.export.transcript import Transcript, clean
 from rollq.job import parse_id
 from rollq.ledger.replies import JobState
-from rollq.trajectory import Observed, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 
 
 def add(commands: Commands) -> None:

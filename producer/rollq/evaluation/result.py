@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollq.evaluation.statistics import SUCCESS, Estimate, estimate, pass_hat
-from rollq.trajectory import Sampled, Trajectory
+from rollq.events import Sampled
+from rollq.trajectory import Trajectory
 
 TaskKey = tuple[str, str, int]
 """A task's environment, split and number: what makes it the same task in another evaluation."""

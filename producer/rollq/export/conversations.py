@@ -7,7 +7,8 @@ Pure. Episodes of rollq's own loop have neither.
 from collections.abc import Sequence
 from typing import Any
 
-from rollq.trajectory import Acted, Message, Observed, Prompt, Sampled, Trajectory
+from rollq.events import Acted, Message, Observed, Prompt, Sampled
+from rollq.trajectory import Trajectory
 
 
 def conversations(trajectory: Trajectory) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.events import Acted, Observed, Sampled
 from rollq.export.conversations import conversations, steps
-from rollq.trajectory import Acted, Observed, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import Extra
 
 

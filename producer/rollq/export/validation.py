@@ -10,8 +10,8 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from rollq.errors import ContractError, FailureClass
+from rollq.events import GRADED, Finish, Stop
 from rollq.job import parse_id
-from rollq.trajectory import GRADED, Finish, Stop
 from rollq.trajectory_extras import Extra
 
 

@@ -26,6 +26,7 @@ from rollq.errors import (
     SettingsError,
     UnknownSchema,
 )
+from rollq.events import GRADED, Closed
 from rollq.job import Job
 from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.keys import ACTIVE, RUNS
@@ -34,7 +35,6 @@ from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, S
 from rollq.ledger.scripts import Scripts, short_reason
 from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
-from rollq.trajectory import GRADED, Closed
 from rollq.wire.blob import SCHEMA
 from rollq.wire.codec import encode_job, job_digest
 from rollq.wire.events import decode_event

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from rollq.errors import ContractError, FailureClass, LedgerError, Unwritable
+from rollq.events import Closed, Stop
 from rollq.job import NAME, Job, Purpose
 from rollq.ledger.finished_jobs import ended_by, read_finished
 from rollq.ledger.job_extras import read_extras
@@ -21,7 +22,7 @@ from rollq.ledger.routed_experts import with_routed_experts
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.versions import read_policy
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Closed, Header, Stop, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 from rollq.wire.codec import read_trajectory
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rollq.errors import FailureClass, LedgerError
+from rollq.events import GRADED
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.live_workers import AWAY, live_workers
@@ -18,7 +19,6 @@ from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.ledger.workers.time_spent import WAITS, time_spent
 from rollq.metrics.metric import Metric, Sample, counter, gauge, spread
 from rollq.servers.connection import CONNECTION_ERRORS
-from rollq.trajectory import GRADED
 
 log = logging.getLogger("rollq")
 

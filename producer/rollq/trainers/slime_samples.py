@@ -13,9 +13,10 @@ from typing import Any
 
 from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
+from rollq.events import Sampled, Stop
 from rollq.images import refuse_images
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Sampled, Segment, Stop, Trajectory
+from rollq.trajectory import Segment, Trajectory
 from rollq.trajectory_extras import ExpertShape
 
 Sample = Any

@@ -21,12 +21,13 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from rollq.client.client import Client
 from rollq.client.submission import group_name
 from rollq.errors import ContractError, SettingsError
+from rollq.events import Observed, Sampled
 from rollq.images import refuse_images
 from rollq.job import Job
 from rollq.sampling import PARAMETERS
 from rollq.trainers.verl_episodes import Episodes
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Observed, Sampled, Segment, Trajectory
+from rollq.trajectory import Segment, Trajectory
 
 IN_FLIGHT_STEPS = 8
 """Steps for which verl plays a prompt at most (its default of `max_off_policy_threshold`). A prompt that a checkpoint

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollq.errors import ContractError
+from rollq.events import Sampled
 from rollq.extras import needs
-from rollq.trajectory import Sampled, Segment, Trajectory
+from rollq.trajectory import Segment, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rollq.trajectory import Sampled, Trajectory
+from rollq.events import Sampled
+from rollq.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from threading import Lock
 from typing import Any
 
 from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.events import GRADED
 from rollq.export import jsonl, parquet
 from rollq.export.validation import faults
 from rollq.images import IMAGES, files_by_hash, references
-from rollq.trajectory import GRADED
 from rollq.viewer.conversation import page
 from rollq.viewer.place import Listing
 from rollq.viewer.rows import Row, short, why

@@ -12,11 +12,11 @@ from threading import Lock
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.events import Closed
 from rollq.job import Job, Purpose
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import State
-from rollq.trajectory import Closed
 from rollq.viewer.place import Listing
 from rollq.viewer.rows import Row, last_line, short, why
 from rollq.wire.events import decode_event

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.evaluation.statistics import SUCCESS
-from rollq.trajectory import GRADED
+from rollq.events import GRADED
 
 LONGEST_WHY = 200
 """Number of characters of a row's `why`."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.export.record import record as exported
 from rollq.export.record import times_of
 from rollq.export.transcript import trace_words
-from rollq.trajectory import Message, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,17 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollq.errors import ContractError
+from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled
 from rollq.job import Budget, History, Job, Json, Purpose
-from rollq.trajectory import (
-    Acted,
-    Closed,
-    Event,
-    Header,
-    Observed,
-    Prompt,
-    Sampled,
-    Trajectory,
-)
+from rollq.trajectory import Header, Trajectory
 from rollq.wire.blob import (
     DIGEST,
     SCHEMA,

@@ -14,18 +14,7 @@ from typing import Any
 
 from rollq.deferred_texts import without_texts
 from rollq.errors import ContractError, FailureClass
-from rollq.trajectory import (
-    GRADED,
-    Acted,
-    Closed,
-    Event,
-    Finish,
-    Observed,
-    Prompt,
-    Sampled,
-    Stop,
-    VersionSpan,
-)
+from rollq.events import GRADED, Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.wire.blob import (
     SCHEMA,
     defer,

@@ -9,7 +9,8 @@ after. Those tokens, which end a trace, get a filler. It knows nothing of Redis.
 from collections.abc import Iterator, Sequence
 
 from rollq.errors import ContractError
-from rollq.trajectory import Event, Observed, Prompt, Sampled, Trajectory
+from rollq.events import Event, Observed, Prompt, Sampled
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape, Extra
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from rollq import Batch, Client, Job
 from rollq.errors import ContractError, JobConflict, LedgerError, NotHeld, PullTimeout, SettingsError
+from rollq.events import Stop
 from rollq.job import Purpose
 from rollq.ledger.constants import EVAL, NEW
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import Publication, State
-from rollq.trajectory import Stop
 from tests.rollq.groups import end_holds, play_groups, take
 from tests.rollq.samples import closed, group, job, play, prompt
 from tests.waiting import until

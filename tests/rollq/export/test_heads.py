@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.events import Closed
 from rollq.export import jsonl
 from rollq.export.heads import _BODIES, _cut, line_head
 from rollq.export.record import encode, record
-from rollq.trajectory import Closed
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import trajectory
 from tests.rollq.viewer.hostile import said_everywhere

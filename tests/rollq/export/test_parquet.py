@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 
 from rollq.errors import ContractError, RollqError, SettingsError
+from rollq.events import Observed, Stop
 from rollq.export.parquet import COLUMNS, UNFINISHED, ParquetFolder, check
 from rollq.export.record import Unexportable
 from rollq.export.rows import rows
-from rollq.trajectory import Observed, Stop
 from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound
 from tests.rollq.samples import job, trajectory

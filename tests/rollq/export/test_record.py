@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hypothesis import given
 
+from rollq.events import Acted, Observed
 from rollq.export.record import as_json, record, times_of
 from rollq.export.rows import record_of, rows
 from rollq.export.validation import faults
-from rollq.trajectory import Acted, Observed, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.audit.exported_file import read
 from tests.rollq.agent_episodes import branching, interleaved
 from tests.rollq.samples import job, trajectory

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
+from rollq.events import Stop
 from rollq.export.summary import Summary
-from rollq.trajectory import Stop
 from tests.rollq.export.trajectories import played
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollq.events import Finish, Prompt, Sampled, VersionSpan
 from rollq.export.record import record
 from rollq.export.transcript import LONGEST, Transcript
-from rollq.trajectory import Finish, Prompt, Sampled, VersionSpan
 from tests.rollq.agent_episodes import branching
 from tests.rollq.export.trajectories import played
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.events import Stop
 from rollq.export.record import record
 from rollq.export.rows import record_of, rows
 from rollq.export.validation import FIELDS, faults
-from rollq.trajectory import Stop
 from rollq.trajectory_extras import Extra
 from tests.rollq.export.trajectories import played, sound, sound_traces
 from tests.rollq.token_rows import Trace

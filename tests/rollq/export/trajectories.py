@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from rollq.events import Closed, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job
-from rollq.trajectory import Closed, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.trajectory import Header, Trajectory
 from tests.rollq.token_rows import Trace, episode
 
 

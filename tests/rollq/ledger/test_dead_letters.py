@@ -7,12 +7,12 @@ import pytest
 from rollq import cli
 from rollq.client.client import Client
 from rollq.errors import ContractError, FailureClass, Fenced, LedgerError, SettingsError
+from rollq.events import Stop
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
-from rollq.trajectory import Stop
 from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap

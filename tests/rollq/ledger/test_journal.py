@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
+from rollq.events import Stop
 from rollq.ledger.ledger import Ledger
-from rollq.trajectory import Header, Stop
+from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import decode_event, encode_event
 from tests.rollq.samples import claim, closed, events, group, journal, prompt, reader

@@ -13,12 +13,13 @@ from rollq.errors import (
     LedgerError,
     SettingsError,
 )
+from rollq.events import Stop
 from rollq.job import Budget
 from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
-from rollq.trajectory import Header, Stop
+from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
 from tests.rollq.other_constants import change_constants

@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rollq.events import Event
 from rollq.ledger.ledger import Ledger
 from rollq.servers.connection import connect
-from rollq.trajectory import Event
 from rollq.wire.events import encode_event
 from tests.rollq.samples import claim, closed, journal, observed, prompt, sampled
 

@@ -11,10 +11,11 @@ import pytest
 
 from rollq.batch import Batch, Group
 from rollq.errors import SettingsError
+from rollq.events import Closed, Stop
 from rollq.trainers.slime import reward_post_process
 from rollq.trainers.slime_samples import batch_samples, check_arguments
 from rollq.training.arrays import segment_experts
-from rollq.trajectory import Closed, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.routed_experts import join_parts
 from tests.rollq.routed_experts import ASKED, parts_of

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rollq.events import Closed, Observed, Prompt
 from rollq.export.record import as_json, record
-from rollq.trajectory import Closed, Observed, Prompt, Trajectory
+from rollq.trajectory import Trajectory
 from tests.rollq.samples import job, trajectory
 
 WORDS = (

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import rollq.wire.blob
 from rollq.errors import ContractError, FailureClass
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, Trajectory, VersionSpan
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.trajectory import Header, Trajectory
 from rollq.wire.codec import decode_header, decode_job, encode_header, encode_job
 from rollq.wire.events import decode_event, encode_event, is_observed
 from tests.rollq.samples import closed, decoded, encoded, events, ids, job, observed, prompt, sampled, trajectory

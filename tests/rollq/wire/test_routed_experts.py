@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError
+from rollq.events import Event, Finish
 from rollq.job import Purpose
 from rollq.training.arrays import array_of, segment_experts
-from rollq.trajectory import Event, Finish, Header, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, ExpertShape, Extra
 from rollq.wire.codec import decode_job, encode_job, job_digest
 from rollq.wire.routed_experts import join_parts, part_lengths

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError
-from rollq.trajectory import Prompt
+from rollq.events import Prompt
 from rollq.wire.codec import encode_header, encode_job
 from rollq.wire.events import decode_event, encode_event
 from rollq.wire.shared_prompt import join_prompt, prompt_digest, split_prompt

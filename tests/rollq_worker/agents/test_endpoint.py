@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from rollq.errors import AgentFailure, EngineFailure
-from rollq.trajectory import Finish, Sampled, Stop
+from rollq.events import Finish, Sampled, Stop
 from rollq_worker.agents.endpoint import CONNECTIONS
 from rollq_worker.agents.programs import Episode
 from rollq_worker.fakes import FakeEngine, FakeJournal

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from rollq.errors import AgentFailure, JobFailure
+from rollq.events import Stop
 from rollq.job import History
-from rollq.trajectory import Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
 from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
 from rollq_worker.agents.play import OUTPUT, play_with_agent

@@ -12,7 +12,8 @@ import pytest
 import requests
 
 from rollq.errors import AgentFailure, EnvironmentFailure
-from rollq.trajectory import Finish, Sampled, Trajectory
+from rollq.events import Finish, Sampled
+from rollq.trajectory import Trajectory
 from rollq_worker.agents.programs import Episode
 from rollq_worker.agents.recorded import AgentDiverged
 from rollq_worker.episode.resume import Diverged

@@ -6,8 +6,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollq.events import Finish, Observed, Prompt, Sampled
 from rollq.token_stats import count_tokens
-from rollq.trajectory import Finish, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.wire.codec import encode_header, read_trajectory
 from rollq.wire.events import encode_event
 from rollq_worker.agents.programs import Episode

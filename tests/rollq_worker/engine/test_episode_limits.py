@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated

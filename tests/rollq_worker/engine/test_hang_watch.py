@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import control, hang_watch
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.sglang_client import SGLangEngine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import JobFailure
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import limits
 from rollq_worker.engine.limits import PADDING, TokenizerCheck, Vocabulary, same_ids
 from rollq_worker.http_client import NoResponse

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import http
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.plain_http import FIRST_READ, MAX_PIECES, PlainHttp

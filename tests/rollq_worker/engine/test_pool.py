@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import EngineFailure
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import control, hang_watch
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.quarantine import PoisonJob

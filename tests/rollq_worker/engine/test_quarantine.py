@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollq.trajectory import Finish
+from rollq.events import Finish
 from rollq_worker.engine import sglang_client
 from rollq_worker.engine.availability import OutageClock
 from rollq_worker.engine.quarantine import PoisonJob, Quarantine

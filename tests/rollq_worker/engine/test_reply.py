@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import EngineFailure, JobFailure
-from rollq.trajectory import Finish, VersionSpan
+from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.reply import (
     MAX_MESSAGE,
     ContextExceeded,

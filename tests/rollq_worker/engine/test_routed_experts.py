@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import EngineBreach, EngineFailure
+from rollq.events import Finish
 from rollq.training.arrays import array_of
-from rollq.trajectory import Finish
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.engine.reply import read_reply
 from rollq_worker.engine.routed_experts import read_routed_experts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import EngineFailure, JobFailure
-from rollq.trajectory import Finish, VersionSpan
+from rollq.events import Finish, VersionSpan
 from rollq_worker.engine import control, limits
 from rollq_worker.engine.sglang_client import RETRIES, SGLangEngine
 from rollq_worker.failures import Drained

@@ -4,8 +4,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from rollq.events import Event, Finish, VersionSpan
 from rollq.job import Budget, Job
-from rollq.trajectory import Event, Finish, Trajectory, VersionSpan
+from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser, char_ids
 from rollq_worker.protocols import Generated

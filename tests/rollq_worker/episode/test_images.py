@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rollq.errors import ContractError, EnvironmentFailure, JobFailure
+from rollq.events import Event, Observed, Prompt, Sampled, Stop
 from rollq.images import IMAGES, ImageRef, images_by_hash, images_of_segments, references, text_of
 from rollq.job import History
-from rollq.trajectory import Event, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.wire.codec import read_trajectory
 from rollq.wire.events import encode_event
 from rollq.wire.extras import decode_extra, encode_extra

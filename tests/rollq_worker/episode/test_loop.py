@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rollq import errors
+from rollq.events import Closed, Observed, Prompt, Sampled, Stop
 from rollq.job import History
-from rollq.trajectory import Closed, Observed, Prompt, Sampled, Stop
 from rollq_worker.episode.loop import MAX_MALFORMED
 from rollq_worker.failures import DeadlineExceeded
 from rollq_worker.fakes import (

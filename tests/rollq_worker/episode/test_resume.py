@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import JobFailure
+from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
-from rollq.trajectory import Observed, Prompt, Sampled, Stop
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollq.trajectory import Event, Finish, Trajectory
+from rollq.events import Event, Finish
+from rollq.trajectory import Trajectory
 from rollq.wire.routed_experts import join_parts
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeUser, fake_experts
 from rollq_worker.protocols import Generated, Routing

@@ -3,7 +3,7 @@
 import pytest
 
 from rollq import errors
-from rollq.trajectory import Finish, Sampled, Stop
+from rollq.events import Finish, Sampled, Stop
 from rollq_worker.fakes import END, FakeEngine, FakeRenderer, FakeUser, char_ids
 from tests.rollq_worker.episode.episodes import CALL, END_TEXT, PieceEngine, play_with_fakes, run
 

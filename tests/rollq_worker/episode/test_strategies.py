@@ -3,7 +3,7 @@
 import pytest
 
 from rollq import errors
-from rollq.trajectory import Stop
+from rollq.events import Stop
 from rollq_worker.fakes import FakeEnvironment, FakeUser
 from tests.rollq_worker.episode.episodes import TWO_CALLS, run
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
-from rollq.trajectory import Observed, Prompt, Sampled, Stop
 from rollq_worker.episode.text_actions import INSTRUCTIONS, TextForm, form_of, read_action, write_action
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from rollq_worker.protocols import RESPOND, Action, ReadTurn

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.errors import ContractError, EngineBreach, FailureClass, JobBreach, RolloutFailure
+from rollq.events import Event, Finish, Observed, Prompt, Sampled, VersionSpan
 from rollq.job import Budget, History, Job
-from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled, VersionSpan
 from rollq_worker.episode import loop
 from rollq_worker.episode.loop import play
 from rollq_worker.episode.token_checks import TokenChecks

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rollq.events import Finish, VersionSpan
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.time_spent import WAITS, report_time, time_spent
-from rollq.trajectory import Finish, VersionSpan
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.time_spent import Replies, TimeSpent
 from rollq_worker.protocols import Generated

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import SettingsError
+from rollq.events import Finish, Stop, VersionSpan
 from rollq.job import Json
-from rollq.trajectory import Finish, Stop, Trajectory, VersionSpan
+from rollq.trajectory import Trajectory
 from rollq_worker.protocols import Generated, Task
 from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex

@@ -7,8 +7,8 @@ import pytest
 import requests
 
 from rollq.errors import JobFailure
+from rollq.events import Stop
 from rollq.images import images_of_segments
-from rollq.trajectory import Stop
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.images import Image
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer

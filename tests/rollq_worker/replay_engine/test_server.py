@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from rollq.errors import SettingsError
-from rollq.trajectory import Stop
+from rollq.events import Stop
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.replay_engine.generate import ReplayOptions
 from rollq_worker.replay_engine.server import serve

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rollq.errors import JobFailure, RewardFailure
+from rollq.events import Closed, Stop
 from rollq.settings import Endpoint
-from rollq.trajectory import Closed, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker import chat_model, rewards
 from rollq_worker.fakes import FakeEnvironment
 from rollq_worker.protocols import Grade

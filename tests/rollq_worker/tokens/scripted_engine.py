@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollq.trajectory import Finish, VersionSpan
+from rollq.events import Finish, VersionSpan
 from rollq_worker.protocols import Generated
 
 

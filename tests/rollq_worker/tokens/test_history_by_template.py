@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rollq.errors import JobFailure
+from rollq.events import Message, Observed, Prompt, Stop
 from rollq.job import Budget, History, Job
-from rollq.trajectory import Message, Observed, Prompt, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.protocols import TurnRefused

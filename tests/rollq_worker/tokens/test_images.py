@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.events import Message
 from rollq.images import content_with
-from rollq.trajectory import Message
 from rollq_worker.tokens.images import MAX_RATIO, ImageTokens
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.check import checked_renderer

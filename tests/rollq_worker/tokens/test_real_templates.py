@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollq.events import Observed
 from rollq.job import Budget, Job
-from rollq.trajectory import Observed, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.tokens.selfcheck.check import checked_renderer

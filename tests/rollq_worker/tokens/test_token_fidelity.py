@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rollq.events import Finish, Observed, Sampled, Stop
 from rollq.job import Budget, Job
-from rollq.trajectory import Finish, Observed, Sampled, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import MAX_MALFORMED, play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.tokens.renderer import ChatRenderer

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from rollq.errors import JobFailure
+from rollq.events import Observed, Prompt, Stop
 from rollq.job import Job
-from rollq.trajectory import Observed, Prompt, Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.process.attempts.renderer_cache import RendererCache

@@ -14,7 +14,7 @@ import pytest
 
 from rollq.cli import main
 from rollq.errors import JobFailure
-from rollq.trajectory import Stop
+from rollq.events import Stop
 from rollq_worker.tokens.known_families import FAMILIES, families
 from rollq_worker.tokens.tokenizer import BUNDLED
 from rollq_worker.toolcalls import NO_CALLS, PARSERS, readers

@@ -4,8 +4,9 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 from array import array
 
+from rollq.events import Observed
 from rollq.token_stats import count_tokens
-from rollq.trajectory import Observed, Trajectory
+from rollq.trajectory import Trajectory
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.fakes import END, FakeRenderer
 from rollq_worker.protocols import ReadTurn

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollq.events import Message
 from rollq.job import Job, Json
 from rollq.sampling import objection
-from rollq.trajectory import Message
 from rollq_worker.episode.messages import checked_schemas
 
 SAME_NAME = (

@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from rollq.errors import AgentFailure, ContractError, EngineFailure
+from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
-from rollq.trajectory import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
 from rollq_worker.agents.recorded import Answers
 from rollq_worker.agents.traces import TraceTree, Turn

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from rollq.errors import AgentFailure
+from rollq.events import Closed, Event
 from rollq.job import Job, Json
-from rollq.trajectory import Closed, Event, Header, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.chat_reply import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
 from rollq_worker.agents.episode import AgentEpisode, AgentJournal

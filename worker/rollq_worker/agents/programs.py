@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollq.errors import AgentFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.protocols import RESPOND, Observation
 
 log = logging.getLogger(__name__)

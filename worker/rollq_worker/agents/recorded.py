@@ -8,8 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from rollq.errors import AgentFailure
+from rollq.events import Acted, Message
 from rollq.job import Json
-from rollq.trajectory import Acted, Message
 from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
 from rollq_worker.agents.traces import Turn
 from rollq_worker.protocols import RESPOND, User

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollq.errors import JobFailure
+from rollq.events import Message, Observed, Prompt, Sampled
 from rollq.job import Job, Json
-from rollq.trajectory import Message, Observed, Prompt, Sampled
 from rollq_worker.agents.chat_request import ONE_CALL, ChatRequest, RequestRefused, chains, longer
 from rollq_worker.episode.loop import bridge_behind
 from rollq_worker.episode.token_checks import TokenChecks

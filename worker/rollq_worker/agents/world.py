@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from rollq.errors import EnvironmentFailure
+from rollq.events import Acted, Event, Message
 from rollq.job import Json
-from rollq.trajectory import Acted, Event, Message
 from rollq_worker.agents.recorded import RecordedSteps
 from rollq_worker.episode.loop import check_reward
 from rollq_worker.episode.messages import schemas_of

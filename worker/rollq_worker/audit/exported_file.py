@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollq.errors import ContractError, SettingsError
+from rollq.events import Finish
 from rollq.images import references
 from rollq.job import Json
-from rollq.trajectory import Finish
 from rollq_worker.audit.token_classes import SampledTurn
 
 CHANGES_LOGPROBS: Mapping[str, Json] = {

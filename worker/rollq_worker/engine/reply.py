@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from rollq.errors import JobFailure
-from rollq.trajectory import Finish, VersionSpan
+from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.routed_experts import FIELD, read_routed_experts
 from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated, Routing

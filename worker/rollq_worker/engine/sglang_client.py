@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 from rollq.errors import EngineFailure, JobFailure
+from rollq.events import Finish
 from rollq.job import Json
-from rollq.trajectory import Finish
 from rollq.urls import mask_url
 from rollq_worker.engine.availability import Availability
 from rollq_worker.engine.call import Call, EngineLeft, Shared

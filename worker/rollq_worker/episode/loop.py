@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollq.errors import EnvironmentFailure, JobFailure, RewardFailure
+from rollq.events import Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
 from rollq.job import History, Job, Json
-from rollq.trajectory import Closed, Event, Finish, Header, Message, Observed, Prompt, Sampled, Stop, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq_worker.episode.images import EpisodeImages
 from rollq_worker.episode.messages import ActionResult, MessageLog, assistant_message, replying_role, schemas_of
 from rollq_worker.episode.resume import Recording

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from rollq.events import Message
 from rollq.images import ImageRef, content_with
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.episode.text_actions import RESULT
 from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollq.errors import EnvironmentFailure
+from rollq.events import Event, Observed, Prompt, Sampled
 from rollq.images import text_of
-from rollq.trajectory import Event, Observed, Prompt, Sampled
 from rollq_worker.protocols import RESPOND, User
 
 UNTIMED = ("at", "seconds")

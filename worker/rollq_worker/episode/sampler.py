@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from rollq.errors import EngineFailure
+from rollq.events import Finish, Sampled
 from rollq.job import Job, Json
 from rollq.sampling import GRAMMARS
-from rollq.trajectory import Finish, Sampled
 from rollq.trajectory_extras import ExpertShape
 from rollq_worker.failures import errors_become
 from rollq_worker.protocols import Engine, Journal, PromptImages, Routing

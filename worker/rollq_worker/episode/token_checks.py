@@ -24,8 +24,8 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 
 from rollq.errors import EngineBreach, JobBreach
+from rollq.events import Event, Finish, Observed, Prompt, Sampled
 from rollq.job import Job
-from rollq.trajectory import Event, Finish, Observed, Prompt, Sampled
 from rollq_worker.episode.sampler import end_ids, ends_anywhere
 from rollq_worker.protocols import Renderer
 

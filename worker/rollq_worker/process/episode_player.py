@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import rollq
 from rollq.errors import AgentFailure, EnvironmentFailure
+from rollq.events import Event, Sampled
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
-from rollq.trajectory import Event, Header, Sampled, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.known_agents import is_program
 from rollq_worker.environments import domain
 from rollq_worker.episode import loop

@@ -21,8 +21,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from rollq.errors import JobFailure, SettingsError
+from rollq.events import Message
 from rollq.job import GIVEN_TO_TEMPLATES, Json
-from rollq.trajectory import Message
 
 TODAY = datetime(2025, 1, 1)
 """The date for templates that write one. The real date would differ between the samples of a group, and between a

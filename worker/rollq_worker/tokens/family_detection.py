@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rollq.errors import JobFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.protocols import Action
 from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families

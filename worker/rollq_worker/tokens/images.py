@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.events import Message
 from rollq.images import references
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.tokenizer import IMAGE_CONFIG, Tokenizer
 
 PLACEHOLDER = "<|image_pad|>"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollq.errors import JobFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard, any_of
 from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import Family, example_call

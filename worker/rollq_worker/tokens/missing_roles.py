@@ -8,8 +8,8 @@ does not know templates or tokens.
 import json
 from collections.abc import Sequence
 
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.model_family import CallText, Family
 
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 
 REASONING = "reasoning_content"
 """The key of a message that holds reasoning, for most templates."""

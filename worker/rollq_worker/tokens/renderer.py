@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from rollq.errors import JobFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.protocols import ReadTurn, TurnRefused
 from rollq_worker.tokens.family_detection import family_of, shows_tools
 from rollq_worker.tokens.images import ImageTokens

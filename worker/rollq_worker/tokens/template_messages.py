@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from rollq.errors import JobFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.model_family import REASONING, Family, example_call
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})

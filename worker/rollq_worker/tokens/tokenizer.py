@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rollq.errors import JobFailure, SettingsError
+from rollq.events import Message
 from rollq.job import NAMED_TOKENS, Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.chat_template import ChatTemplate, LookedFor
 from rollq_worker.tokens.training_templates import template_text
 from rollq_worker.tokens.vocabulary import Vocabulary

@@ -9,9 +9,9 @@ import pytest
 
 from rollq import cli
 from rollq.errors import FailureClass
+from rollq.events import Observed
 from rollq.export.record import record
 from rollq.ledger.ledger import Ledger
-from rollq.trajectory import Observed
 from rollq.viewer.exported import ExportedFile
 from rollq.viewer.redis_place import RedisPlace
 from tests.rollq.samples import claim, group, trajectory

@@ -18,10 +18,11 @@ from rollq.errors import (
     Unwritable,
     UserFailure,
 )
+from rollq.events import Event, Finish
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.ledger import Ledger
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Finish, Header, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import Extra
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.failures import DeadlineExceeded, Drained

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from rollq.errors import FailureClass, Fenced
+from rollq.events import Event, Finish, Observed, Sampled
 from rollq.job import History
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.routed_experts import parts_kept
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Finish, Header, Observed, Sampled, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS
 from rollq.wire.codec import encode_header
 from rollq.wire.events import decode_event, encode_event

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from rollq.errors import JournalConflict
+from rollq.events import Event, Sampled
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.routed_experts import parts_kept
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Header, Sampled, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import Extra
 from rollq.wire.events import decode_event
 from rollq_worker.process.attempts import attempt as attempt_module

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rollq.errors import EngineFailure
+from rollq.events import Sampled
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.trajectory import Sampled
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring.metrics import WORKER_METRICS, WorkerMetrics
 from tests.rollq.samples import reader

@@ -13,9 +13,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
 from rollq.errors import EngineFailure
+from rollq.events import Observed, Sampled
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
-from rollq.trajectory import Observed, Sampled, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring import traces
 from rollq_worker.process.monitoring.traces import LONGEST, UNKNOWN, AttemptTraces, WatchedEnvironment

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rollq.errors import EnvironmentFailure, RollqError
+from rollq.events import Stop
 from rollq.job import Budget, Job, Json
-from rollq.trajectory import Stop, Trajectory
+from rollq.trajectory import Trajectory
 from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.failures import errors_become

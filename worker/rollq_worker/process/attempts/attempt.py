@@ -16,13 +16,14 @@ from math import inf
 from typing import TypeVar
 
 from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict, LedgerError, Unwritable
+from rollq.events import Event, Observed, Prompt, Sampled
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.routed_experts import encode_part, keep_parts, parts_kept
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
-from rollq.trajectory import Event, Header, Observed, Prompt, Sampled, Trajectory
+from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import Extra
 from rollq.wire.codec import decode_header, encode_header
 from rollq.wire.events import decode_event, encode_event

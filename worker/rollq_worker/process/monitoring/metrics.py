@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rollq.errors import FailureClass
+from rollq.events import GRADED, Finish
 from rollq.ledger.replies import State
 from rollq.ledger.workers.time_spent import WAITS
 from rollq.metrics.metric import Sample, counter, gauge, spread
-from rollq.trajectory import GRADED, Finish
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.job_task import JobRunner, Summary
 

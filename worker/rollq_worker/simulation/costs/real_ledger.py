@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from rollq.errors import RollqError
+from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.finished_jobs import read_finished
@@ -20,7 +21,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import connect
-from rollq.trajectory import Closed, Event, Finish, Header, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
 

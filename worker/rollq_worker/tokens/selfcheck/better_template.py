@@ -8,8 +8,8 @@ know what a model was trained on.
 from collections.abc import Sequence
 
 from rollq.errors import JobFailure
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.family_detection import shows_tools
 from rollq_worker.tokens.images import PLACEHOLDER
 from rollq_worker.tokens.selfcheck.bridge_comparison import Match

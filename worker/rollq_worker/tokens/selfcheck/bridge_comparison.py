@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from rollq.errors import JobFailure
-from rollq.trajectory import Message
+from rollq.events import Message
 from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.renderer import ChatRenderer, Continuation
 from rollq_worker.tokens.selfcheck.conversations import (

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollq.events import Message
 from rollq.job import Json
-from rollq.trajectory import Message
 from rollq_worker.tokens.model_family import Family
 
 _NO_ID = -1

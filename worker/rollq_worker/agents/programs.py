@@ -209,7 +209,7 @@ class AgentProcess:
         return None
 
     def stop(self) -> None:
-        """Ends its whole process group, also what it left behind."""
+        """Ends its whole process group, also what it left behind there. A child that called setsid goes on."""
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)

@@ -8,6 +8,7 @@ nothing. It is told what to play as bare_loop.py is.
 
 import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from bare_loop import serve
@@ -48,10 +49,10 @@ def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
         stop_ids=stops,
         vocab_size=tokenizer.vocab_size,
     )
-    renderers = RendererCache(tokenizer)
+    renderers, groups = RendererCache(tokenizer), count()
 
     def rollout(index: int) -> dict[str, Any]:
-        job = Job(run="loop", group=f"{index}", env=setting["env"], split=split, task=index)
+        job = Job(run="loop", group=f"{next(groups)}", env=setting["env"], split=split, task=index)
         environment, task = world.open(split, index, {}), world.task(split, index)
         played = play(
             job,
@@ -61,6 +62,7 @@ def rollouts(setting: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
             user=ScriptedUser(task.opening, task.replies),
             journal=NoJournal(),
         )
+        engine.end(job.id)
         return {"reward": played.reward, "turns": played.turns, "tokens": len(played.tokens)}
 
     return rollout

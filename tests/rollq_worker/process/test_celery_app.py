@@ -1,12 +1,17 @@
-"""What the worker's Celery app logs."""
+"""What the worker's Celery app logs, and when it takes the next message."""
 
 import io
 import logging
+from types import SimpleNamespace
 
+import celery
 import pytest
 import redis
+from celery.worker import state
+from celery.worker.request import create_request_cls
 
-from rollq_worker.process.celery_app import shorten_outages
+from rollq.client.celery_publisher import TASK
+from rollq_worker.process.celery_app import Request, shorten_outages
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,24 @@ def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool)
     except Exception:
         logger.exception("Couldn't ack")
     assert "Couldn't ack" in logged.getvalue() and ("Traceback" in logged.getvalue()) is traceback
+
+
+def test_the_loop_is_woken_once_a_jobs_slot_is_free() -> None:
+    """Otherwise a full worker would take its next message at the next timer only, up to a second later."""
+    app = celery.Celery("test", set_as_current=False)
+    task = app.task(play, name=TASK, ignore_result=True)
+    app.finalize()
+    slots: list[int] = []
+    eventer = SimpleNamespace(enabled=True, on_send_buffered=lambda: slots.append(len(state.reserved_requests)))
+    pool = SimpleNamespace(apply_async=None)
+    made = create_request_cls(Request, app.tasks[task.name], pool, hostname="w", eventer=eventer, app=app)
+    message = app.amqp.create_task_message("an-id", TASK, args=("run/group/0",))
+    sent = SimpleNamespace(headers=message.headers, body=message.body, delivery_info={}, properties={})
+    received = made(sent, decoded=True, app=app, eventer=eventer)
+    state.task_reserved(received)
+    assert len(state.reserved_requests) == 1
+    received.on_success((False, None, 0.1))
+    assert slots == [0]
+
+
+def play(job_id: str) -> None: ...

@@ -34,7 +34,7 @@ from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.monitoring.description import Description
-from rollq_worker.process.monitoring.task_events import TOLD, TaskEvents
+from rollq_worker.process.monitoring.task_events import SUCCEEDED, TOLD, TaskEvents
 from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -207,6 +207,8 @@ class Request(request.Request):  # type: ignore[misc]
         """See Celery, for which a task begins with its message and succeeds whatever became of its job."""
         if type not in TOLD:
             self.tell(type, **fields)
+        elif type == SUCCEEDED and self.eventer:  # Celery has just freed the job's slot
+            self.eventer.on_send_buffered()
 
     def tell(self, type: str, **fields: object) -> None:
         super().send_event(type, **fields)

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 LONG = 1000
 """Number of ids from which decoding uses the batch form, which releases the interpreter."""
+REMEMBERED, LONGEST_REMEMBERED = 1024, 4096
+"""Number of plain texts whose ids are kept, and of characters of the longest one: a few MB. The rollouts of a group
+make the same calls, so they see the same results."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(r"[\s\u2581]+")
 """White space; SentencePiece writes a space as U+2581."""
@@ -59,6 +63,7 @@ class Vocabulary:
         self._spec = spec
         self._lock = Lock()
         self._fast: Fast | None = None
+        self._remembered = lru_cache(REMEMBERED)(self._encode_fast)
         self._split: re.Pattern[str] | None = None
         """Finds added tokens; None where only the tokenizer itself can tell where they are."""
         self._slow: _Slow | None = _read(name, spec)
@@ -106,15 +111,13 @@ class Vocabulary:
 
         Raises JobFailure for a vocabulary that spells a control token as plain text.
         """
-        fast = self._fast
-        if fast is not None:
-            encoded = [self._fast_ids(fast, text) for text in texts]
-        else:
-            encoded = _encode(self._slowly().plain, texts)
+        if self._fast is not None:
+            return [
+                (self._remembered if len(text) <= LONGEST_REMEMBERED else self._encode_fast)(text)[:] for text in texts
+            ]
+        encoded = _encode(self._slowly().plain, texts)
         for ids in encoded:
-            if not self._added_ids.isdisjoint(ids):
-                name = next(token.text for token in self.added if token.id in ids)
-                raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
+            self._check_plain(ids)
         return encoded
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
@@ -125,6 +128,18 @@ class Vocabulary:
         if len(ids) < LONG:
             return full.decode(list(ids), skip_special_tokens=skip_special)
         return full.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
+
+    def _encode_fast(self, text: str) -> array[int]:
+        """One text of `encode_plain`, where there is a fast encoder."""
+        assert self._fast is not None
+        ids = self._fast_ids(self._fast, text)
+        self._check_plain(ids)
+        return ids
+
+    def _check_plain(self, ids: array[int]) -> None:
+        if not self._added_ids.isdisjoint(ids):
+            name = next(token.text for token in self.added if token.id in ids)
+            raise JobFailure(f"the vocabulary of {self.name} makes {name!r} of plain text: it is not safe to use")
 
     def _fast_ids(self, fast: Fast, text: str) -> array[int]:
         if len(text) > MAX_LENGTH:

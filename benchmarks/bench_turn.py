@@ -4,7 +4,8 @@ The same tasks at engine latency 0, played in turns by a `rollq worker` process,
 and Celery (episode_loop.py), and by the bare loop of bare_loop.py (threads, urllib3, token ids), which is the floor.
 Then a few of them by the loop of naive_loop.py, which is written as RL examples are. One replay engine answers all. CPU
 is user and system time of the process that plays, its children included; engine, Redis and producer are other
-processes. Exit code 1 when a target is missed.
+processes. Every round has the same tasks, so the worker and its loop remember the ids of their texts, as they do in the
+rollouts of a group. Exit code 1 when a target is missed.
 
     python benchmarks/bench_turn.py [--env tau2:retail] [--tokenizer DIR] [-c 64] [--tasks 48] [--repeats 5] [--json]
 """

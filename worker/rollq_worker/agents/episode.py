@@ -30,6 +30,8 @@ from rollq_worker.protocols import Action, Engine, Environment, Grade, Journal, 
 
 SETTLE_S = 3.0
 """Longest time in seconds for which requests of a worker that stops are waited for."""
+COMPANY_S = 2.0
+"""Seconds in which another request may follow one that the journal does not answer, or the agent has diverged."""
 CHECK_S = 0.2
 """Seconds between two looks at whether the attempt must stop, while the agent is at work."""
 
@@ -75,9 +77,14 @@ class AgentEpisode:
         self.world = World(environment, user, steps, self._record_now)
         self._turns = 0
         self._asking = 0
+        """Number of requests under way."""
+        self._asked = 0
+        """Number of requests so far."""
         self._failure: BaseException | None = None
         self._over = False
         self._lock = threading.RLock()
+        self._company = threading.Condition(self._lock)
+        """A request has come, or the episode is over."""
         self._work: SimpleQueue[tuple[Action, Future[Observation]] | None] = SimpleQueue()
         self._restore(recorded)
 
@@ -119,7 +126,7 @@ class AgentEpisode:
     def _complete(self, request: ChatRequest) -> Turn:
         with self._lock:
             self._check_going_on()
-            turn = self._answers.take(request, alone=self._asking == 1)
+            turn = self._recorded(request)
             if turn is not None and turn.message is not None:
                 self.answer = turn.message["content"]
                 return turn
@@ -133,6 +140,17 @@ class AgentEpisode:
             self._journal.write()
             self.refused, self.answer = None, message["content"]
             return turn
+
+    def _recorded(self, request: ChatRequest) -> Turn | None:
+        """The turn that answers the request, if the journal has one. Raises AgentDiverged."""
+        turn = self._answers.take(request)
+        if turn is None and self._asking == 1 and (divergence := self._answers.divergence(request)):
+            # Of several requests at once, this one may not have been answered when the journal ended.
+            before = self._asked
+            if not self._company.wait_for(lambda: self._asked > before or self._over, COMPANY_S):
+                raise divergence
+            self._check_going_on()
+        return turn
 
     def _sampler(self, turn: Turn) -> Sampler:
         return Sampler(turn.job, self._engine, self._journal, turn.trace.renderer.stop_ids)
@@ -199,6 +217,8 @@ class AgentEpisode:
     def _one_more(self) -> Iterator[None]:
         with self._lock:
             self._asking += 1
+            self._asked += 1
+            self._company.notify_all()
         self.wake()
         try:
             yield
@@ -280,6 +300,7 @@ class AgentEpisode:
         """Nothing more is carried out. Steps that wait are refused."""
         with self._lock:
             self._over = True
+            self._company.notify_all()
         while True:
             try:
                 work = self._work.get_nowait()

@@ -44,20 +44,21 @@ class Answers:
             self._ended_at = last.at + last.seconds
             self._recorded[turn.number] = turn
 
-    def take(self, request: ChatRequest, *, alone: bool) -> Turn | None:
-        """The turn that answers the request; None: the engine must be asked.
-
-        `alone`: no other request is under way. Raises AgentDiverged when the journal has answers to other requests
-        only, and the agent asks one thing at a time.
-        """
+    def take(self, request: ChatRequest) -> Turn | None:
+        """The turn that answers the request; None: the engine must be asked."""
         key = chains(request.tools, request.messages)[-1], asked_key(request.asked)
-        if waiting := self._turns.get(key):
-            turn = waiting.popleft()
-            self._recorded.pop(turn.number, None)
-            return turn
-        if self._recorded and alone and not self._overlap:
-            raise AgentDiverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
-        return None
+        if not (waiting := self._turns.get(key)):
+            return None
+        turn = waiting.popleft()
+        self._recorded.pop(turn.number, None)
+        return turn
+
+    def divergence(self, request: ChatRequest) -> AgentDiverged | None:
+        """What is wrong with a request that no turn answers, if the agent asks one thing at a time; None when all turns
+        were asked for, or some were under way at once."""
+        if not self._recorded or self._overlap:
+            return None
+        return AgentDiverged(f"{_difference(next(iter(self._recorded.values())), request)}; {HINT}")
 
     def check_finished(self) -> None:
         """Raises AgentDiverged when the agent has ended without asking all that it asked before."""

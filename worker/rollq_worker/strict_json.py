@@ -10,6 +10,8 @@ import re
 import threading
 from collections import Counter
 
+import orjson
+
 from rollq.job import Json
 
 MAX_DEPTH = 64
@@ -113,8 +115,8 @@ def _shape_problems(value: Json) -> list[str]:
     if (depth := _depth(value)) > MAX_DEPTH:
         return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        orjson.dumps(value)  # of all that was read, it only rejects this
+    except orjson.JSONEncodeError:
         return ["The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character."]
     return []
 

@@ -30,6 +30,8 @@ of them is kept, in each direction."""
 LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
 """What zlib compresses with: at level 6 a prompt would take three times as long and be a twentieth shorter. 64 kB of
 memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
+BUFFER = 4096
+"""Bytes that msgpack begins with, and what most entries need. Its own 256 kB cost more than the packing."""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
@@ -65,7 +67,8 @@ def plain(value: Json, where: str, depth: int = 0) -> Json:
 def pack(value: Any, where: str) -> bytes:
     """The value as msgpack. Raises ContractError for what msgpack cannot hold."""
     try:
-        return bytes(msgpack.packb(value, default=_pack_other, unicode_errors="surrogatepass"))
+        packer = msgpack.Packer(default=_pack_other, unicode_errors="surrogatepass", buf_size=BUFFER)
+        return bytes(packer.pack(value))
     except (TypeError, ValueError, OverflowError) as e:
         raise ContractError(f"{where}: cannot be encoded: {type(e).__name__}: {e}") from e
 

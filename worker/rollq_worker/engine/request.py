@@ -83,20 +83,20 @@ def _extended(before: Prompt, ids: array[int]) -> Prompt:
     at = before.length
     if at > len(ids) or ids[at - 1] != before.last:  # it did not only grow
         return write_ids(ids)
-    new = [_digits(ids[start : start + BLOCK]) for start in range(at, len(ids), BLOCK)]
-    return Prompt((*before.pieces, *new), len(ids), ids[-1], max(before.highest, max(ids[at:])))
+    new = [ids[start : start + BLOCK].tolist() for start in range(at, len(ids), BLOCK)]
+    return Prompt((*before.pieces, *map(_digits, new)), len(ids), ids[-1], max(before.highest, *map(max, new)))
 
 
 @lru_cache(SHARED_BLOCKS)
 def _block(ids: bytes) -> tuple[bytes, int]:
     """The digits of a block, and its highest id."""
-    block = array("I", ids)
+    block = array("I", ids).tolist()
     return _digits(block), max(block)
 
 
-def _digits(ids: array[int]) -> bytes:
+def _digits(ids: list[int]) -> bytes:
     """With a comma before each id."""
-    return b"," + orjson.dumps(ids.tolist())[1:-1]
+    return b"," + orjson.dumps(ids)[1:-1]
 
 
 def write_request(

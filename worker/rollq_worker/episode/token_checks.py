@@ -22,12 +22,17 @@ events, and which tokens end a turn. They know nothing of engines or the wire.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
+from functools import lru_cache
 
 from rollq.errors import EngineBreach, JobBreach
 from rollq.events import Event, Finish, Observed, Prompt, Sampled
 from rollq.job import Job
 from rollq_worker.episode.sampler import end_ids, ends_anywhere
 from rollq_worker.protocols import Renderer
+
+
+BLOCK, KEPT_BLOCKS = 256, 512
+"""Ids that are looked through at a time, and how many blocks are kept: first prompts mostly begin alike."""
 
 
 class TokenChecks:
@@ -76,7 +81,7 @@ class TokenChecks:
             raise JobBreach(f"{self._at()}: a trace was opened after {type(self.last).__name__}")
         if not event.ids:
             raise JobBreach(f"{self._at()}: the prompt is empty")
-        self._inside(event.ids, "the prompt")
+        self._inside(_highest(event.ids), "the prompt")
         self.length = self.read = 0
         self._extend(event.ids)
 
@@ -103,7 +108,7 @@ class TokenChecks:
         if event.ids:
             if not (self.is_end(self.last_id) or self.is_end(event.ids[0])):
                 raise JobBreach(f"{self._at()}: the bridge starts after token {self.last_id}, which ends no turn")
-            self._inside(event.ids, "the bridge")
+            self._inside(max(event.ids), "the bridge")
             self._extend(event.ids)
         self.turn += 1
         self.turn_tokens = 0
@@ -115,10 +120,10 @@ class TokenChecks:
             return self.last.finish is Finish.ABORT and self.last_id not in self.end_ids
         return isinstance(self.last, Prompt) or (isinstance(self.last, Observed) and len(self.last.ids) > 0)
 
-    def _inside(self, ids: array[int], what: str) -> None:
+    def _inside(self, highest: int, what: str) -> None:
         """I8: the ids are inside the vocabulary. Arrays of type I hold nothing below 0."""
-        if max(ids) >= self.vocabulary:
-            raise JobBreach(f"{self._at()}: {what} holds id {max(ids)}, beyond the vocabulary of {self.vocabulary}")
+        if highest >= self.vocabulary:
+            raise JobBreach(f"{self._at()}: {what} holds id {highest}, beyond the vocabulary of {self.vocabulary}")
 
     def _extend(self, ids: array[int]) -> None:
         self.length += len(ids)
@@ -129,3 +134,12 @@ class TokenChecks:
 
     def _at(self) -> str:
         return f"{self.job.id}, turn {self.turn}, token {self.length}"
+
+
+def _highest(ids: array[int]) -> int:
+    return max(_highest_of(ids[at : at + BLOCK].tobytes()) for at in range(0, len(ids), BLOCK))
+
+
+@lru_cache(KEPT_BLOCKS)
+def _highest_of(block: bytes) -> int:
+    return max(array("I", block))

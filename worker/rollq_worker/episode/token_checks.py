@@ -30,7 +30,6 @@ from rollq.job import Job
 from rollq_worker.episode.sampler import end_ids, ends_anywhere
 from rollq_worker.protocols import Renderer
 
-
 BLOCK, KEPT_BLOCKS = 256, 512
 """Ids that are looked through at a time, and how many blocks are kept: first prompts mostly begin alike."""
 

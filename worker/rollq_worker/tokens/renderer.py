@@ -56,8 +56,8 @@ class ChatRenderer:
         family: Family | None = None,
         preamble: Preamble | None = None,
     ) -> None:
-        """`tools` give arguments their types. Made-up calls are of the first tool. `preamble`: None takes the first one
-        with which the template renders; the self-check finds the right one.
+        """`tools` give arguments their types; nobody changes them. Made-up calls are of the first tool. `preamble`:
+        None takes the first one with which the template renders; the self-check finds the right one.
 
         Raises JobFailure for an unknown family, and for a template that renders nothing.
         """
@@ -109,7 +109,7 @@ class ChatRenderer:
             hidden = guard.hide(list(tools))
             return self._made_up.render(self._with_tools(shown, hidden), hidden)
 
-        parts = of_prompt(messages, tools)
+        parts = of_prompt(messages, tools, self.tools)
         if parts is not None:
             return self._prompts.encode(parts.key, parts.contents, (), render, kind=parts.kind, remember=True)
         guard = Guard(self._controls)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.tokens.encoders import MAX_LENGTH, fast_encoder
+from rollq_worker.tokens.encoders import MAX_LENGTH, byte_decoder, fast_encoder
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.tokens.vocabulary import Vocabulary
 from tests.rollq_worker.tokens.encoders import vocabularies
@@ -81,6 +81,14 @@ def test_rows_of_tokens(pair: Pair, picks: list[int]):
     fast, exact = pair
     text = fast.decode([pick % 5000 for pick in picks])
     assert fast.encode_plain(text) == exact.encode_plain(text)
+
+
+def test_texts_of_more_tokens_than_are_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(byte_decoder, "_KEPT", 7)
+    fast, exact = pair
+    for ids in (list(range(40)) * 2, [5, 3, 5], list(range(4990, 5003)), [10**7, 65, 2**31]):
+        for skip_special in (False, True):
+            assert fast.decode(ids, skip_special) == exact.decode(ids, skip_special)
 
 
 def test_long_texts_and_halves_of_characters(pair: Pair):

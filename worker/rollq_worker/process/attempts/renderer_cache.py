@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rollq.job import History, Job, Json
 from rollq_worker.agents.known_agents import is_program
+from rollq_worker.episode.messages import key_of_schemas
 from rollq_worker.episode.sampler import ends_anywhere
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.tokens.renderer import ChatRenderer
@@ -20,7 +21,7 @@ MAX_RENDERERS = 64
 """Number of renderers that are kept, those used last. Environments may make up tools for every task."""
 
 
-_Key = tuple[bytes, tuple[Edge, ...], bool]
+_Key = tuple[bytes, bytes, tuple[Edge, ...], bool]
 
 
 class _Slot:
@@ -50,7 +51,8 @@ class RendererCache:
         edges, rerender = needed_edges(job), job.history is History.TEMPLATE
         if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
-        slot = self._slot((marshal.dumps((list(tools), dict(job.template_kwargs)), 2), edges, rerender))
+        shown = key_of_schemas(tools), marshal.dumps(dict(job.template_kwargs), 2)
+        slot = self._slot((*shown, edges, rerender))
         with slot.lock:
             if slot.renderer is None:
                 tokenizer = self._tokenizer.with_arguments(job.template_kwargs)

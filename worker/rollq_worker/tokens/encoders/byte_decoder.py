@@ -17,6 +17,23 @@ if TYPE_CHECKING:
 
 _ROWS = 4001
 """Number of texts that a proof compares. Together they hold each id once."""
+_KEPT = 20_000
+"""Number of tokens whose bytes are kept as objects, up to 2 MB: more than texts of one kind use."""
+
+
+class _Tokens(dict[int, bytes]):
+    """The bytes of the tokens that were decoded lately; looking them up in the row takes six times as long."""
+
+    def __init__(self, row: bytes, ends: array[int]) -> None:
+        self._row, self._ends = row, ends
+
+    def __missing__(self, id: int) -> bytes:
+        if id + 1 >= len(self._ends):
+            return b""
+        if len(self) >= _KEPT:
+            self.clear()
+        token = self[id] = self._row[self._ends[id] : self._ends[id + 1]]
+        return token
 
 
 class ByteDecoder:
@@ -24,20 +41,17 @@ class ByteDecoder:
 
     def __init__(self, tokens: Mapping[int, bytes], special: Collection[int]) -> None:
         self._special = frozenset(special)
-        self._size = 1 + max(tokens)
-        self._ends = array("I", [0])
-        row = bytearray()
-        for id in range(self._size):
+        ends, row = array("I", [0]), bytearray()
+        for id in range(1 + max(tokens)):
             row += tokens.get(id, b"")
-            self._ends.append(len(row))
-        self._row = bytes(row)
+            ends.append(len(row))
+        self._tokens = _Tokens(bytes(row), ends)
 
     def __call__(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
         if skip_special:
             ids = [id for id in ids if id not in self._special]
-        row, ends, size = self._row, self._ends, self._size
-        return b"".join([row[ends[id] : ends[id + 1]] for id in ids if id < size]).decode("utf-8", "replace")
+        return b"".join(map(self._tokens.__getitem__, ids)).decode("utf-8", "replace")
 
 
 def byte_decoder(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> ByteDecoder | None:
@@ -48,13 +62,15 @@ def byte_decoder(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> 
     tokens = {id: _bytes(token, byte_of) for token, id in parts["model"]["vocab"].items()}
     added = tokenizer.get_added_tokens_decoder()
     tokens |= {id: _bytes(token.content, byte_of) for id, token in added.items()}
-    decoder = ByteDecoder(tokens, [id for id, token in added.items() if token.special])
-    ids = range(decoder._size + 2)
+    special = {id for id, token in added.items() if token.special}
+    ids = range(max(tokens) + 3)
     rows = [list(ids[n::_ROWS]) for n in range(_ROWS)]
     for skip in (False, True):
-        if tokenizer.decode_batch(rows, skip_special_tokens=skip) != [decoder(row, skip) for row in rows]:
+        left_out = special if skip else ()
+        ours = [b"".join([tokens.get(id, b"") for id in row if id not in left_out]) for row in rows]
+        if tokenizer.decode_batch(rows, skip_special_tokens=skip) != [row.decode("utf-8", "replace") for row in ours]:
             return None
-    return decoder
+    return ByteDecoder(tokens, special)
 
 
 def _bytes(token: str, byte_of: Mapping[str, int]) -> bytes:

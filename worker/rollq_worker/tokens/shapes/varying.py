@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 
 from rollq.events import Message
 from rollq.job import Json
@@ -107,8 +108,11 @@ def answer_with(
     return {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}, changed
 
 
-def of_prompt(messages: Sequence[Message], tools: Sequence[Json]) -> Varying | None:
-    """The parts of a first prompt: the user's message varies. None for a prompt that has no shape."""
+def of_prompt(messages: Sequence[Message], tools: Sequence[Json], usual: Sequence[Json] = ()) -> Varying | None:
+    """The parts of a first prompt: the user's message varies. None for a prompt that has no shape.
+
+    Nobody changes the `usual` tools, so they need not be written down when they are given again.
+    """
     if not 0 < len(messages) <= 2 or messages[-1].get("role") != "user":
         return None
     for message in messages:
@@ -116,7 +120,8 @@ def of_prompt(messages: Sequence[Message], tools: Sequence[Json]) -> Varying | N
             return None
     *before, (_, content) = [(message["role"], message["content"]) for message in messages]
     try:
-        shown = marshal.dumps(list(tools), 2)  # tells True from 1, and is quick
+        known = len(tools) == len(usual) and all(map(is_, tools, usual))
+        shown = b"" if known else marshal.dumps(list(tools), 2)  # tells True from 1, and is quick
     except ValueError:
         return None
     kind = tuple((message["role"], _NO_ID, message["content"] != "") for message in messages)

@@ -152,16 +152,17 @@ def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
     clock = OutageClock()
     quarantine = Quarantine(clock)
     with quarantine.suspect("a") as suspect:
-        with pytest.raises(Drained), quarantine.gate("a", None, raise_drained):
-            pytest.fail("it did not wait")
-        with quarantine.gate("a", suspect, raise_drained):
-            time.sleep(0.01)
+        with pytest.raises(Drained):  # it had to wait
+            quarantine.enter("a", None, raise_drained)
+        quarantine.enter("a", suspect, raise_drained)
+        time.sleep(0.01)
+        quarantine.leave("a")
         assert clock.seconds > 0
     before = clock.seconds
     time.sleep(0.01)
     assert clock.seconds == before
-    with quarantine.gate("a", None, raise_drained), quarantine.gate("a", None, raise_drained):
-        pass
+    quarantine.enter("a", None, raise_drained)
+    quarantine.enter("a", None, raise_drained)
 
 
 def test_a_suspect_is_alone_on_its_own_engine_only() -> None:

@@ -116,7 +116,10 @@ class EnginePool:
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens on any engine that is up."""
-        return min((engine.room(prompt) for engine in self._up() or self._engines), default=UNLIMITED)
+        engines = self._engines
+        if len(engines) > 1:
+            engines = self._up() or engines
+        return min([engine.room(prompt) for engine in engines], default=UNLIMITED)
 
     def generate(
         self,
@@ -178,8 +181,8 @@ class EnginePool:
             watch.start()
         return engine
 
-    def _up(self) -> list[SGLangEngine]:
-        return [engine for engine in self._engines if engine.available]
+    def _up(self) -> tuple[SGLangEngine, ...]:
+        return tuple(engine for engine in self._engines if engine.available)
 
     def _enter(self, call: Call) -> SGLangEngine:
         """The engine for the call's turn. Waits while there is none, and while it has enough episodes."""
@@ -204,6 +207,8 @@ class EnginePool:
 
     def _has_better(self, call: Call, url: str) -> bool:
         engines = self._engines
+        if len(engines) == 1 and engines[0].url == url:
+            return False
         here = next((engine for engine in engines if engine.url == url), None)
         if here is None:
             return True  # it was removed

@@ -137,8 +137,12 @@ class SGLangEngine:
             try:
                 if self.tokenizer_differs():
                     raise EngineUnavailable(OTHER_TOKENIZER)
-                with self._shared.quarantine.gate(self.url, call.suspect, check), self._turn(call, check):
-                    generated = self._generate.ask(ids, prompt, sampling, room, call)
+                self._shared.quarantine.enter(self.url, call.suspect, check)
+                try:
+                    with self._turn(call, check):
+                        generated = self._generate.ask(ids, prompt, sampling, room, call)
+                finally:
+                    self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
                 self._unavailable(e, call)
             except ContextExceeded as e:

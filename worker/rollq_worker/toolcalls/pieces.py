@@ -87,18 +87,29 @@ def block_reader(openers: Mapping[str, Open], think: tuple[str, str] = THINK) ->
 
 def assemble(text: str, pieces: Iterable[Piece]) -> ReadTurn:
     """The turn that these pieces of `text` make up."""
-    pieces = list(pieces)
-    content = "".join(text[piece.start : piece.end] for piece in pieces if piece.kind in (Kind.TEXT, Kind.BROKEN))
-    reasoning = [piece.inner.strip() for piece in pieces if piece.kind is Kind.REASONING]
-    errors = _bounded([(error, (piece.start, piece.end)) for piece in pieces for error in piece.errors])
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[Action, tuple[int, int]]] = []
+    errors: list[tuple[str, tuple[int, int]]] = []
+    ids: list[str] = []
+    for piece in pieces:
+        span = (piece.start, piece.end)
+        if piece.kind is Kind.TEXT or piece.kind is Kind.BROKEN:
+            content.append(text[piece.start : piece.end])
+        elif piece.kind is Kind.REASONING:
+            reasoning.append(piece.inner.strip())
+        calls += [(call, span) for call in piece.calls]
+        errors += [(error, span) for error in piece.errors]
+        ids += piece.ids
+    errors = _bounded(errors)
     return ReadTurn(
-        content=content.strip(),
-        calls=tuple(call for piece in pieces for call in piece.calls),
-        errors=tuple(error for error, _ in errors),
+        content="".join(content).strip(),
+        calls=tuple([call for call, _ in calls]),
+        errors=tuple([error for error, _ in errors]),
         reasoning="\n\n".join(filter(None, reasoning)),
-        call_spans=tuple((piece.start, piece.end) for piece in pieces for _ in piece.calls),
-        error_spans=tuple(span for _, span in errors),
-        call_ids=tuple(id for piece in pieces for id in piece.ids),
+        call_spans=tuple([span for _, span in calls]),
+        error_spans=tuple([span for _, span in errors]),
+        call_ids=tuple(ids),
     )
 
 

@@ -106,7 +106,7 @@ class Attempt:
 
     @property
     def overdue(self) -> bool:
-        return self.left_s < 0
+        return self.age_s > self.job.budget.deadline_s and self.left_s < 0
 
     @property
     def waits_for(self) -> tuple[str, float]:

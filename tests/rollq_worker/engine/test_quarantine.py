@@ -167,10 +167,10 @@ def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
 
 def test_a_suspect_is_alone_on_its_own_engine_only() -> None:
     quarantine = Quarantine(OutageClock())
-    with quarantine.suspect("a") as suspect, quarantine.gate("b", None, raise_drained):
-        with quarantine.gate("a", suspect, raise_drained):
-            pass
-        with pytest.raises(Drained), quarantine.gate("b", suspect, raise_drained):
-            pytest.fail("it did not wait for the request there")
-        with quarantine.gate("a", None, raise_drained):
-            pass  # the suspect has moved
+    with quarantine.suspect("a") as suspect:
+        quarantine.enter("b", None, raise_drained)
+        quarantine.enter("a", suspect, raise_drained)
+        quarantine.leave("a")
+        with pytest.raises(Drained):  # it had to wait for the request there
+            quarantine.enter("b", suspect, raise_drained)
+        quarantine.enter("a", None, raise_drained)  # the suspect has moved

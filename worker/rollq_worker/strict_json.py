@@ -10,8 +10,6 @@ import re
 import threading
 from collections import Counter
 
-import orjson
-
 from rollq.job import Json
 
 MAX_DEPTH = 64
@@ -107,16 +105,18 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
     end += start
     if wrong:
         raise NotJson(wrong, text, at, end)
-    problems = [*_shape_problems(value), *_DECODER.problems]
+    problems = [*_shape_problems(value, text[start:end]), *_DECODER.problems]
     return value, problems[0] if problems else "", end
 
 
-def _shape_problems(value: Json) -> list[str]:
+def _shape_problems(value: Json, written: str) -> list[str]:
     if (depth := _depth(value)) > MAX_DEPTH:
         return [f"The tool call is nested {depth} levels deep, more than {MAX_DEPTH}."]
+    if written.isascii() and "\\u" not in written:  # as most calls are, and writing them again takes long
+        return []
     try:
-        orjson.dumps(value)  # of all that was read, it only rejects this
-    except orjson.JSONEncodeError:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
         return ["The tool call holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character."]
     return []
 

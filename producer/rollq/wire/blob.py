@@ -24,9 +24,9 @@ DIGEST = 16
 LARGE, LARGE_IDS = 512, 2048
 """Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them shorter. To begin a
 stream costs as much as 200 bytes of one, so what a usual turn samples is not compressed."""
-SHARED, KEPT = 4096, 64
-"""Data of at least this many bytes is often that of a sibling: the same prompt and tools. What became of the last 64
-of them is kept, in each direction."""
+SHARED, KEPT = range(4096, 1 << 17), 64
+"""Data of so many bytes is often that of a sibling: the same prompt and tools. What became of the last 64 of them is
+kept, in each direction. What is larger is mostly an image, or the routed experts of a turn."""
 LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
 """What zlib compresses with: at level 6 a prompt would take three times as long and be a twentieth shorter. 64 kB of
 memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
@@ -171,7 +171,7 @@ def load_ids(packed: bytes) -> array[int]:
         if how == b"\3":
             raw[2::4] = packed[1 + 2 * count :]
         return load("I", raw)
-    return load("I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4))
+    return load("I", _read_planes(packed) if len(packed) in SHARED else join_planes(unpack_bytes(packed), 4))
 
 
 @lru_cache(KEPT)
@@ -201,7 +201,7 @@ def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
     if len(data) < LARGE:
         return b"\0" + data
-    return _deflated(data) if len(data) < SHARED else _deflated_before(data)
+    return _deflated_before(data) if len(data) in SHARED else _deflated(data)
 
 
 def _deflated(data: bytes) -> bytes:

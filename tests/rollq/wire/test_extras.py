@@ -1,6 +1,8 @@
 """Arrays beside a journal: what is read equals what was written, and a journal's own blobs do not know of them."""
 
+import gc
 import random
+import tracemalloc
 from array import array
 from dataclasses import replace
 from math import prod
@@ -30,6 +32,19 @@ def extras(draw: st.DrawFn) -> Extra:
 def test_what_is_read_equals_what_was_written(extra: Extra) -> None:
     """Also for a dtype that this rollq does not know."""
     assert decode_extra(encode_extra(extra, "job r/g/0"), "job r/g/0") == extra
+
+
+def test_large_arrays_are_not_kept() -> None:
+    """Of what is written, prompts are kept for their siblings. A turn's arrays are megabytes, and have none."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            encode_extra(Extra(dtype="uint8", shape=(1 << 20,), data=random.Random(number).randbytes(1 << 20)), "")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 20
 
 
 def test_the_bytes_are_pinned() -> None:

@@ -1,9 +1,9 @@
 """How many machine instructions does a turn cost a worker, and the bare loop? For work on speed on a noisy machine.
 
 CPU time of the same work varies by a fifth from run to run; the number of instructions varies by a hundredth. valgrind
-counts them in one process and one thread, without Celery. A first batch of tasks is played and left out of the count, so
-that imports and data are not in it; two samples of each of the next tasks follow. What the kernel does is not counted.
-valgrind must be installed, and everything is fifty times slower under it.
+counts them in one process and one thread, without Celery. A first batch of tasks is played and left out of the count,
+so that imports and data are not in it; two samples of each of the next tasks follow. What the kernel does is not
+counted. valgrind must be installed, and everything is fifty times slower under it.
 
     python benchmarks/count_instructions.py [--env tau2:retail] [--tokenizer DIR] [--tasks 20]
 """

@@ -24,9 +24,9 @@ DIGEST = 16
 LARGE, LARGE_IDS = 512, 2048
 """Logprobs and texts, and ids, of at least this many bytes are compressed, if that makes them shorter. To begin a
 stream costs as much as 200 bytes of one, so what a usual turn samples is not compressed."""
-SHARED, KEPT = range(4096, 1 << 17), 64
-"""Data of so many bytes is often that of a sibling: the same prompt and tools. What became of the last 64 of them is
-kept, in each direction. What is larger is mostly an image, or the routed experts of a turn."""
+SHARED, KEPT = 4096, 64
+"""Ids and texts of at least this many bytes are often those of a sibling: the same prompt and tools. What became of the
+last 64 of them is kept, in each direction."""
 LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
 """What zlib compresses with: at level 6 a prompt would take three times as long and be a twentieth shorter. 64 kB of
 memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
@@ -150,7 +150,7 @@ def dump_ids(ids: Iterable[Any], where: str) -> bytes:
     frequent, so each plane of many ids is worth compressing, and the four bytes of one number are not."""
     raw = dump(ids, "I", where)
     if len(raw) >= LARGE_IDS:
-        return pack_bytes(split_planes(raw, 4))
+        return _pack_shared(split_planes(raw, 4))
     zeros = bytes(len(raw) // 4)
     if raw[3::4] != zeros:
         return b"\0" + split_planes(raw, 4)
@@ -171,7 +171,7 @@ def load_ids(packed: bytes) -> array[int]:
         if how == b"\3":
             raw[2::4] = packed[1 + 2 * count :]
         return load("I", raw)
-    return load("I", _read_planes(packed) if len(packed) in SHARED else join_planes(unpack_bytes(packed), 4))
+    return load("I", _read_planes(packed) if len(packed) >= SHARED else join_planes(unpack_bytes(packed), 4))
 
 
 @lru_cache(KEPT)
@@ -194,23 +194,23 @@ def join_planes(planes: bytes, size: int) -> bytearray:
 
 def pack_texts(texts: list[Any], where: str) -> bytes:
     """The texts, packed."""
-    return pack_bytes(pack(texts, where))
+    return _pack_shared(pack(texts, where))
 
 
 def pack_bytes(data: bytes) -> bytes:
     """A byte that says how the data is packed (0: as it is, 1: by zlib), then the data in the shorter form."""
     if len(data) < LARGE:
         return b"\0" + data
-    return _deflated_before(data) if len(data) in SHARED else _deflated(data)
-
-
-def _deflated(data: bytes) -> bytes:
     deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, WINDOW_BITS, MEMORY_LEVEL)
     stream = deflate.compress(data) + deflate.flush()
     return (b"\1" + stream) if len(stream) < len(data) else b"\0" + data
 
 
-_deflated_before = lru_cache(KEPT)(_deflated)
+def _pack_shared(data: bytes) -> bytes:
+    return pack_bytes(data) if len(data) < SHARED else _packed_before(data)
+
+
+_packed_before = lru_cache(KEPT)(pack_bytes)
 
 
 def unpack_bytes(packed: bytes) -> bytes:

@@ -237,6 +237,23 @@ class TestFunctions:
             play(agent, "hi", journal=FakeJournal(stop=Drained("stopping"), limit=0))
 
 
+def test_an_agent_may_change_what_it_is_given() -> None:
+    """Other episodes of the environment have the same tools, and renderers are kept for them."""
+    seen: list[str] = []
+
+    def agent(episode: Episode) -> None:
+        function = episode.tools[0]["function"]
+        seen.append(function.get("description", ""))
+        function["description"] = "changed"
+        messages: Any = episode.messages
+        messages.append({"role": "assistant", "content": "made up"})
+        ask(episode, [{"role": "user", "content": "hello"}])
+
+    for _ in range(2):
+        play(agent, "one")
+    assert seen == ["", ""]
+
+
 def test_the_page_shows_the_example() -> None:
     [shown] = re.findall(r"```python\n(.*?)```", (REPO / "docs/agents.md").read_text(), re.DOTALL)
     example = (REPO / "examples/agents/openai_agent.py").read_text()

@@ -4,7 +4,7 @@ import pytest
 
 from rollq import errors
 from rollq_worker.episode import messages
-from rollq_worker.episode.messages import schemas_of
+from rollq_worker.episode.messages import key_of_schemas, schemas_of
 from rollq_worker.fakes import FakeEnvironment
 from tests.rollq_worker.episode.episodes import run
 
@@ -74,3 +74,10 @@ def test_checked_schemas_that_come_back_are_the_same_list(monkeypatch):
     checked = schemas_of(FakeEnvironment(tools=[schema(a="comes back")]))
     monkeypatch.setattr(messages.marshal, "dumps", lambda *_: pytest.fail("they are checked again"))
     assert schemas_of(FakeEnvironment(tools=checked)) is checked
+
+
+def test_the_key_of_schemas_is_that_of_their_content():
+    tuples, lists = ([schema(a={"enum": values})] for values in (("x",), ["x"]))
+    keys = {key_of_schemas(schemas_of(FakeEnvironment(tools=tools))) for tools in (tuples, lists)}
+    assert keys == {key_of_schemas(lists)}
+    assert key_of_schemas([schema(a={"enum": ["y"]})]) not in keys

@@ -5,6 +5,7 @@ The counterpart of `rollq_worker.episode.loop.play` for agents that bring their 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 
 from rollq.errors import AgentFailure
@@ -71,12 +72,13 @@ def play_with_agent(
 
 
 def _given(episode: AgentEpisode, address: Address) -> Given:
+    """What an agent may change: all episodes of an environment share its tools."""
     return Given(
         base_url=address.base_url,
         api_key=address.key,
         model=MODEL,
-        messages=episode.world.opening,
-        tools=episode.world.tools,
+        messages=deepcopy(episode.world.opening),
+        tools=deepcopy(episode.world.tools),
         take_step=episode.step,
     )
 

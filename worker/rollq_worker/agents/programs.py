@@ -202,9 +202,9 @@ class AgentProcess:
 
     def result(self) -> str | None:
         code = self._process.wait()
+        self._reader.join(GRACE_S)  # for its last words; what it left behind may hold them open for long
         if code:
             how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-            self._reader.join(1.0)
             raise AgentFailure(f"the agent {self._name} {how}; its last output:\n{self.output}")
         return None
 

@@ -8,7 +8,7 @@ import json
 import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from rollq.events import Message
 from rollq.images import ImageRef, content_with
@@ -19,7 +19,17 @@ from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""
 _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make the encoder for every call
-_schemas: dict[bytes, list[Json]] = {}
+
+
+class _Schemas(NamedTuple):
+    """Checked schemas, and what tells them from others."""
+
+    checked: list[Json]
+    key: bytes
+
+
+_schemas: dict[bytes, _Schemas] = {}
+"""By what an environment gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +129,25 @@ def schemas_of(environment: Environment) -> list[Json]:
     comes back. Raises TypeError or ValueError for what is not a schema, and whatever reading the schemas raises.
     """
     tools = environment.tools
-    if any(tools is checked for checked in list(_schemas.values())):
+    if any(tools is known.checked for known in list(_schemas.values())):
         return cast("list[Json]", tools)
     tools = list(tools)
     try:
         key = _key(tools)
     except ValueError:
         return checked_schemas(tools)
-    if key not in _schemas:
+    known = _schemas.get(key)
+    if known is None:
         if len(_schemas) >= MAX_SCHEMAS:
             _schemas.clear()
-        _schemas[key] = checked_schemas(tools)
-    return _schemas[key]
+        checked = checked_schemas(tools)
+        known = _schemas[key] = _Schemas(checked, _key(checked))
+    return known.checked
 
 
 def key_of_schemas(schemas: Sequence[Json]) -> bytes:
     """What tells these schemas from others."""
-    return next((key for key, checked in list(_schemas.items()) if checked is schemas), b"") or _key(schemas)
+    return next((known.key for known in list(_schemas.values()) if known.checked is schemas), b"") or _key(schemas)
 
 
 def _key(tools: Sequence[Json]) -> bytes:

@@ -44,7 +44,8 @@ class Strategy(Protocol):
         ...
 
     def system_prompt(self, policy: str, tools: Sequence[Json]) -> str:
-        """The system prompt; `tools` are the environment's schemas."""
+        """The system prompt; `tools` are the environment's schemas, which all its episodes share: leave them as they
+        are."""
         ...
 
     def act(self, turn: ReadTurn, tools: Collection[str]) -> Decision:

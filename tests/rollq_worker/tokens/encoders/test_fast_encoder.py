@@ -83,6 +83,13 @@ def test_rows_of_tokens(pair: Pair, picks: list[int]):
     assert fast.encode_plain(text) == exact.encode_plain(text)
 
 
+def test_texts_of_all_tokens(pair: Pair):
+    fast, exact = pair
+    for start in range(4001):
+        ids = range(start, fast.vocab_size + 2, 4001)
+        assert fast.decode(ids) == exact.decode(ids)
+
+
 def test_texts_of_more_tokens_than_are_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(byte_decoder, "_KEPT", 7)
     fast, exact = pair

@@ -106,6 +106,7 @@ class Attempt:
 
     @property
     def overdue(self) -> bool:
+        # The first is cheap, and asked several times a turn.
         return self.age_s > self.job.budget.deadline_s and self.left_s < 0
 
     @property

@@ -35,7 +35,7 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHON
 KEPT_OUTPUT = 4000
 """Number of characters that are kept of the end of a command's output."""
 GRACE_S = 0.5
-"""Seconds for which an agent is given to end by itself."""
+"""Seconds for which an agent is given to end by itself, and its last words to arrive."""
 STOP_S = 3.0
 """Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
 

@@ -112,7 +112,7 @@ class Job:
     env_args: Mapping[str, Json] = field(default_factory=dict)
     """Options of the environment."""
     agent: str = "tool-calling"
-    """The agent strategy: `tool-calling`, `few-shot`, `act` or `react`."""
+    """The agent strategy, `tool-calling`, `few-shot`, `act` or `react`, or the name of an agent program."""
     agent_args: Mapping[str, Json] = field(default_factory=dict)
     """Options of tool-calling and few-shot. `single_tool: true` appends tau-bench's single-tool instruction to the
     system prompt. `calls` says what to do with several tool calls in one turn: `first` (default), `all` or `refuse`.

@@ -45,6 +45,7 @@ def refused(**given: Any) -> RequestRefused:
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
         ({"messages": [{"role": "bot", "content": "I"}]}, "messages[0]"),
+        ({"messages": [{"role": {"a": 1}, "content": "I"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "?", "audio": {"id": 1}}]}, "messages[0].audio"),
@@ -62,6 +63,11 @@ def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any], param: 
 def test_values_that_the_engine_would_refuse(given: dict[str, Any]) -> None:
     [name] = given
     assert {"seed": "sampling_seed"}.get(name, name) in str(refused(**given))
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_k", "min_p"])
+def test_numbers_that_no_journal_holds(name: str) -> None:
+    refused(**{name: 10**30})
 
 
 def test_every_parameter_of_the_openai_package_is_known_or_refused() -> None:

@@ -12,11 +12,11 @@ import openai
 import pytest
 import requests
 
-from rollq.errors import AgentFailure, EngineFailure
+from rollq.errors import AgentFailure, EngineFailure, JobFailure
 from rollq.events import Finish, Sampled, Stop
 from rollq_worker.agents.endpoint import CONNECTIONS
 from rollq_worker.agents.programs import Episode
-from rollq_worker.fakes import FakeEngine, FakeJournal
+from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 
@@ -212,6 +212,14 @@ class TestFailures:
         with pytest.raises(AgentFailure, match="ended without asking for a turn"):
             play(lambda episode: None, "hi")
 
+    def test_a_first_prompt_that_leaves_no_room(self) -> None:
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="context_length_exceeded"):
+                ask(episode, [user("x" * 1000)])
+
+        with pytest.raises(JobFailure, match="first prompt leaves no room"):
+            play(agent, "hi", budget={"max_tokens": 300})
+
     def test_an_engine_that_fails(self) -> None:
         class Broken(FakeEngine):
             def generate(self, *args: Any, **options: Any) -> Any:
@@ -281,6 +289,36 @@ class TestHostile:
             got = requests.post(f"{episode.base_url}/chat/completions", data=body, headers=headers, timeout=30)
             assert got.status_code == (200 if b"ud800" in body else 400)
             assert got.status_code == 200 or got.json()["error"]["message"]
+            ask(episode, episode.messages)
+
+        play(agent, "hi")
+
+    def test_a_conversation_at_which_the_template_breaks(self) -> None:
+        """Whatever it raises: a thousand levels of nesting, for one."""
+
+        class Deep(FakeRenderer):
+            def open(self, messages: Any, tools: Any) -> Any:
+                if messages[-1]["content"] == "deep":
+                    raise RecursionError("too deep")
+                return super().open(messages, tools)
+
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="400 None: the chat template cannot write this conversation"):
+                ask(episode, [user("deep")])
+            ask(episode, episode.messages)
+
+        play(agent, "hi", renderer=Deep())
+
+    def test_a_schema_that_is_nested_too_deeply(self) -> None:
+        def agent(episode: Episode) -> None:
+            for depth in (500, 900, 980, 20_000):
+                tools = '[{"type": "function", "function": {"name": "f", "parameters": DEEP}}]'
+                body = '{"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}'.replace("TOOLS", tools)
+                body = body.replace("DEEP", '{"a":' * depth + "1" + "}" * depth)
+                headers = {"Authorization": f"Bearer {episode.api_key}"}
+                got = requests.post(f"{episode.base_url}/chat/completions", data=body, headers=headers, timeout=30)
+                assert got.status_code in (200, 400)
+                assert got.status_code == 200 or got.json()["error"]["message"]
             ask(episode, episode.messages)
 
         play(agent, "hi")

@@ -126,6 +126,11 @@ class TestCommands:
         with pytest.raises(AgentFailure, match="does not start"):
             run(add_file(str(path)))
 
+    def test_arguments_that_no_variable_holds(self, written: Callable[..., str]) -> None:
+        for args in ({"at": "a\0b"}, {"a=b": "c"}):
+            with pytest.raises(JobFailure, match="takes its agent_args as environment variables"):
+                run(written("pass"), **args)
+
     def test_endless_output_is_cut(self, written: Callable[..., str]) -> None:
         name = written(
             """

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from rollq.errors import AgentFailure, EnvironmentFailure
-from rollq.events import Finish, Sampled
+from rollq.events import Finish, Sampled, Stop
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.programs import Episode
 from rollq_worker.agents.recorded import AgentDiverged
@@ -20,7 +20,7 @@ from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.protocols import Action, Observation
-from tests.rollq_worker.agents.played import TOOL, ask, play, post, said, user
+from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until
 
@@ -89,6 +89,20 @@ def test_parallel_requests_are_found_in_any_order() -> None:
     engine = FakeEngine(["answer"])
     again = play(agent(random.Random(1).sample(range(8), 8)), engine=engine, recorded=journal)
     assert (again.tokens, len(engine.requests)) == (played.tokens, 0)
+
+
+def test_a_request_that_was_refused_is_refused_again() -> None:
+    def agent(episode: Episode) -> None:
+        ask(episode, episode.messages)
+        with pytest.raises(Refused, match="context_length_exceeded"):
+            ask(episode, [user("x" * 1000)])
+        ask(episode, [user("a summary")])
+
+    played = play(agent, "one", "two", budget={"max_tokens": 300})
+    assert played.stop == Stop.DONE
+    for events in range(1, len(played.events)):
+        again = play(agent, "one", "two", recorded=played.events[:events], budget={"max_tokens": 300})
+        assert (again.stop, again.turns) == (Stop.DONE, 2)
 
 
 class TestDivergence:

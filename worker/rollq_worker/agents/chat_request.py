@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollq.errors import ContractError
 from rollq.events import Message
 from rollq.job import Job, Json
 from rollq.sampling import objection
+from rollq.wire.blob import plain
 from rollq_worker.episode.messages import checked_schemas
 
 SAME_NAME = (
@@ -120,6 +122,10 @@ def _asked(given: dict[str, Any]) -> dict[str, Json]:
     sampling = {name: value for name, value in asked.items() if name not in (MAX_NEW_TOKENS, ONE_CALL)}
     if why := objection(sampling, 1 << 30):
         raise RequestRefused(why)
+    try:
+        plain(asked, "the request")  # it is journaled
+    except ContractError as e:
+        raise RequestRefused(str(e)) from e
     return asked
 
 
@@ -150,8 +156,8 @@ def _tools(tools: Any) -> list[Json]:
         kept = {name: value for name, value in function.items() if name != "strict" and value is not None}
         shown.append({"type": "function", "function": kept})
     try:
-        return checked_schemas(shown)
-    except (TypeError, ValueError, RecursionError) as e:
+        return checked_schemas(plain(shown, "they are"))
+    except (ContractError, TypeError, ValueError) as e:
         raise RequestRefused(f"tools: {e}", param="tools") from e
 
 
@@ -160,7 +166,7 @@ def _message(message: Any, where: str) -> Message:
         raise RequestRefused(f"{where} is no JSON object", param=where)
     given = {name: value for name, value in message.items() if value is not None and value != []}
     role = given.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise RequestRefused(f"{where} has the role {role!r}; there is {', '.join(sorted(ROLES))}", param=where)
     if unknown := sorted(given.keys() - KNOWN_KEYS):
         raise RequestRefused(f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}")

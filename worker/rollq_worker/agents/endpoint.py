@@ -1,7 +1,8 @@
 """The OpenAI-compatible endpoint of an episode, on loopback: `/v1/chat/completions`, `/v1/models` and `/episode`.
 
-Each episode has a port, a key and threads of its own, so a program that floods or holds connections harms its own
-episode only. Every error has OpenAI's form. It knows requests and replies, and nothing of tokens.
+Each episode has a port, a key and threads of its own, so a program that holds connections harms its own episode only.
+One thread reads and writes for all of them. Every error has OpenAI's form. It knows requests and replies, and nothing
+of tokens.
 """
 
 import asyncio
@@ -56,12 +57,6 @@ class AgentEndpoint:
         finally:
             episode.end()
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -157,7 +152,10 @@ class _Served:
         return stream
 
     def _answer(self, body: bytes) -> tuple[ChatRequest, Turn]:
-        request = read_request(_json(body))  # here, because reading a large body would hold up the other episodes
+        try:
+            request = read_request(_json(body))  # here, because a large body would hold up the other episodes
+        except RecursionError as e:
+            raise RequestRefused("the request is nested too deeply") from e
         return request, self._episode.complete(request)
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -181,9 +179,10 @@ class _Served:
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
         except RuntimeError as e:  # the pool is closed
             raise RequestRefused("the episode is over", code="episode_over", status=503) from e
+        return await running
 
 
 class _LimitedServer(web.Server):

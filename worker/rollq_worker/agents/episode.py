@@ -15,18 +15,17 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
-from rollq.errors import AgentFailure, ContractError, EngineFailure
+from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
-from rollq_worker.agents.recorded import Answers
-from rollq_worker.agents.traces import TraceTree, Turn
+from rollq_worker.agents.recorded import AgentJournal, Answers
+from rollq_worker.agents.traces import Trace, TraceTree, Turn
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.failures import Drained, errors_become
-from rollq_worker.protocols import Action, Engine, Environment, Grade, Journal, Observation, Renderer, User
+from rollq_worker.protocols import Action, Engine, Environment, Grade, Observation, Renderer, User
 
 SETTLE_S = 3.0
 """Longest time in seconds for which requests of a worker that stops are waited for."""
@@ -34,18 +33,6 @@ COMPANY_S = 2.0
 """Seconds in which another request may follow one that the journal does not answer, or the agent has diverged."""
 CHECK_S = 0.2
 """Seconds between two looks at whether the attempt must stop, while the agent is at work."""
-
-
-class AgentJournal(Journal, Protocol):
-    """The record of an attempt's events."""
-
-    def hold_back(self, event: Event) -> None:
-        """Record an event, which `write` or the journal itself makes durable soon."""
-        ...
-
-    def write(self) -> None:
-        """Make everything that is held back durable. Raises Fenced."""
-        ...
 
 
 class AgentEpisode:
@@ -75,7 +62,8 @@ class AgentEpisode:
         self._answers = Answers()
         steps = [event for event in recorded if isinstance(event, Acted)]
         self.world = World(environment, user, steps, self._record_now)
-        self._turns = 0
+        self._turns = self._number = 0
+        """Turns that were begun, and the number of the next one. A turn that a kill cut off left a gap."""
         self._asking = 0
         """Number of requests under way."""
         self._asked = 0
@@ -128,23 +116,28 @@ class AgentEpisode:
             self._check_going_on()
             turn = self._recorded(request)
             if turn is not None and turn.message is not None:
-                self.answer = turn.message["content"]
-                return turn
+                return self._given(turn)
             turn = turn or self._begin(request)
-            sampler = self._sampler(turn)
-        self._sample(turn, request, sampler)
+        self._sample(turn, request)
         with self._lock:
             if not turn.pieces:
                 raise self._no_room()
-            message = self._tree.end(turn, cut=not sampler.is_complete(turn.pieces[-1]))
+            if turn.message is None:  # interrupted, and then there was no room
+                self._tree.end(turn, cut=True)
             self._journal.write()
-            self.refused, self.answer = None, message["content"]
-            return turn
+            return self._given(turn)
+
+    def _given(self, turn: Turn) -> Turn:
+        assert turn.message is not None, "it is over"
+        self.refused, self.answer = None, turn.message["content"]
+        return turn
 
     def _recorded(self, request: ChatRequest) -> Turn | None:
-        """The turn that answers the request, if the journal has one. Raises AgentDiverged."""
+        """The turn that answers the request, if the journal has one. Raises AgentDiverged, and RequestRefused for a
+        request that was refused before, which no journal says."""
         turn = self._answers.take(request)
         if turn is None and self._asking == 1 and (divergence := self._answers.divergence(request)):
+            self._place(request)
             # Of several requests at once, this one may not have been answered when the journal ended.
             before = self._asked
             if not self._company.wait_for(lambda: self._asked > before or self._over, COMPANY_S):
@@ -160,15 +153,7 @@ class AgentEpisode:
         if self._turns >= self.job.budget.max_turns:
             self.refused = Stop.TURNS
             raise RequestRefused(f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent")
-        try:
-            job = with_asked(self.job, request.asked)
-        except ContractError as e:
-            raise RequestRefused(str(e)) from e
-        place = self._tree.prompt_for(request)
-        ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
-        room = min(self.job.budget.max_tokens - len(ids), self._engine.room(len(ids)))
-        if room <= 0:
-            raise self._no_room()
+        job, place = self._place(request)
         if isinstance(place, Prompt):
             trace = self._tree.open(place)
             self._record(place)
@@ -177,24 +162,41 @@ class AgentEpisode:
             self._record(place[1])
         else:
             trace = place
-        self._turns += 1
-        return self._tree.begin(trace, self._turns - 1, job)
+        self._turns, self._number = self._turns + 1, self._number + 1
+        return self._tree.begin(trace, self._number - 1, job)
 
-    def _sample(self, turn: Turn, request: ChatRequest, sampler: Sampler) -> None:
+    def _place(self, request: ChatRequest) -> tuple[Job, Trace | Prompt | tuple[Turn, Observed]]:
+        """The job with what the request asks for, and where it goes on in the traces. Raises RequestRefused."""
+        try:
+            job = with_asked(self.job, request.asked)
+        except ContractError as e:
+            raise RequestRefused(str(e)) from e
+        place = self._tree.prompt_for(request)
+        ids = place[0].trace.ids + place[1].ids if isinstance(place, tuple) else place.ids
+        if min(self.job.budget.max_tokens - len(ids), self._engine.room(len(ids))) <= 0:
+            raise self._no_room()
+        return job, place
+
+    def _sample(self, turn: Turn, request: ChatRequest) -> None:
         """Sample the turn, and go on when its generation is interrupted."""
-        trace = turn.trace
+        trace, sampler = turn.trace, self._sampler(turn)
         while True:
             trace.checks.check_request(trace.ids)
             piece = sampler.generate(trace.ids, turn.number, len(trace.ids) - turn.begin, trace.checks.read)
             if piece is None:
                 return
+            complete = sampler.is_complete(piece)
+            over = complete or piece.finish is not Finish.ABORT
             if sampler.is_kept(piece):
                 piece = replace(piece, trace=trace.number, asked=request.asked)
                 with self._lock:
-                    self._check_going_on()
+                    if self._over:
+                        raise self._refusal()
                     self._tree.add(turn, piece)
                     self._record(piece)
-            if sampler.is_complete(piece) or piece.finish is not Finish.ABORT:
+                    if over:  # here, because calls are numbered in the journal's order
+                        self._tree.end(turn, cut=not complete)
+            if over:
                 return
             time.sleep(ABORT_PAUSE_S)
 
@@ -239,11 +241,12 @@ class AgentEpisode:
             try:
                 with nullcontext() if busy else idle():
                     work = self._next_work(ended, busy)
+                if self._failure is not None:
+                    self._work.put(work)  # `end` refuses it
+                    raise self._failure
             except Drained:
                 self._await_requests()
                 raise
-            if self._failure is not None:
-                raise self._failure
             if work is not None:
                 self._carry_out(*work)
             elif ended() and not self._asking:
@@ -281,11 +284,13 @@ class AgentEpisode:
 
     def close(self) -> Closed:
         """Grade the episode. One that the environment did not end gets 0. Raises AgentFailure when the agent did not
-        ask for any turn."""
+        ask for any turn, and JobFailure when there was no room for the first one."""
         with self._lock:
             self._answers.check_finished()
             self.world.check_finished()
             self._over = True
+            if not self._turns and self.refused is Stop.LENGTH:
+                raise JobFailure("the agent's first prompt leaves no room in max_tokens or in the model's context")
             if not self._turns:
                 raise AgentFailure("the agent ended without asking for a turn")
             for leaf in self._tree.leaves():
@@ -331,7 +336,7 @@ class AgentEpisode:
                     job = with_asked(self.job, event.asked)
                     turn = sampling[event.turn] = self._tree.begin(trace, event.turn, job)
                 self._tree.add(turn, event)
-                self._turns = max(self._turns, event.turn + 1)
+                self._turns, self._number = len(sampling), max(self._number, event.turn + 1)
                 complete = self._sampler(turn).is_complete(event)
                 if complete or event.finish is not Finish.ABORT:
                     self._tree.end(turn, cut=not complete)

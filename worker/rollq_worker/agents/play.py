@@ -14,9 +14,10 @@ from rollq.job import Job, Json
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.chat_reply import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
-from rollq_worker.agents.episode import AgentEpisode, AgentJournal
+from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.programs import Episode as Given
 from rollq_worker.agents.programs import Program, Starter
+from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.episode.loop import rewarded
 from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Renderer, RewardFunction, User
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollq.errors import AgentFailure
+from rollq.errors import AgentFailure, JobFailure
 from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.protocols import RESPOND, Observation
@@ -181,6 +181,9 @@ class AgentProcess:
         except OSError as e:
             self._folder.cleanup()
             raise AgentFailure(f"the agent {name} does not start: {e}") from e
+        except ValueError as e:  # a zero byte, or a key with =
+            self._folder.cleanup()
+            raise JobFailure(f"the agent {name} takes its agent_args as environment variables: {e}") from e
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
 

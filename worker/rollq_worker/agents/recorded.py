@@ -1,4 +1,4 @@
-"""What an earlier attempt recorded of an agent program's episode: answers to its requests, and its steps.
+"""The journal of an agent program's episode, and what an earlier attempt recorded: answers to requests, and steps.
 
 The program is started again from the beginning. As long as it asks what it asked before, it is answered from the
 journal. It knows no engine and no HTTP.
@@ -6,13 +6,14 @@ journal. It knows no engine and no HTTP.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from rollq.errors import AgentFailure
-from rollq.events import Acted, Message
+from rollq.events import Acted, Event, Message
 from rollq.job import Json
 from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
 from rollq_worker.agents.traces import Turn
-from rollq_worker.protocols import RESPOND, User
+from rollq_worker.protocols import RESPOND, Journal, User
 
 HINT = (
     "an agent that is to resume must ask the same again: no clocks, random ids or unordered results of parallel calls"
@@ -22,6 +23,18 @@ HINT = (
 
 class AgentDiverged(AgentFailure):
     """The agent did something else than before. Its journal is set aside, and the episode starts again."""
+
+
+class AgentJournal(Journal, Protocol):
+    """The record of an attempt's events."""
+
+    def hold_back(self, event: Event) -> None:
+        """Record an event, which `write` or the journal itself makes durable soon."""
+        ...
+
+    def write(self) -> None:
+        """Make everything that is held back durable. Raises Fenced."""
+        ...
 
 
 class Answers:
@@ -74,9 +87,6 @@ class RecordedSteps:
         self._steps = deque(steps)
         self.said: list[str] = []
         """What the user said in the step under way."""
-
-    def __bool__(self) -> bool:
-        return bool(self._steps)
 
     def take(self, action: Mapping[str, Json]) -> Acted | None:
         """The recorded step, which must be the same action; None when the journal has no more. Raises AgentDiverged."""

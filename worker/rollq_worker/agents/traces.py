@@ -20,6 +20,7 @@ from rollq.job import Job, Json
 from rollq_worker.agents.chat_request import ONE_CALL, ChatRequest, RequestRefused, chains, longer
 from rollq_worker.episode.loop import bridge_behind
 from rollq_worker.episode.token_checks import TokenChecks
+from rollq_worker.failures import errors_become
 from rollq_worker.protocols import ReadTurn, Renderer
 
 
@@ -92,6 +93,12 @@ class TraceTree:
         if (waiting := self._waiting.get(digests[-1])) is not None:
             return waiting
         try:
+            return self._prompt_for(request, digests)
+        except JobFailure as e:
+            raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
+
+    def _prompt_for(self, request: ChatRequest, digests: Sequence[bytes]) -> Prompt | tuple[Turn, Observed]:
+        with errors_become(JobFailure, "rendering the conversation"):
             if (same := self._prompts.get(digests[-1])) is not None:
                 trace, length = same
                 return self._prompt(trace.ids[:length], request)
@@ -102,8 +109,6 @@ class TraceTree:
                         return found
             ids = self._renderer_of(request.tools).open(request.messages, request.tools)
             return self._prompt(ids, request)
-        except JobFailure as e:
-            raise RequestRefused(f"the chat template cannot write this conversation: {e}", param="messages") from e
 
     def _prompt(self, ids: array[int], request: ChatRequest) -> Prompt:
         return Prompt(ids=ids, messages=request.messages, tools=request.tools, at=time.time())
@@ -118,7 +123,8 @@ class TraceTree:
         if not trace.renderer.replying_roles(last).issuperset(str(reply["role"]) for reply in replies):
             return None
         try:
-            ids = bridge_behind(trace.renderer, last, message, replies)
+            with errors_become(JobFailure, "rendering the bridge"):
+                ids = bridge_behind(trace.renderer, last, message, replies)
         except JobFailure:
             return None
         if turn.answered:
@@ -178,7 +184,8 @@ class TraceTree:
         turn.cut = cut
         trace = turn.trace
         asked = turn.pieces[-1].asked
-        read = turn.read = trace.renderer.read(turn.sampled)
+        with errors_become(JobFailure, "reading the sampled turn"):
+            read = turn.read = trace.renderer.read(turn.sampled)
         turn.end, turn.ended_at = len(trace.ids), time.time()
         turn.message = self._message(read, trace.renderer, one_call=ONE_CALL in asked, stops=asked.get("stop", ()))
         self._turns[longer(turn.digest, turn.message)] = turn
@@ -193,9 +200,12 @@ class TraceTree:
             message["reasoning_content"] = read.reasoning
         calls: list[Json] = []
         for n, action in enumerate(read.calls[:1] if one_call else read.calls):
-            own = read.call_ids[n] if n < len(read.call_ids) else ""
-            id = renderer.call_id("" if own in [call["id"] for call in calls] else own, action.name, self._calls)
+            id, used = read.call_ids[n] if n < len(read.call_ids) else "", [call["id"] for call in calls]
+            id = renderer.call_id("" if id in used else id, action.name, self._calls)
             self._calls += 1
+            while id in used:  # the model gave it to a call before this one
+                id = renderer.call_id("", action.name, self._calls)
+                self._calls += 1
             arguments = json.dumps(dict(action.arguments), ensure_ascii=False)
             calls.append({"id": id, "type": "function", "function": {"name": action.name, "arguments": arguments}})
         return {**message, "tool_calls": calls} if calls else message

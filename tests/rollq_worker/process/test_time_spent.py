@@ -54,7 +54,7 @@ def test_a_look_counts_each_episode_where_it_is(ledger: Ledger) -> None:
     )
     engine = Asked()
     spent = TimeSpent("w", lambda: attempts(ledger, *waits), engine)  # type: ignore[arg-type]
-    spent.engine.asking = {"r/g/5", "r/g/6"}
+    spent.engine.asking = Counter({"r/g/5": 1, "r/g/6": 1})
     spent.look(2.0, 0.0)
     # Three run Python code and do not wait for the engine, so one runs and two wait for the interpreter.
     assert spent.seconds["r"] == pytest.approx(
@@ -67,15 +67,22 @@ def test_a_late_look_counts_what_woke_meanwhile(ledger: Ledger) -> None:
     engine = Asked()
     spent = TimeSpent("w", lambda: attempts(ledger, "engine", "engine"), engine)  # type: ignore[arg-type]
     engine.meanwhile = lambda: spent.look(1.0, 0.0)
-    for key in ("r/g/0", "r/g/1"):
-        spent.engine.asking.add(key)
+    spent.engine.asking["r/g/1"] += 1
     assert spent.engine.generate(array("I", [1, 2, 3]), key="r/g/0").ids.tolist() == [5, 6]
     assert spent.engine.replies() == Replies(Counter({"stop": 1}), prompt_tokens=3, cached_tokens=2, sampled_tokens=2)
-    assert (spent.engine.room(3), spent.engine.answered, spent.engine.asking) == (4, 1, {"r/g/1"})
+    assert (spent.engine.room(3), spent.engine.answered, set(spent.engine.asking)) == (4, 1, {"r/g/1"})
     assert spent.seconds["r"] == {**dict.fromkeys(WAITS, 0.0), "engine": 2.0}
-    spent.engine.asking.add("r/g/0")
+    spent.engine.asking["r/g/0"] += 1
     spent.look(1.0, 0.1)  # one wait has ended since, and its thread came as late as this look
     assert spent.seconds["r"] == pytest.approx({**dict.fromkeys(WAITS, 0.0), "engine": 3.9, "interpreter": 0.1})
+
+
+def test_a_job_waits_until_the_last_of_its_requests_is_answered(ledger: Ledger) -> None:
+    engine = Asked()
+    spent = TimeSpent("w", lambda: attempts(ledger, "engine"), engine)  # type: ignore[arg-type]
+    spent.engine.asking["r/g/0"] += 1
+    spent.engine.generate(array("I", [1]), key="r/g/0")
+    assert set(spent.engine.asking) == {"r/g/0"}
 
 
 def test_the_ledger_has_the_sum_of_all_workers(ledger: Ledger) -> None:

@@ -49,20 +49,25 @@ class WatchedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.asking: set[str] = set()
+        self.asking: Counter[str] = Counter()
+        """Jobs with their number of requests; an agent program may have several."""
         self.answered = 0
-        """Number of waits that have ended so far. Threads that count at the same time may count as one."""
+        """Number of waits that have ended so far."""
         self._replies = Replies(Counter())
         self._counting = threading.Lock()
 
     def generate(self, ids: array[int], *, key: str, **options: Any) -> Generated:
         """See `protocols.Engine`."""
-        self.asking.add(key)
+        with self._counting:
+            self.asking[key] += 1
         try:
             got = self._engine.generate(ids, key=key, **options)
         finally:
-            self.asking.discard(key)
-            self.answered += 1
+            with self._counting:
+                self.answered += 1
+                self.asking[key] -= 1
+                if not self.asking[key]:
+                    del self.asking[key]
         with self._counting:
             replies = self._replies
             replies.by_finish[got.finish] += 1

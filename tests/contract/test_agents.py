@@ -48,7 +48,7 @@ class Played:
             lambda given, on_end: AgentThread("program", agent, given, {}, on_end),
             self.endpoint,
             engine=self.engine,
-            renderer_of=lambda tools: checked_renderer(self.server.tokenizer, tools),
+            renderer_of=lambda tools, **_: checked_renderer(self.server.tokenizer, tools),
             environment=FakeEnvironment(),
             user=FakeUser(("Where is my order?", "Are you sure?", "Thank you.")),
             journal=journal or FakeJournal(),

@@ -46,6 +46,7 @@ def play(
     journal: FakeJournal | None = None,
     user: Any = None,
     renderer: Any = None,
+    renderer_of: Any = None,
     **options: Any,
 ) -> Trajectory:
     """The trajectory of an agent function whose policy says these texts."""
@@ -56,7 +57,7 @@ def play(
         lambda given, on_end: AgentThread("program", agent, given, {}, on_end),
         ENDPOINT[0],
         engine=engine or FakeEngine(texts),
-        renderer_of=lambda tools: renderer or FakeRenderer(),
+        renderer_of=renderer_of or (lambda tools, **_: renderer or FakeRenderer()),
         environment=environment or FakeEnvironment(),
         user=user or FakeUser(("hello", "go on", "more")),
         journal=journal or FakeJournal(),

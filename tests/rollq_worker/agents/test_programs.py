@@ -63,7 +63,7 @@ def run(name: str, *texts: str, journal: FakeJournal | None = None, **args: Any)
         agent_starter(played),
         ENDPOINT[0],
         engine=FakeEngine(texts or ["hi"]),
-        renderer_of=lambda tools: FakeRenderer(),
+        renderer_of=lambda tools, **_: FakeRenderer(),
         environment=FakeEnvironment(),
         user=FakeUser(("hello",)),
         journal=journal or FakeJournal(),

@@ -6,13 +6,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollq.errors import JobFailure
 from rollq.events import Finish, Observed, Prompt, Sampled
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Trajectory
 from rollq.wire.codec import encode_header, read_trajectory
 from rollq.wire.events import encode_event
 from rollq_worker.agents.programs import Episode
-from rollq_worker.fakes import FakeEngine
+from rollq_worker.fakes import FakeEngine, FakeRenderer
 from tests.rollq_worker.agents.played import TOOL, ask, conversation, play, said, text_of, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 
@@ -114,6 +115,29 @@ def test_the_wire_and_the_counts_keep_the_traces() -> None:
     stats = count_tokens(again)
     assert (stats.traces, stats.malformed_turns, stats.version_breaks) == (2, 0, 0)
     assert again.messages[:2] == played.messages[:2]
+
+
+def test_where_the_template_cannot_be_trusted_with_a_bridge_it_writes_the_conversation() -> None:
+    calls = '[{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}]'
+    asked: list[dict[str, bool]] = []
+
+    def renderer_of(tools: Any, **edges: bool) -> FakeRenderer:
+        if edges:
+            asked.append(edges)
+            raise JobFailure("the chat template does not support the edge")
+        return FakeRenderer()
+
+    def agent(episode: Episode) -> None:
+        first = said(ask(episode, episode.messages, tools=[TOOL]))
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "seen"} for call in first["tool_calls"]]
+        ask(episode, [*episode.messages, first, *results], tools=[TOOL])
+        cut = said(ask(episode, [user("short")], max_tokens=2))
+        ask(episode, [user("short"), cut, user("go on")])
+
+    played = play(agent, calls, "done", "long words", "end", renderer_of=renderer_of)
+    assert (len(played.traces), played.turns) == (4, 4)
+    assert asked == [{"several": True, "cut": False}, {"several": False, "cut": True}]
+    sampled_once(played)
 
 
 def test_the_same_request_twice_is_sampled_twice() -> None:

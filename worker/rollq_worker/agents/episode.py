@@ -21,11 +21,11 @@ from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled
 from rollq.job import Job, Json
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
 from rollq_worker.agents.recorded import AgentJournal, Answers
-from rollq_worker.agents.traces import Trace, TraceTree, Turn
+from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.failures import Drained, errors_become
-from rollq_worker.protocols import Action, Engine, Environment, Grade, Observation, Renderer, User
+from rollq_worker.protocols import Action, Engine, Environment, Grade, Observation, User
 
 SETTLE_S = 3.0
 """Longest time in seconds for which requests of a worker that stops are waited for."""
@@ -43,7 +43,7 @@ class AgentEpisode:
         job: Job,
         *,
         engine: Engine,
-        renderer_of: Callable[[Sequence[Json]], Renderer],
+        renderer_of: RendererOf,
         environment: Environment,
         user: User,
         journal: AgentJournal,

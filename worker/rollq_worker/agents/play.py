@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rollq.errors import AgentFailure
 from rollq.events import Closed, Event
-from rollq.job import Job, Json
+from rollq.job import Job
 from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.chat_reply import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
@@ -18,8 +18,9 @@ from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.programs import Episode as Given
 from rollq_worker.agents.programs import Program, Starter
 from rollq_worker.agents.recorded import AgentJournal
+from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.loop import rewarded
-from rollq_worker.protocols import RESPOND, Action, Engine, Environment, Renderer, RewardFunction, User
+from rollq_worker.protocols import RESPOND, Action, Engine, Environment, RewardFunction, User
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
@@ -33,7 +34,7 @@ def play_with_agent(
     endpoint: AgentEndpoint,
     *,
     engine: Engine,
-    renderer_of: Callable[[Sequence[Json]], Renderer],
+    renderer_of: RendererOf,
     environment: Environment,
     user: User,
     journal: AgentJournal,

@@ -11,8 +11,9 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import json
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rollq.errors import JobFailure
 from rollq.events import Message, Observed, Prompt, Sampled
@@ -53,6 +54,13 @@ class Turn:
         return self.trace.ids[self.begin : self.begin + sum(len(piece.ids) for piece in self.pieces)]
 
 
+class RendererOf(Protocol):
+    def __call__(self, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> Renderer:
+        """The renderer for these tools. Raises JobFailure when the template cannot be trusted with them, with `several`
+        results of one turn, or with what follows a turn that was `cut`."""
+        ...
+
+
 class Trace:
     """One token sequence that the engine sees, append-only."""
 
@@ -73,8 +81,7 @@ class Trace:
 class TraceTree:
     """All traces of one episode."""
 
-    def __init__(self, job: Job, renderer_of: Callable[[Sequence[Json]], Renderer]) -> None:
-        """`renderer_of` gives the renderer for some tools; it raises JobFailure."""
+    def __init__(self, job: Job, renderer_of: RendererOf) -> None:
         self.traces: list[Trace] = []
         self._job = job
         self._renderer_of = renderer_of
@@ -124,6 +131,8 @@ class TraceTree:
             return None
         try:
             with errors_become(JobFailure, "rendering the bridge"):
+                if (several := len(replies) > 1) or turn.cut:
+                    self._renderer_of(trace.tools, several=several, cut=turn.cut)  # whether it can be trusted
                 ids = bridge_behind(trace.renderer, last, message, replies)
         except JobFailure:
             return None

@@ -47,6 +47,17 @@ def test_a_job_is_refused_only_for_an_edge_that_it_needs() -> None:
         made.get(job(agent_args={"calls": "all"}), tools())
 
 
+def test_what_an_agent_program_needs_is_found_out_by_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RendererCache(HABITS["llama-3.2"].tokenizer("llama-3.2"))
+    assert made.get(job(agent="a_program"), tools(), cut=True).tools == made.get(job(agent="a_program"), tools()).tools
+    with pytest.raises(JobFailure, match="calls -> tools"):
+        made.get(job(agent="a_program"), tools(), several=True)
+    asked = []
+    monkeypatch.setattr(renderer_cache, "checked_renderer", lambda *args, rerender: asked.append(args[2:]) or object())
+    RendererCache(load_tokenizer(None)).get(job(sampling={"stop": "END"}), tools(), several=True, cut=True)
+    assert asked == [(Edge.TRUNCATED, Edge.CALLS)]
+
+
 def test_text_actions_need_no_tools_of_the_template() -> None:
     made = RendererCache(load_tokenizer(None))
     assert made.get(job(agent="act"), tools()) is made.get(job(agent="react"), tools("sub"))

@@ -43,12 +43,14 @@ class RendererCache:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get(self, job: Job, tools: Sequence[Json]) -> ChatRenderer:
+    def get(self, job: Job, tools: Sequence[Json], *, several: bool = False, cut: bool = False) -> ChatRenderer:
         """The renderer for a job whose environment has these tools.
 
-        Raises JobFailure naming an edge that it needs and cannot have, or an argument that the template does not read.
+        `several` results of one turn are needed as well, or what follows a turn that was `cut`. Raises JobFailure
+        naming an edge that is needed and cannot be had, or an argument that the template does not read.
         """
-        edges, rerender = needed_edges(job), job.history is History.TEMPLATE
+        more = [edge for edge, needed in ((Edge.CALLS, several), (Edge.TRUNCATED, cut)) if needed]
+        edges, rerender = tuple(dict.fromkeys((*needed_edges(job), *more))), job.history is History.TEMPLATE
         if not is_program(job.agent) and agent_factory(job.agent, job.agent_args).text_actions:
             tools = ()  # they are in the system prompt, and the template shows none
         shown = key_of_schemas(tools), marshal.dumps(dict(job.template_kwargs), 2)

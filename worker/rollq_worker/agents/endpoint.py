@@ -58,6 +58,12 @@ class AgentEndpoint:
             episode.end()
             asyncio.run_coroutine_threadsafe(served.stop(), self._loop).result()
 
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
 
 @dataclass(eq=False, slots=True)
 class _Asked:

@@ -74,6 +74,7 @@ def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subproce
     )
     client.cancel(group=next(job for job in leased(client)).split("/")[1])
     stack.wait(lambda: scrapes.value("rollq_fenced_total"), LONG_S, "the cancelled attempt's next write")
+    stack.wait(lambda: scrapes.value("rollq_worker_unfinished_attempts_total"), LONG_S, "the end of that attempt")
     end(first, scrapes, signal.SIGTERM)
     end(second, scrapes, signal.SIGKILL)
     stack.wait(lambda: scrapes.value("rollq_reaper_lag_seconds") > 1, LONG_S, "jobs that nothing looks after")

@@ -5,13 +5,14 @@ replay engine and workers are processes on the same cores. Then each run is simu
 the episodes that were played, beside programs that want as much CPU as others used meanwhile. A prediction may be 15 %
 off, in the median of the rounds.
 
-    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 3] [--json]
+    python benchmarks/bench_simulation.py [--env shop] [--processes 1 2 4] [--rounds 5] [--json]
 """
 
 import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import ceil
 from typing import Any
 
 from checks import Check, add_tokenizer, conclude, parser_for
@@ -29,8 +30,10 @@ CONCURRENCY = 16
 LATENCIES = (0.0, WAITING_S)
 """Mean seconds of a generation. Without latency the cores are the limit, else the slots."""
 BEFORE = 1
-MEASURED = {0.0: 8, WAITING_S: 3}
-"""Rollouts of each slot before the measurement, and within it by latency."""
+MEASURED = 8
+"""Rollouts of each slot before the measurement, and within it."""
+WAITED = 96
+"""Rollouts that a fleet with latency plays within it, so that rates do not depend on a few."""
 LEAST_ROLLOUTS = 800
 MOST_OFF = 0.15
 FIGURES = ("rollouts a second", "worker ms a rollout", "Redis ms a rollout", "scripts a rollout")
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--env", default="shop", help="environment (%(default)s)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times each fleet is played (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each fleet is played (%(default)s)")
     add_tokenizer(parser)
     args = parser.parse_args(argv)
     require_linux()
@@ -100,7 +103,8 @@ class Compare:
     def _play(self, latency_s: float) -> None:
         for (latency, processes), site in self._sites.items():
             if latency == latency_s:
-                run = site.play_steadily(processes * CONCURRENCY, BEFORE, MEASURED[latency])
+                slots = processes * CONCURRENCY
+                run = site.play_steadily(slots, BEFORE, ceil(WAITED / slots) if latency else MEASURED)
                 self._played.setdefault((latency, processes), []).append(run)
 
     def results(self) -> list[dict[str, Any]]:
@@ -114,7 +118,7 @@ class Compare:
 
 def compared(costs: Costs, real: Real, run: Steady) -> Compared:
     """A run beside its simulation, with another seed than those that the costs come from."""
-    found = FleetRun(fleet_like(costs, real, run), costs, seed=1).play(least=LEAST_ROLLOUTS)
+    found = FleetRun(fleet_like(real, run), costs, seed=1).play(least=LEAST_ROLLOUTS)
     return of_run(run), of_simulation(found), run.others
 
 

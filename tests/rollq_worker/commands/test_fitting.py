@@ -15,12 +15,13 @@ from rollq_worker.simulation.fleet.traces import Episode
 
 KNOWN = Costs(
     worker=WorkerCosts(turn_s=0.001, rollout_s=0.0008, message_s=0.0006),
-    clients=ClientCosts(submit_group_s=0.0007, publish_s=0.001, take_rollout_s=0.0004, replay_engine_turn_s=0.001),
+    clients=ClientCosts(submit_group_s=0.0007, publish_s=0.001, take_rollout_s=0.0004),
     redis=RedisCosts(submit_group_s=1.5e-4, submit_job_s=2e-5, message_s=6e-4, claim_s=1e-4, append_s=7e-5,
                      append_kb_s=1.5e-6, complete_s=1.2e-4, renew_job_s=1e-5, take_group_s=1.5e-4,
                      read_rollout_s=4e-5, ack_group_s=2e-4, job_bytes=400.0, rollout_bytes=5000.0, token_bytes=8.0),
 )  # fmt: skip
 EPISODES = [Episode(4000, ((90, 200),) * turns) for turns in (6, 7, 8, 9, 10)]
+ENGINE_TURN_S = 0.001
 BUSY, CROWDED, WAITING = (1, 16, 0.0), (4, 16, 0.0), (1, 32, 0.5)
 
 
@@ -33,11 +34,15 @@ def played(
     costs: Costs, processes: int, concurrency: int, latency_s: float, others: float = 0.0, seed: int = 7
 ) -> Real:
     """A fleet as it would have been played with these costs."""
-    run = Steady(EPISODES, 0.0, 0.0, 0.0, 0.0, 0.0, others)
+    run = Steady(EPISODES, 0.0, 0.0, 0.0, ENGINE_TURN_S * 8, 0.0, 0.0, others)
     real = Real(processes, concurrency, latency_s, [run])
-    found = FleetRun(fleet_like(costs, real, run), costs, seed).play(least=400)
-    worker_s, redis_s = found.worker_cores / found.rollouts_a_s, found.redis_cpu_a_rollout_s
-    return replace(real, runs=[replace(run, rollouts_a_s=found.rollouts_a_s, worker_s=worker_s, redis_s=redis_s)])
+    found = FleetRun(fleet_like(real, run), costs, seed).play(least=400)
+    used = {
+        "worker_s": found.worker_cores / found.rollouts_a_s,
+        "redis_s": found.redis_cpu_a_rollout_s,
+        "client_s": (found.producer_busy + found.consumer_busy) / found.rollouts_a_s,
+    }
+    return replace(real, runs=[replace(run, rollouts_a_s=found.rollouts_a_s, **used)])
 
 
 @settings(max_examples=5, deadline=None)
@@ -45,12 +50,15 @@ def played(
     factor=st.floats(0.5, 2.0),
     switch=st.floats(0.0, 1e-3),
     wake=st.floats(0.0, 2e-3),
+    handover=st.floats(0.0, 4e-4),
     others=st.sampled_from([0.0, 0.6]),
 )
-def test_fitted_costs_foretell_a_fleet_that_was_not_measured(factor: float, switch: float, wake: float, others: float):
+def test_fitted_costs_foretell_a_fleet_that_was_not_measured(
+    factor: float, switch: float, wake: float, handover: float, others: float
+):
     true = replace(
         KNOWN,
-        worker=replace(KNOWN.worker, switch_s=switch, wake_s=wake),
+        worker=replace(KNOWN.worker, switch_s=switch, wake_s=wake, handover_s=handover),
         redis=replace(KNOWN.redis, wake_s=wake / 20),
     )
     guessed = replace(
@@ -58,6 +66,7 @@ def test_fitted_costs_foretell_a_fleet_that_was_not_measured(factor: float, swit
         worker=WorkerCosts(
             **{name: getattr(KNOWN.worker, name) * factor for name in ("turn_s", "rollout_s", "message_s")}
         ),
+        clients=replace(KNOWN.clients, take_rollout_s=0.001),
         redis=replace(KNOWN.redis, message_s=0.0),
     )
     found = fitted(guessed, *(played(true, *fleet, others) for fleet in (BUSY, CROWDED, WAITING)))

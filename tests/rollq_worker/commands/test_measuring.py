@@ -19,7 +19,7 @@ def test_runs_together_are_one_run():
 
 
 def test_other_programs_are_counted_between_two_looks():
-    before, after = (Used(at, 0.0, 0.0, 0.0, 0.0, 0, others_s) for at, others_s in ((10.0, -5.0), (14.0, 1.0)))
+    before, after = (Used(at, 0.0, 0.0, 0.0, 0.0, 0.0, 0, others_s) for at, others_s in ((10.0, -5.0), (14.0, 1.0)))
     assert after.others(before) == pytest.approx(1.5)
 
 
@@ -38,6 +38,6 @@ def test_sites_that_share_an_engine_count_their_own_rollouts():
             assert (played.rollouts, steady.rollouts >= 8) == (8, True)
             assert busy.play(2, max_turns=2).turns == 2 * 8 < played.turns
             assert played.workers_s > 0 < steady.worker_s and played.bytes > 0
-            assert steady.scripts > 0
+            assert steady.scripts > 0 and steady.client_s > 0 and steady.engine_turn_s > 0
             assert 0.0 <= busy.messages(20) < 1.0
     assert os.sched_getaffinity(0) == mine

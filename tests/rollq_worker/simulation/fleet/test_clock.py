@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.simulation.fleet.clock import QUANTUM_S, Clock, Cores, Process, Server
+from rollq_worker.simulation.fleet.clock import QUANTUM_S, SLEPT_S, Clock, Cores, Process, Server
 
 
 @given(st.lists(st.floats(0, 100), max_size=40))
@@ -114,7 +114,18 @@ def test_a_pause_costs_once():
     assert server.busy_s == pytest.approx(4 * 0.5 + 2 * 0.5)
 
 
-def test_work_after_another_process_on_the_core_costs_more():
+def test_a_short_pause_for_another_process_costs_nothing():
+    clock = Clock()
+    cores = Cores(clock, 1)
+    first, second = cores.process(switch_s=0.25), cores.process()
+    first.run(QUANTUM_S, lambda _: None)
+    first.run(QUANTUM_S, lambda _: None)
+    second.run(SLEPT_S / 2, lambda _: None)
+    clock.run()
+    assert (cores.handovers, first.switches) == (2, 0)
+
+
+def test_work_after_a_pause_for_another_process_costs_more():
     clock = Clock()
     cores = Cores(clock, 1)
     processes = [cores.process(switch_s=0.25) for _ in range(2)]
@@ -129,12 +140,22 @@ def test_work_after_another_process_on_the_core_costs_more():
 def test_a_process_keeps_its_core_for_short_slices():
     clock = Clock()
     cores = Cores(clock, 1)
-    processes = [cores.process(switch_s=1e-6) for _ in range(2)]
-    for process in processes:
+    for process in [cores.process() for _ in range(2)]:
         for _ in range(4):
             process.run(QUANTUM_S * 0.6, lambda _: None)
     clock.run()
-    assert sum(process.switches for process in processes) == 3  # two slices at a time
+    assert cores.handovers == 3  # two slices at a time
+
+
+def test_a_core_stands_still_between_two_processes():
+    clock, ends = Clock(), list[float]()
+    cores = Cores(clock, 1, handover_s=0.5)
+    processes = [cores.process() for _ in range(2)]
+    for process in processes:
+        process.run(1.0, lambda _: ends.append(clock.now))
+    clock.run()
+    assert ends == [1.0, 2.5]
+    assert [process.busy_s for process in processes] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("foreign", [0.5, 1.5])

@@ -2,8 +2,9 @@
 
 No cost can be read off one process alone: a busy worker shares its cores with engine, Redis and clients, so what other
 processes cost it is in its figure already. Three fleets tell the costs apart: one busy worker, more busy workers than
-cores, and a worker that mostly waits. The first gives what a turn, a rollout and a message cost, the second `switch_s`,
-the third `wake_s`. Each depends on the others, so they are corrected in turns until all three fleets come out.
+cores, and a worker that mostly waits. The first gives what a turn, a rollout and a message cost, the second `switch_s`
+and `handover_s`, the third `wake_s`. Each depends on the others, so they are corrected in turns until all three fleets
+come out. What the engine costs is no prediction: a simulated run has that of the real one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from rollq_worker.commands.simulate.site import SIZE, Steady, ahead_of
 from rollq_worker.simulation.amounts import Amount
@@ -37,12 +38,11 @@ class Real:
     runs: Sequence[Steady]
 
 
-def fleet_like(costs: Costs, real: Real, run: Steady) -> Fleet:
+def fleet_like(real: Real, run: Steady) -> Fleet:
     """The fleet of that run, on the cores that this process may use, with the episodes that were played."""
     latency_s, processes, concurrency = real.latency_s, real.processes, real.concurrency
-    cpu_s = costs.clients.replay_engine_turn_s
     return Fleet(
-        engines=Engines(turn_s=Amount(latency_s, latency_s * P99_OF_MEAN), cpu_s=cpu_s),
+        engines=Engines(turn_s=Amount(latency_s, latency_s * P99_OF_MEAN), cpu_s=run.engine_turn_s),
         workers=Workers(
             processes=processes,
             concurrency=concurrency,
@@ -59,29 +59,46 @@ def fitted(costs: Costs, busy: Real, crowded: Real, waiting: Real) -> Costs:
     """These costs, corrected. Only the ratio of a turn's cost to a rollout's and a message's stays."""
     for _ in range(STEPS):
         costs = _with_work(costs, busy)
+        costs = _with_messages(costs, busy, crowded)
         costs = _with_switches(costs, crowded)
         costs = _with_wakes(costs, waiting)
     return costs
 
 
 def _with_work(costs: Costs, real: Real) -> Costs:
-    """What a worker does costs more by a factor; Redis's message makes up its difference."""
+    """What a worker does costs more by a factor; taking a trajectory makes up the client's difference."""
     played = _simulated(costs, real)
     factor = median(one.real.worker_s / one.worker_s for one in played)
-    message_s = costs.redis.message_s + median(one.real.redis_s - one.redis_s for one in played)
     work = {name: getattr(costs.worker, name) * factor for name in ("turn_s", "rollout_s", "message_s")}
+    take_s = costs.clients.take_rollout_s + median(one.real.client_s - one.client_s for one in played)
     return replace(
         costs,
         worker=replace(costs.worker, **work),
-        redis=replace(costs.redis, message_s=max(0.0, message_s)),
+        clients=replace(costs.clients, take_rollout_s=max(0.0, take_s)),
     )
 
 
+def _with_messages(costs: Costs, *fleets: Real) -> Costs:
+    """Redis's message makes up what Redis lacks. Its calls cost more beside more workers, so it is a middle."""
+    played = [_simulated(costs, real) for real in fleets]
+    lacking_s = fmean(median(one.real.redis_s - one.redis_s for one in runs) for runs in played)
+    return replace(costs, redis=replace(costs.redis, message_s=max(0.0, costs.redis.message_s + lacking_s)))
+
+
 def _with_switches(costs: Costs, real: Real) -> Costs:
-    """A switch costs more by what the workers of the simulation lack, spread over their switches."""
-    played = _simulated(costs, real)
+    """A switch costs more by what the workers of the simulation lack, spread over their switches. A handover takes
+    longer by the time that their cores lack."""
+    played, worker = _simulated(costs, real), costs.worker
     more_s = median((one.real.worker_s - one.worker_s) / max(one.switches, FEW) for one in played)
-    return replace(costs, worker=replace(costs.worker, switch_s=max(0.0, costs.worker.switch_s + more_s)))
+    longer_s = median(one.lacking_cores_s / max(one.handovers, FEW) for one in played)
+    return replace(
+        costs,
+        worker=replace(
+            worker,
+            switch_s=max(0.0, worker.switch_s + more_s),
+            handover_s=max(0.0, worker.handover_s + longer_s),
+        ),
+    )
 
 
 def _with_wakes(costs: Costs, real: Real) -> Costs:
@@ -103,6 +120,10 @@ class _Simulated:
     real: Steady
     worker_s: float
     redis_s: float
+    client_s: float
+    lacking_cores_s: float
+    """Seconds of all cores that passed during a real rollout and not during a simulated one."""
+    handovers: float
     switches: float
     wakes: float
     redis_wakes: float
@@ -112,9 +133,18 @@ def _simulated(costs: Costs, real: Real) -> list[_Simulated]:
     """Each run of the fleet."""
     found = []
     for one in real.runs:
-        run = FleetRun(fleet_like(costs, real, one), costs)
+        run = FleetRun(fleet_like(real, one), costs)
         outcome = run.play(least=LEAST_ROLLOUTS)
-        worker_s, done = outcome.worker_cores / outcome.rollouts_a_s, run.counts.done
-        wakes = [count / done for count in run.wakes]
-        found.append(_Simulated(one, worker_s, outcome.redis_cpu_a_rollout_s, run.worker_switches / done, *wakes))
+        a_s, done = outcome.rollouts_a_s, run.counts.done
+        counts = [count / done for count in (run.cores.handovers, run.worker_switches, *run.wakes)]
+        found.append(
+            _Simulated(
+                one,
+                outcome.worker_cores / a_s,
+                outcome.redis_cpu_a_rollout_s,
+                (outcome.producer_busy + outcome.consumer_busy) / a_s,
+                run.cores.count * (1 / one.rollouts_a_s - 1 / a_s),
+                *counts,
+            )
+        )
     return found

@@ -131,7 +131,7 @@ class Measurement:
         """What these rounds cost."""
         full, short = together([one.full for one in rounds]), together([one.short for one in rounds])
         publish_s = full.client_s / full.rollouts - self._clients.submit_group_s / SIZE
-        engine_turn_s = median(one.busy.engine_s * one.busy.rollouts / one.busy.turns for one in rounds)
+        engine_turn_s = median(one.busy.engine_turn_s for one in rounds)
         worker = _worker_costs(full, short, median(one.message_s for one in rounds))
         costs = Costs(
             worker=replace(

@@ -51,6 +51,7 @@ class Used:
     workers_s: float
     engine_s: float
     redis_s: float
+    client_s: float
     bytes: float
     scripts: int
     others_s: float
@@ -116,6 +117,8 @@ class Steady:
     """CPU of all workers, of Redis and of the engine for a rollout."""
     redis_s: float
     engine_s: float
+    client_s: float
+    """CPU of this process, which submits and consumes, for a rollout."""
     scripts: float
     """Calls of the ledger's scripts for a rollout."""
     others: float
@@ -128,6 +131,10 @@ class Steady:
     @property
     def turns(self) -> int:
         return sum(len(one.turns) for one in self.episodes)
+
+    @property
+    def engine_turn_s(self) -> float:
+        return self.engine_s * self.rollouts / self.turns
 
 
 class Site(DemoProcesses):
@@ -212,6 +219,7 @@ class Site(DemoProcesses):
             (ended.workers_s - began.workers_s) / done,
             (ended.redis_s - began.redis_s) / done,
             (ended.engine_s - began.engine_s) / done,
+            (ended.client_s - began.client_s) / done,
             (ended.scripts - began.scripts) / done,
             ended.others(began),
         )
@@ -246,9 +254,11 @@ class Site(DemoProcesses):
 
     def used(self) -> Used:
         workers_s, engine_s = sum(cpu_s(child.pid) for child in self.workers), cpu_s(self.engine.pid)
-        redis_s, meter = self._meter.cpu_s(), self._meter
-        others_s = busy_s() - workers_s - engine_s - redis_s - time.process_time()
-        return Used(time.monotonic(), workers_s, engine_s, redis_s, float(meter.bytes()), meter.scripts(), others_s)
+        redis_s, client_s, meter = self._meter.cpu_s(), time.process_time(), self._meter
+        others_s = busy_s() - workers_s - engine_s - redis_s - client_s
+        return Used(
+            time.monotonic(), workers_s, engine_s, redis_s, client_s, float(meter.bytes()), meter.scripts(), others_s
+        )
 
     def messages(self, count: int) -> float:
         """CPU seconds of a worker for a message whose job has ended."""
@@ -297,13 +307,14 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s() -> float:
-    """CPU seconds of all programs so far, on the cores that this process may use."""
+    """CPU seconds of all programs so far, on the cores that this process may use, and what other virtual machines took
+    of these cores."""
     mine, ticks = {f"cpu{core}" for core in os.sched_getaffinity(0)}, 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()
         if name in mine:
-            user, nice, system, _, _, irq, soft, *_ = map(int, fields)
-            ticks += user + nice + system + irq + soft
+            user, nice, system, _, _, irq, soft, stolen, *_ = map(int, fields)
+            ticks += user + nice + system + irq + soft + stolen
     return ticks * TICK_S
 
 

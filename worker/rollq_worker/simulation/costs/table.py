@@ -27,9 +27,11 @@ class WorkerCosts:
     message_s: float = 0.0
     """Of Celery's message."""
     wake_s: float = 0.0
-    """What a turn costs more after a pause, when core and caches are cold."""
+    """What a turn costs more after a pause, on a core that was free."""
     switch_s: float = 0.0
-    """What it costs more after another process on its core, where processes are more than cores."""
+    """What it costs more after a pause, on a core that another process has just left."""
+    handover_s: float = 0.0
+    """No CPU: for so long a core stands still between two processes."""
     idle: float = 0.0
     """Share of a core of a worker with nothing to do."""
     rest_mb: float = 0.0

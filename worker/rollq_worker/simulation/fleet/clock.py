@@ -13,12 +13,12 @@ from heapq import heappop, heappush
 from typing import Any
 
 Act = Callable[[Any], None]
-SLEPT_S = 0.001
+SLEPT_S = 0.003
 """After a longer pause a process finds other data in the caches."""
 FOREIGN_S = 0.005
 """CPU of other programs at a time."""
-QUANTUM_S = 0.003
-"""For so long a process keeps a core for which others wait, as with Linux's scheduler."""
+QUANTUM_S = 0.0014
+"""For so long a process keeps a core for which others wait: Linux's slice on two cores, as measured."""
 
 
 class Clock:
@@ -76,17 +76,19 @@ class Server:
 
 class Cores:
     """Cores that processes share. A process that has work waits for a core, first come first served. It keeps the core
-    while it has work and no other process waits, and for QUANTUM_S where one does."""
+    while it has work and no other process waits, and for QUANTUM_S where one does. Between two processes the core
+    stands still for `handover_s`."""
 
-    __slots__ = ("_clock", "_free", "_waiting", "count")
+    __slots__ = ("_clock", "_free", "_handover_s", "_waiting", "count", "handovers")
 
-    def __init__(self, clock: Clock, count: int) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, count: int, handover_s: float = 0.0) -> None:
+        self._clock, self._handover_s = clock, handover_s
         self._free = self.count = count
         self._waiting: deque[Process] = deque()
+        self.handovers = 0
 
     def process(self, wake_s: float = 0.0, switch_s: float = 0.0) -> Process:
-        """`wake_s`: what work costs more after a pause, on a core that was free; `switch_s`: on one that another
+        """What work costs more after a pause. `wake_s`: on a core that was free; `switch_s`: on one that another
         process has just left."""
         return Process(self._clock, self, wake_s, switch_s)
 
@@ -99,7 +101,7 @@ class Cores:
     def want(self, process: Process) -> None:
         if self._free:
             self._free -= 1
-            process.begin(switched=False)
+            process.begin(after_another=False)
         else:
             self._waiting.append(process)
 
@@ -111,7 +113,8 @@ class Cores:
         if wants_more:
             self._waiting.append(process)
         if self._waiting:
-            self._waiting.popleft().begin(switched=True)
+            self.handovers += 1
+            self._clock.at(self._clock.now + self._handover_s, _begin_after_another, self._waiting.popleft())
         else:
             self._free += 1
 
@@ -133,7 +136,7 @@ class Process:
         self.busy_s = self.began_at = 0.0
         self._ended_at = -math.inf
         self.wakes = self.switches = 0
-        """How often it began after a pause, and after another process on its core."""
+        """How often it began after a pause: on a free core, and on one that another process had just left."""
 
     def run(self, seconds: float, act: Act, subject: Any = None) -> None:
         """Have `act(subject)` happen after that much work."""
@@ -142,16 +145,17 @@ class Process:
             self._active = True
             self._cores.want(self)
 
-    def begin(self, *, switched: bool) -> None:
-        """It gets a core; `switched`: another process has just used it."""
-        self.began_at, more_s = self._clock.now, 0.0
-        if switched:
-            more_s = self._switch_s
+    def begin(self, *, after_another: bool) -> None:
+        """It gets a core, which was free or which another process has just left."""
+        self.began_at = self._clock.now
+        if self._clock.now - self._ended_at <= SLEPT_S:
+            self.go(0.0)
+        elif after_another:
             self.switches += 1
-        elif self._clock.now - self._ended_at > SLEPT_S:
-            more_s = self._wake_s
+            self.go(self._switch_s)
+        else:
             self.wakes += 1
-        self.go(more_s)
+            self.go(self._wake_s)
 
     def go(self, more_s: float) -> None:
         """Do the next slice of its work, which costs so much more."""
@@ -165,6 +169,10 @@ class Process:
         self._cores.end(self, self._active)
         act, subject = slice
         act(subject)
+
+
+def _begin_after_another(process: Process) -> None:
+    process.begin(after_another=True)
 
 
 class Foreign:

@@ -46,7 +46,8 @@ class FleetRun:
         self.clock = clock = Clock()
         jobs, trainer, workers = fleet.jobs, fleet.trainer, fleet.workers
         self.groups = Groups(jobs.group_size, trainer.ahead, trainer.groups, trainer.max_staleness)
-        cores, count = Cores(clock, fleet.cores), workers.processes
+        self.cores = cores = Cores(clock, fleet.cores, costs.worker.handover_s)
+        count = workers.processes
         self._processes = [cores.process(costs.worker.wake_s, costs.worker.switch_s) for _ in range(count)]
         one_each = cores if workers.shared else Cores(clock, fleet.engines.count + 2)
         self._producer, self._consumer = one_each.process(), one_each.process()

@@ -201,10 +201,10 @@ def _end_to_end(
     if dtype not in TOKEN_DTYPES:
         raise ContractError(f"token ids have the dtype {' or '.join(TOKEN_DTYPES)}, not {dtype!r}")
     names: dict[str, int] = {}
-    ids: list[Any] = []  # buffers, one behind the other
     logprobs, runs, versions = [], [], []
+    tokens, at = np.zeros(sum(row.length for row in rows) + sum(padding), dtype), 0
     for row, padded in zip(rows, padding or [0] * len(rows), strict=True):
-        ids.append(row.segment.prompt_ids)
+        ids: list[Any] = [row.segment.prompt_ids]  # buffers, one behind the other
         begin = len(row.segment.prompt_ids)  # of tokens that were not sampled
         for event in row.segment.events:
             ids.append(event.ids)
@@ -216,10 +216,11 @@ def _end_to_end(
                     begin = 0
             else:
                 begin += len(event.ids)
-        ids.append(bytes(4 * padded))
+        its = np.frombuffer(b"".join(ids), "uint32")  # row by row: all in one buffer would be as many new pages again
+        tokens[at : at + len(its)] = its
+        at += len(its) + padded
         runs.append(begin + padded)
         versions.append(-1)
-    tokens = np.frombuffer(b"".join(ids), "uint32").astype(dtype)
     of_token = np.repeat(np.array(versions, "int32"), runs)
     mask = of_token >= 0
     spread = np.zeros(len(tokens), "float32")

@@ -113,23 +113,20 @@ def read_trajectory(job: Job, header: bytes | Header, events: Sequence[bytes]) -
     """
     job_id = job.id
     decoded = [decode_event(event, job_id) for event in events]
-    if (
-        decoded
-        and not isinstance(decoded[0], Prompt | Acted)
-        and not (len(decoded) == 1 and isinstance(decoded[0], Closed))
-    ):
-        raise ContractError(f"job {job_id}: the first event is a {type(decoded[0]).__name__}, not a Prompt")
-    if any(isinstance(event, Closed) for event in decoded[:-1]):
-        raise ContractError(f"job {job_id}: an event follows Closed")
-    _check_traces(decoded, job_id)
+    _check_order(decoded, job_id)
     head = header if isinstance(header, Header) else decode_header(header, job_id)
     return Trajectory(job=job, header=head, events=decoded)
 
 
-def _check_traces(events: Sequence[Event], job_id: str) -> None:
+def _check_order(events: Sequence[Event], job_id: str) -> None:
+    kinds = [type(event) for event in events]
+    if kinds and kinds[0] not in (Prompt, Acted) and kinds != [Closed]:
+        raise ContractError(f"job {job_id}: the first event is a {kinds[0].__name__}, not a Prompt")
+    if Closed in kinds[:-1]:
+        raise ContractError(f"job {job_id}: an event follows Closed")
     traces = 0
-    for event in events:
-        if isinstance(event, Prompt):
+    for event, kind in zip(events, kinds, strict=True):
+        if kind is Prompt:
             traces += 1
         elif isinstance(event, Sampled | Observed) and (event.trace or 0) >= traces:
             raise ContractError(f"job {job_id}: an event of trace {event.trace or 0}, where there are {traces}")

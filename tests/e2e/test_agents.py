@@ -204,7 +204,7 @@ def test_neighbours_of_a_hostile_agent_are_unharmed(stack: Stack, agent: str, tm
     stack.engine()
     worker = stack.worker(8)
     with Client(stack.redis_url, run="r") as client:
-        client.submit([Job(env="shop", task=0, size=2, agent=hostile, budget=Budget(deadline_s=40))])
+        client.submit([Job(env="shop", task=0, size=2, agent=hostile, budget=Budget(deadline_s=15))])
         stack.wait(lambda: client.stats()["leased"] == 2, 60, "the hostile agents")
         client.submit([Job(env="shop", task=task, size=2, agent=agent) for task in range(1, 4)])
         client.seal()

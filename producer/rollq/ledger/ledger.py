@@ -333,8 +333,7 @@ class Ledger:
             self._fenced(job_id, lease)
         if reply[0] == b"conflict":
             conflict = JournalConflict(
-                f"job {job_id}: the journal has {reply[1]} entries; entry {index} of attempt {_attempt(lease)} does not"
-                " fit"
+                f"job {job_id}: entry {index} of attempt {_attempt(lease)} does not fit a journal of {reply[1]} entries"
             )
             conflict.length = reply[1]
             raise conflict

@@ -239,10 +239,7 @@ class FleetRun:
             return
         self._wanting = False
         self._note("take", [(group.seq, group.started) for group in taken])
-        self._call(self.costs.redis.take_group_s * len(taken), self._taken, taken)
-
-    def _taken(self, taken: list[Group]) -> None:
-        self._read([taken, 0])
+        self._call(self.costs.redis.take_group_s * len(taken), self._read, [taken, 0])
 
     def _read(self, progress: list[Any]) -> None:
         """Read the trajectories, one group after the other, so that other calls get in between."""

@@ -50,6 +50,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(REPO / "tests").as_posix().startswith(OF_TRAINERS):
             item.add_marker(pytest.mark.trainers)
+    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = long_ones_first(items, processes)
+
+
+def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Each process of a parallel run gets so many neighbours. They begin with its share of the tests that take longest,
+    because one of them that comes last keeps the others waiting."""
+    end_to_end = REPO / "tests" / "e2e"
+    long = [item for item in items if item.path.is_relative_to(end_to_end)]
+    short = [item for item in items if not item.path.is_relative_to(end_to_end)]
+    return [item for n in range(processes) for tests in (long, short) for item in _share(tests, n, processes)]
+
+
+def _share(tests: list[pytest.Item], number: int, of: int) -> list[pytest.Item]:
+    return tests[len(tests) * number // of : len(tests) * (number + 1) // of]
 
 
 def redis_binary() -> str:

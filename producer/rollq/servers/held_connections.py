@@ -2,8 +2,9 @@
 
 redis-py's pool polls each connection that it hands out, its client prepares for retries and for telemetry at each
 call, and its sockets poll before each read and write, which costs more than the call itself. This is only for commands
-that may be sent twice, because the caller sends them again in redis-py's own way after an error. Replies are redis-py's
-to read; only their first bytes are given to its hiredis reader here. The module knows nothing of what is sent.
+that may be sent twice, because the caller sends them again in redis-py's own way after an error. A reply that comes in
+one piece is read here, with redis-py's own hiredis reader, and every other by redis-py. The module knows nothing of
+what is sent.
 """
 
 import os
@@ -23,8 +24,11 @@ MOST = 16
 """Number of connections that are held. More calls than that are seldom on their way at once."""
 FRESH_S = 10.0
 """Seconds without use after which a connection goes back to the pool, which finds out whether it still works."""
-READ = 1 << 16
-"""Number of bytes that are read at once."""
+WHOLE = (list, bytes, int, type(None))
+"""Types of a whole reply. A reply with more to come is an object of redis-py's, a push message is of a kind of its
+own."""
+READ = 1 << 12
+"""Number of bytes in which most replies end. They are allocated while a thread waits."""
 
 
 class HeldConnections:
@@ -52,8 +56,7 @@ class HeldConnections:
     def call(self, connection: Any, command: Sequence[Any]) -> Any:
         """The reply, or any error of redis-py. After an error the connection is left."""
         try:
-            _send(connection, command)
-            reply = connection.read_response()
+            reply = _answer(connection, command)
         except BaseException:
             # Its reply may still be on its way, to be read by the next command.
             connection.disconnect()
@@ -97,12 +100,18 @@ def _plain_socket(connection: Any) -> socket.socket | None:
     return sock if type(sock) is socket.socket else None
 
 
-def _send(connection: Any, command: Sequence[Any]) -> None:
-    """Send the command. A plain connection has the beginning of the reply then, for hiredis to read."""
+def _answer(connection: Any, command: Sequence[Any]) -> Any:
+    """The reply to the command, or any error of redis-py."""
     reader: Any = getattr(getattr(connection, "_parser", None), "_reader", None)
     sock = _plain_socket(connection)
     if hiredis is None or sock is None or not hasattr(reader, "feed"):
         connection.send_command(*command, check_health=False)
-        return
+        return connection.read_response()
     sock.sendall(hiredis.pack_command(tuple(command)))
     reader.feed(sock.recv(READ))
+    reply = reader.gets()
+    if type(reply) in WHOLE:
+        return reply
+    if isinstance(reply, Exception):
+        raise reply
+    return connection.read_response()

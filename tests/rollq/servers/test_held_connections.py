@@ -83,11 +83,14 @@ def test_a_call_that_was_cut_off_leaves_no_reply_behind(client: Any, monkeypatch
     client.execute_command("EVALSHA", count, 1, "n")
     held = client.held.take()
 
-    def cut(*args: Any, **options: Any) -> Any:
-        raise KeyboardInterrupt
+    class Cut:
+        sendall = held._sock.sendall
+
+        def recv(self, size: int) -> bytes:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-        context.setattr(type(held), "read_response", cut)
+        context.setattr(held_connections, "_plain_socket", lambda connection: Cut())
         client.held.call(held, ["EVALSHA", count, 1, "n"])
     assert [client.execute_command("EVALSHA", count, 1, "m") for _ in range(3)] == [1, 2, 3]
 
@@ -141,3 +144,9 @@ def test_a_fork_does_not_share_them(client: Any) -> None:
     _, status = os.waitpid(child, 0)
     assert status == 0
     assert replies == list(range(2, 22))
+
+
+@pytest.mark.parametrize("size", [1, held_connections.READ, 1 << 20])
+def test_a_reply_of_any_length(client: Any, size: int) -> None:
+    echo = client.script_load(ECHO)
+    assert [len(call(client, echo, "x" * size)[0][0]) for _ in range(3)] == [size] * 3

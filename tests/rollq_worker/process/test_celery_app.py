@@ -11,7 +11,9 @@ from celery.worker import state
 from celery.worker.request import create_request_cls
 
 from rollq.client.celery_publisher import TASK
+from rollq_worker.process import celery_app
 from rollq_worker.process.celery_app import Request, shorten_outages
+from rollq_worker.process.monitoring.task_events import TaskEvents
 
 
 @pytest.mark.parametrize(
@@ -29,20 +31,23 @@ def test_a_lost_connection_shows_no_traceback(error: Exception, traceback: bool)
     assert "Couldn't ack" in logged.getvalue() and ("Traceback" in logged.getvalue()) is traceback
 
 
-def test_the_loop_is_woken_once_a_jobs_slot_is_free() -> None:
+def test_the_loop_is_woken_once_a_jobs_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a full worker would take its next message at the next timer only, up to a second later."""
     app = celery.Celery("test", set_as_current=False)
     task = app.task(play, name=TASK, ignore_result=True)
     app.finalize()
     slots: list[int] = []
-    eventer = SimpleNamespace(enabled=True, on_send_buffered=lambda: slots.append(len(state.reserved_requests)))
+    loop = SimpleNamespace(call_soon=lambda _: slots.append(len(state.reserved_requests)))
+    monkeypatch.setattr(celery_app, "get_event_loop", lambda: loop)
+    eventer = SimpleNamespace(enabled=True, send=lambda *_, **__: None)
     pool = SimpleNamespace(apply_async=None)
     made = create_request_cls(Request, app.tasks[task.name], pool, hostname="w", eventer=eventer, app=app)
     message = app.amqp.create_task_message("an-id", TASK, args=("run/group/0",))
     sent = SimpleNamespace(headers=message.headers, body=message.body, delivery_info={}, properties={})
     received = made(sent, decoded=True, app=app, eventer=eventer)
     state.task_reserved(received)
-    assert len(state.reserved_requests) == 1
+    TaskEvents(received.tell).ended({"stop": "ignored"})  # told while the job has its slot
+    assert len(state.reserved_requests) == 1 and not slots
     received.on_success((False, None, 0.1))
     assert slots == [0]
 

@@ -11,6 +11,8 @@ from typing import Any
 import kombu
 import pytest
 import redis
+from kombu.asynchronous import Hub
+from kombu.utils.compat import fileno
 from redis.exceptions import ResponseError
 
 from rollq.client.celery_publisher import TASK, broker_settings
@@ -136,6 +138,28 @@ def test_a_key_of_another_type_is_renamed(
     assert client.get(f"{key}.damaged") == b"theirs"
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert f"the broker's key {key} was a string where a" in record.message
+
+
+def test_a_known_socket_is_added_to_the_loop_once(connection: kombu.Connection, client: Any) -> None:
+    """Kombu adds its sockets before each wait, a system call each. One that it took out comes back."""
+    hub, heard = Hub(), Consumer(connection)
+    registered: list[int] = []
+    register = hub.poller.register
+    hub.poller.register = lambda fd, flags: registered.append(fileno(fd)) or register(fd, flags)  # type: ignore[func-returns-value]
+    with heard.consuming():
+        connection.register_with_event_loop(hub)
+        loop = hub.create_loop()
+        for name in ("a", "b", "c"):
+            heard.send(name)
+            while name not in heard.heard:
+                next(loop)
+        (socket_,) = connection.transport.cycle.fds
+        assert registered.count(socket_) == 2  # by kombu's own register, and as a reader
+        hub.remove_reader(socket_)
+        heard.send("d")
+        while "d" not in heard.heard:
+            next(loop)
+    hub.close()
 
 
 def test_other_refusals_are_not_hidden(connection: kombu.Connection, client: Any) -> None:

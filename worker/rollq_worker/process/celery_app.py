@@ -19,6 +19,7 @@ import celery
 from celery import signals
 from celery.exceptions import SecurityWarning
 from celery.worker import consumer, request, state
+from kombu.asynchronous import get_event_loop
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
@@ -34,7 +35,7 @@ from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.loop_clock import LoopClock
 from rollq_worker.process.monitoring.description import Description
-from rollq_worker.process.monitoring.task_events import SUCCEEDED, TOLD, TaskEvents
+from rollq_worker.process.monitoring.task_events import STARTED, TOLD, TaskEvents
 from rollq_worker.process.reaper import RETRIES, Reaper
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -207,8 +208,9 @@ class Request(request.Request):  # type: ignore[misc]
         """See Celery, for which a task begins with its message and succeeds whatever became of its job."""
         if type not in TOLD:
             self.tell(type, **fields)
-        elif type == SUCCEEDED and self.eventer:  # Celery has just freed the job's slot
-            self.eventer.on_send_buffered()
+        loop: Any = get_event_loop()
+        if type != STARTED and loop:  # Celery has just freed the job's slot
+            loop.call_soon(_nothing)
 
     def tell(self, type: str, **fields: object) -> None:
         super().send_event(type, **fields)
@@ -225,8 +227,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         hub.call_repeatedly(EVENTS_S, self._send_events)
 
     def on_send_event_buffered(self) -> None:
-        """Only wake the loop, which takes the next message when a full worker has played a job."""
-        self.hub.call_soon(_nothing)
+        """Celery wakes the loop here for each event. `_send_events` sends them, and `Request` wakes the loop."""
 
     def call_soon_ack(self, acknowledge: Callable[..., None], *args: Any, **options: Any) -> None:
         """Acknowledge at once, in this thread: with early acknowledgements nothing is sent."""

@@ -7,14 +7,13 @@ play a job (a time, a callback) is refused, because Celery would hold it in memo
 that looks inside kombu.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from kombu.connection import Connection as KombuConnection
-from kombu.transport import TRANSPORT_ALIASES, redis
+from kombu.transport import TRANSPORT_ALIASES, redis, virtual
 from redis.exceptions import ConnectionError, ResponseError
 
 from rollq.client.celery_publisher import TASK
@@ -61,10 +60,41 @@ class Connection(KombuConnection):
         return super()._ensure_connection(*args, **pauses | options)
 
 
+class NoJob(Exception):
+    """A message asks for something else than to play a job. The text has nothing of the message."""
+
+
+class Message(virtual.Message):
+    """A message that asks to play a job and for nothing more. Raises NoJob for every other."""
+
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        try:
+            self._check_headers(payload["headers"])  # before Celery inflates what is compressed
+            super().__init__(payload, channel, **options)
+            self.accept = {"application/json"}
+            self._check_parts(self.decode())  # which the message remembers for Celery
+        except Exception as e:
+            raise NoJob(str(e) if type(e) is ValueError else type(e).__name__) from e
+
+    def _check_headers(self, headers: Any) -> None:
+        if headers.get("task") != TASK:
+            raise ValueError("another task")
+        for name in UNWANTED_HEADERS:
+            if headers.get(name) not in (None, [None, None]):
+                raise ValueError(f"it has {name}")
+
+    def _check_parts(self, body: Any) -> None:
+        _, _, embedded = body
+        for name in UNWANTED_PARTS:
+            if embedded.get(name):
+                raise ValueError(f"it has {name}")
+
+
 class Channel(redis.Channel):
     """Drops messages that are not JSON, renames keys that have another type than kombu's, and never waits for a reply
     that may not come."""
 
+    Message = Message
     do_restore = False
     """The ledger brings back what a lost connection had not passed on."""
 
@@ -181,34 +211,32 @@ class Transport(redis.Transport):
     Channel = Channel
     brpop_timeout = WAIT_S
 
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, LoopOfKnownSockets(loop))
+
     def _deliver(self, message: Any, queue: str) -> None:
         try:
-            self._check(message)
-        except Exception as e:
-            shown = repr(message)
-            log.error("dropping a broker message that is no job of rollq: %s: %.*s", _short(e), LOGGED_BYTES, shown)
-        else:
             super()._deliver(message, queue)
-
-    def _check(self, message: Any) -> None:
-        """Build the message on a copy, as the consumer will. Raises what that raises, and ValueError for a message that
-        asks for anything but to play a job."""
-        headers = message["headers"]
-        if headers.get("task") != TASK:
-            raise ValueError("another task")
-        for name in UNWANTED_HEADERS:
-            if headers.get(name) not in (None, [None, None]):
-                raise ValueError(f"it has {name}")
-        channel = next(channel for channel in self.channels if channel)
-        _, _, embedded = json.loads(channel.Message({**message}, channel=channel).body)
-        for name in UNWANTED_PARTS:
-            if embedded.get(name):
-                raise ValueError(f"it has {name}")
+        except NoJob as e:
+            shown = repr(message)
+            log.error("dropping a broker message that is no job of rollq: %s: %.*s", e, LOGGED_BYTES, shown)
 
 
-def _short(error: Exception) -> str:
-    """What is wrong with a message, without its content."""
-    return str(error) if type(error) is ValueError else type(error).__name__
+class LoopOfKnownSockets:
+    """Celery's event loop, for kombu, which adds its sockets again before each wait. A known one costs no system call.
+
+    That is safe: kombu registers a new socket with the poller itself, and takes a paused one out of the loop.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> None:
+        if self._loop.readers.get(fd) != (callback, args):
+            self._loop.add_reader(fd, callback, *args)
 
 
 class SentinelChannel(Channel, redis.SentinelChannel):

@@ -1,6 +1,6 @@
 """Counts where this worker's episodes spend their time, without a line on their way.
 
-A thread looks at all attempts twice a second, and each look stands for the time since the last one. An episode
+A thread looks at all attempts once a second, and each look stands for the time since the last one. An episode
 that is in none of its waits is in Python code, where one thread runs and the others wait for the interpreter. A thread
 whose wait has just ended waits for the interpreter as well: for as long as this thread, which is then late itself.
 """
@@ -25,7 +25,7 @@ from rollq_worker.protocols import Engine, Generated
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+LOOK_S = 1.0
 """Seconds between two looks."""
 REPORT_S = 5.0
 """Seconds between two reports to the ledger."""

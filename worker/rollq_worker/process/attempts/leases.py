@@ -29,7 +29,7 @@ TICK_S = 1.0
 """Seconds between two looks at what the attempts are doing."""
 REPORT_S = 5.0
 """Seconds the lease outlives the deadline, so that the attempt can report what it was waiting for."""
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.2
 """Seconds between two looks for events that are held back for too long."""
 AWAY_PAUSE_S = 1.0
 """Seconds without late writes after Redis took none."""

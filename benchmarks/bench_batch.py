@@ -20,14 +20,16 @@ from typing import Any
 import msgpack
 import numpy as np
 from checks import Check, conclude, parser_for
-from made_up_episode import TURNS, episode
+from made_up_episode import GROUP, RUN, TURNS, episode
 from tables import ms, table
 
 from rollq.batch import Batch, Group
 from rollq.events import Observed, Sampled
 from rollq.export.record import record
+from rollq.job import Job
+from rollq.ledger.records import sample_of
 from rollq.trajectory import Trajectory
-from rollq.wire.codec import decode_job, encode_header, encode_job, read_trajectory
+from rollq.wire.codec import encode_header, encode_job, read_trajectory
 from rollq.wire.events import encode_event
 from rollq.wire.shared_prompt import split_prompt
 
@@ -112,14 +114,15 @@ def bytes_at_rest(blobs: Sequence[bytes]) -> int:
     return sum(map(len, (header, reference, *events))) + (len(job) + len(content)) // SIZE
 
 
-def decoded(blobs: Sequence[bytes]) -> Trajectory:
+def decoded(blobs: Sequence[bytes], sample: int, read: dict[bytes, Job]) -> Trajectory:
+    """One of a group, as a consumer reads it: `read` has the group's job once it was decoded."""
     job, header, *events = blobs
-    return read_trajectory(decode_job(job), header, events)
+    return read_trajectory(sample_of(job, f"{RUN}/{GROUP}/{sample}", read), header, events)
 
 
 def buffers(blobs: Sequence[bytes]) -> object:
     """The buffers that a trainer reads."""
-    found = decoded(blobs)
+    found = decoded(blobs, 0, {})
     return found.tokens, found.mask, found.logprobs
 
 
@@ -143,10 +146,11 @@ def as_msgpack(of: Trajectory) -> list[bytes]:
 def batch_of(blobs: Sequence[bytes]) -> Batch:
     """Decodes every trajectory."""
     unheld: Callable[..., None] = lambda *_: None  # noqa: E731
-    groups = [
-        Group(id=f"g{seq}", seq=seq, size=SIZE, trajectories=[decoded(blobs) for _ in range(SIZE)])
-        for seq in range(GROUPS)
-    ]
+    groups = []
+    for seq in range(GROUPS):
+        read: dict[bytes, Job] = {}
+        members = [decoded(blobs, sample, read) for sample in range(SIZE)]
+        groups.append(Group(id=f"g{seq}", seq=seq, size=SIZE, trajectories=members))
     return Batch(step=0, groups=groups, on_ack=unheld, on_skip=unheld, on_reject=unheld)
 
 

@@ -76,11 +76,12 @@ class Selection:
                 error = UnreadableJob(str(found))
                 error.job_id = job_id
                 raise error
+        played = cast(Sequence[Trajectory], read)
         group = Group(
             id=taken.id,
             seq=taken.seq,
             size=taken.size,
-            trajectories=[replace(t, job=replace(t.job, seq=taken.seq)) for t in cast(Sequence[Trajectory], read)],
+            trajectories=[replace(it, job=it.job.member(it.job.sample, taken.seq)) for it in played],
             dead=taken.dead,
             redelivered=redelivered,
             started_step=taken.started,

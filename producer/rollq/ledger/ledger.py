@@ -252,7 +252,7 @@ class Ledger:
         except ContractError as e:
             self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
-        return Claim(replace(job, seq=int(seq)), attempt, lease, bool(set_aside), length)
+        return Claim(job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length)
 
     def journal(self, job_id: str) -> list[bytes]:
         """The claimed job's journal to go on with: header and events, encoded. Raises ContractError."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rollq.errors import ContractError
@@ -51,7 +50,7 @@ def sample_of(body: bytes, job_id: str, read: dict[bytes, Job] | None = None) ->
         read[body] = job
     _, _, sample = parse_id(job_id)
     if job.sample != sample and sample < job.members:
-        job = replace(job, sample=sample)
+        job = job.member(sample, job.seq)
     if job.id != job_id:
         raise ContractError(f"job {job_id}: the blob is that of job {job.id}")
     return job

@@ -117,9 +117,9 @@ class EnginePool:
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of that many tokens on any engine that is up."""
         engines = self._engines
-        if len(engines) > 1:
-            engines = self._up() or engines
-        return min([engine.room(prompt) for engine in engines], default=UNLIMITED)
+        if len(engines) == 1:  # asked three times a turn
+            return engines[0].room(prompt)
+        return min([engine.room(prompt) for engine in self._up() or engines], default=UNLIMITED)
 
     def generate(
         self,

@@ -24,9 +24,8 @@ MOST = 16
 """Number of connections that are held. More calls than that are seldom on their way at once."""
 FRESH_S = 10.0
 """Seconds without use after which a connection goes back to the pool, which finds out whether it still works."""
-WHOLE = (list, bytes, int, type(None))
-"""Types of a whole reply. A reply with more to come is an object of redis-py's, a push message is of a kind of its
-own."""
+PUSH = getattr(hiredis, "PushNotification", ())
+"""The type of a message that the server was not asked for; none in old versions of hiredis."""
 READ = 1 << 12
 """Number of bytes in which most replies end. They are allocated while a thread waits."""
 
@@ -110,8 +109,10 @@ def _answer(connection: Any, command: Sequence[Any]) -> Any:
     sock.sendall(hiredis.pack_command(tuple(command)))
     reader.feed(sock.recv(READ))
     reply = reader.gets()
-    if type(reply) in WHOLE:
-        return reply
     if isinstance(reply, Exception):
         raise reply
+    if isinstance(reply, PUSH):
+        connection._parser.handle_push_response(reply)
+    elif type(reply) is not object:  # redis-py's mark of a reply with more to come
+        return reply
     return connection.read_response()

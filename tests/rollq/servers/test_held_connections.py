@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,3 +151,25 @@ def test_a_fork_does_not_share_them(client: Any) -> None:
 def test_a_reply_of_any_length(client: Any, size: int) -> None:
     echo = client.script_load(ECHO)
     assert [len(call(client, echo, "x" * size)[0][0]) for _ in range(3)] == [size] * 3
+
+
+@pytest.mark.parametrize(
+    "script", ["return 7", "return false", "return { double = 3.5 }", "return { map = { a = 1 } }"]
+)
+def test_a_reply_of_any_kind(client: Any, redis_url: str, script: str) -> None:
+    sha = client.script_load(script)
+    began = time.monotonic()
+    with redis.Redis.from_url(redis_url) as plain:
+        assert [call(client, sha) for _ in range(3)] == [call(plain, sha)] * 3
+    assert time.monotonic() - began < connection.SOCKET_TIMEOUT_S  # none was waited for in vain
+
+
+def test_what_the_server_says_unasked_is_redis_pys_to_handle(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = client.script_load(ECHO)
+    call(client, echo)
+    held = client.held.take()
+    heard: list[Any] = []
+    monkeypatch.setattr(held._parser, "handle_push_response", heard.append)
+    held._parser._reader.feed(b">2\r\n$10\r\ninvalidate\r\n$1\r\na\r\n")
+    assert client.held.call(held, ["EVALSHA", echo, 0, "b"])[0] == [b"b"]
+    assert heard == [[b"invalidate", b"a"]]

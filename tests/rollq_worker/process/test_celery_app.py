@@ -9,6 +9,7 @@ import pytest
 import redis
 from celery.worker import state
 from celery.worker.request import create_request_cls
+from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
 from rollq.client.celery_publisher import TASK
 from rollq_worker.process import celery_app
@@ -50,6 +51,20 @@ def test_the_loop_is_woken_once_a_jobs_slot_is_free(monkeypatch: pytest.MonkeyPa
     assert len(state.reserved_requests) == 1 and not slots
     received.on_success((False, None, 0.1))
     assert slots == [0]
+
+
+def test_a_lost_connection_does_not_make_the_loop_forgotten() -> None:
+    """Celery resets its loop then, and kombu no longer knows it."""
+    hub = Hub()
+    try:
+        hub.reset()
+        consumer = object.__new__(celery_app.Consumer)
+        consumer.blueprint, consumer.event_dispatcher = SimpleNamespace(send_all=lambda *_, **__: None), None
+        consumer.register_with_event_loop(hub)
+        assert get_event_loop() is hub
+    finally:
+        hub.close()
+        set_event_loop(None)
 
 
 def play(job_id: str) -> None: ...

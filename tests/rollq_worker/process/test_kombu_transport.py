@@ -61,11 +61,12 @@ class Consumer:
         self.heard.append(body[0][0])
 
     def send(self, job_id: str, *, headers: Any = None, parts: Any = None, queue: str = QUEUE, **options: Any) -> None:
+        body, as_json = [[job_id], {}, parts or {}], {"serializer": "json"}
         self.connection.Producer().publish(
-            [[job_id], {}, parts or {}],
+            body if "content_type" not in options else b"any bytes",
             headers={"task": TASK, "id": job_id, **(headers or {})},
             routing_key=queue,
-            serializer="json",
+            **({} if "content_type" in options else as_json),
             **options,
         )
 
@@ -102,6 +103,9 @@ UNWANTED: list[tuple[str, dict[str, Any]]] = [
     ("it has expires", {"headers": {"expires": "2036-01-01T00:00:00+00:00"}}),
     ("it has timelimit", {"headers": {"timelimit": [None, 1]}}),
     ("it has compression", {"compression": "gzip"}),
+    ("it has no id", {"headers": {"id": [1]}}),
+    ("it is not JSON", {"content_type": "application/data", "content_encoding": "zlib"}),
+    ("it is not JSON", {"content_type": "application/x-python-serialize", "content_encoding": "binary"}),
     ("it has callbacks", {"parts": {"callbacks": [{"task": TASK, "args": ["r/g/1"]}]}}),
     ("it has errbacks", {"parts": {"errbacks": [{"task": TASK, "args": ["r/g/1"]}]}}),
     ("it has chain", {"parts": {"chain": [{"task": TASK, "args": ["r/g/1"]}]}}),
@@ -138,6 +142,19 @@ def test_a_key_of_another_type_is_renamed(
     assert client.get(f"{key}.damaged") == b"theirs"
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert f"the broker's key {key} was a string where a" in record.message
+
+
+def test_a_message_that_kombu_cannot_inflate_is_refused_and_not_logged(
+    connection: kombu.Connection, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kombu notes such an error in the message, and Celery logs the message."""
+    consumer = Consumer(connection)
+    consumer.send("secret", headers={"compression": [None, None]})
+    consumer.send("wanted")
+    consumer.hear("wanted")
+    assert consumer.heard == ["wanted"]
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "no job of rollq" in record.getMessage()
 
 
 def test_a_known_socket_is_added_to_the_loop_once(connection: kombu.Connection, client: Any) -> None:

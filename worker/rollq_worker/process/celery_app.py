@@ -19,7 +19,7 @@ import celery
 from celery import signals
 from celery.exceptions import SecurityWarning
 from celery.worker import consumer, request, state
-from kombu.asynchronous import get_event_loop
+from kombu.asynchronous import get_event_loop, set_event_loop
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
@@ -220,8 +220,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
     """Celery's consumer, without its cost for each message of what serves no purpose here."""
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """See Celery. It comes again after every lost connection, with which Celery ends the timer."""
+        """See Celery. It comes again after every lost connection, with which Celery ends the timer and forgets the
+        loop."""
         super().register_with_event_loop(hub)
+        set_event_loop(hub)
         if self.event_dispatcher:
             self.event_dispatcher.buffer_limit = MOST_EVENTS
         hub.call_repeatedly(EVENTS_S, self._send_events)

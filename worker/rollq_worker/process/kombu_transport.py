@@ -40,6 +40,7 @@ OPTIONS = {
     "health_check_interval": CHECK_EVERY_S,
 }
 """Transport options of a worker, beyond those of all who use the broker."""
+JSON = "application/json"
 UNWANTED_HEADERS = ("eta", "expires", "timelimit", "compression")
 UNWANTED_PARTS = ("callbacks", "errbacks", "chain", "chord")
 """What a message for this worker must not have: Celery would hold it in memory, inflate it, or act on it."""
@@ -69,9 +70,14 @@ class Message(virtual.Message):
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         try:
-            self._check_headers(payload["headers"])  # before Celery inflates what is compressed
+            # Before anything is decoded: what is compressed, or in another encoding, may be a bomb.
+            self._check_headers(payload["headers"])
+            if payload["content-type"] != JSON:
+                raise ValueError("it is not JSON")
             super().__init__(payload, channel, **options)
-            self.accept = {"application/json"}
+            if self.errors:
+                self._reraise_error()
+            self.accept = {JSON}
             self._check_parts(self.decode())  # which the message remembers for Celery
         except Exception as e:
             raise NoJob(str(e) if type(e) is ValueError else type(e).__name__) from e
@@ -79,6 +85,8 @@ class Message(virtual.Message):
     def _check_headers(self, headers: Any) -> None:
         if headers.get("task") != TASK:
             raise ValueError("another task")
+        if not isinstance(headers.get("id"), str):
+            raise ValueError("it has no id")
         for name in UNWANTED_HEADERS:
             if headers.get(name) not in (None, [None, None]):
                 raise ValueError(f"it has {name}")

@@ -48,11 +48,11 @@ def logprobs_of(model: PreTrainedModel, tokens: Tensor, mask: Tensor) -> tuple[T
     first = int(mask.any(0).nonzero()[0])
     shared = min(int((tokens == tokens[0]).all(0).cumprod(0).sum()), first - 1)
     cache = DynamicCache(config=model.config)
-    model.model(tokens[:1, :shared], past_key_values=cache, use_cache=True)
+    model.model(tokens[:1, :shared], cache=cache, use_cache=True)
     for layer in cache.layers:
         layer.keys = layer.keys.expand(len(tokens), -1, -1, -1)
         layer.values = layer.values.expand(len(tokens), -1, -1, -1)
-    hidden = model.model(tokens[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state
+    hidden = model.model(tokens[:, shared:], cache=cache, use_cache=True).last_hidden_state
     predicted = mask[:, shared + 1 :]  # the output at place i - 1 is about token i
     scores = torch.log_softmax(model.lm_head(hidden[:, :-1][predicted]), -1)
     logprobs, entropy = torch.zeros(mask.shape), torch.zeros(mask.shape)

@@ -61,14 +61,14 @@ class Slots:
             tokens,
             attention_mask={"full_attention": visible[:, None]},
             position_ids=places,
-            past_key_values=self,
+            cache=self,
             use_cache=True,
         ).last_hidden_state
         last = [(slots.index(slot), len(ids) - 1) for slot, ids in new.items()]
         logits = self.model.lm_head(hidden[[row for row, _ in last], [place for _, place in last]]).float()
         return dict(zip(new, logits, strict=True))
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_: object) -> tuple[Tensor, Tensor]:
         """What transformers calls in each layer: store what is new, return what each token may look at."""
         cached_keys, cached_values = self._kv[layer]
         cached_keys[self._rows, :, self._places] = keys.transpose(1, 2)

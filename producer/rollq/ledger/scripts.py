@@ -56,25 +56,19 @@ class Scripts:
         Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and SettingsError, before
         anything was written, for a server that cannot confirm.
         """
-        text, sha = source(name)
-        command = (sha, *self._first_args, *args)
-
-        def run(send: Callable[..., Any]) -> Any:
-            try:
-                return send("EVALSHA", *command)
-            except redis.exceptions.NoScriptError:
-                return send("EVAL", text, *command[1:])
-
+        script = *source(name), (*self._first_args, *args)
         if not durable or self.durability is Durability.ASYNC:
             try:
-                return run(self.redis.execute_command)
+                return _run(self.redis.execute_command, *script)
             except redis.ResponseError as e:
                 raise self.translated(self._about(name, args), e) from e
         what = self._about(name, args)
         if not self._can_confirm:
             RetryLoop()(lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S)
             self._can_confirm = True
-        return RetryLoop()(lambda: self.guard(what, lambda: run(partial(self._confirmed, what))), CONFIRM_FOR_S)
+        return RetryLoop()(
+            lambda: self.guard(what, lambda: _run(partial(self._confirmed, what), *script)), CONFIRM_FOR_S
+        )
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""
@@ -111,6 +105,13 @@ class Scripts:
         if run != self.run:
             raise ContractError(f"job {job_id} is not of run {self.run}")
         return group, sample
+
+
+def _run(send: Callable[..., Any], text: str, sha: str, args: Sequence[Any]) -> Any:
+    try:
+        return send("EVALSHA", sha, *args)
+    except redis.exceptions.NoScriptError:
+        return send("EVAL", text, *args)
 
 
 @cache

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from rollq.servers.sockets import send_all
+
 try:
     import hiredis
 except ImportError:  # it is optional, and redis-py does without it
@@ -106,7 +108,7 @@ def _answer(connection: Any, command: Sequence[Any]) -> Any:
     if hiredis is None or sock is None or not hasattr(reader, "feed"):
         connection.send_command(*command, check_health=False)
         return connection.read_response()
-    sock.sendall(hiredis.pack_command(tuple(command)))
+    send_all(sock, hiredis.pack_command(tuple(command)))
     reader.feed(sock.recv(READ))
     reply = reader.gets()
     if isinstance(reply, Exception):

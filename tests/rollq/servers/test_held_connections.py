@@ -85,7 +85,7 @@ def test_a_call_that_was_cut_off_leaves_no_reply_behind(client: Any, monkeypatch
     held = client.held.take()
 
     class Cut:
-        sendall = held._sock.sendall
+        fileno = held._sock.fileno
 
         def recv(self, size: int) -> bytes:
             raise KeyboardInterrupt

@@ -8,7 +8,6 @@ or of what is sent.
 
 import io
 import re
-import select
 import socket
 import struct
 import time
@@ -22,12 +21,11 @@ from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import connection
 
+from rollq.servers.sockets import Readable, send_all
 from rollq_worker.http_client import CHUNK, ConnectFailed, NoResponse, Response, failure_of, read_body
 
 FIRST_READ = 1 << 13
 """Number of bytes in which most answers end, head included. They are allocated while a thread waits."""
-MAX_PIECES = 512
-"""Pieces that are sent in one call. Linux takes 1024."""
 HEADERS = {"Accept": "*/*", "User-Agent": "rollq", "Content-Type": "application/json"}
 _OTHERS = rb"content-length|content-encoding|transfer-encoding|retry-after|connection:(?! *keep-alive\r)"
 _LINES = rb"(?:\r\n(?!%b)[a-z0-9-]+:[\t -~]*)*" % _OTHERS
@@ -41,12 +39,11 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.idle_since = 0.0
-        self._readable = select.poll()  # urllib3 makes one each time
-        self._readable.register(sock, select.POLLIN)
+        self._readable = Readable(sock)
 
     def silent(self) -> bool:
         """Whether the server has neither closed it nor said what it was not asked."""
-        return not self._readable.poll(0)
+        return not self._readable()
 
 
 class PlainHttp:
@@ -128,7 +125,9 @@ class PlainHttp:
         length = sum(map(len, body))
         head = b"%bContent-Length: %d\r\n%b\r\n" % (line.encode(), length, self._headers)
         try:
-            _send(sock, (head, *body), len(head) + length)
+            # It may answer before it has read everything. If not, reading says so.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                send_all(sock, b"".join((head, *body)))
             received = sock.recv(FIRST_READ)
             end = received.find(b"\r\n\r\n")
             plain = PLAIN_HEAD.fullmatch(received[: end + 2].lower())
@@ -170,16 +169,6 @@ class _Stream(socket.SocketIO):
 
     def readinto(self, buffer: Any) -> int | None:
         return self._received.readinto(buffer) or super().readinto(buffer)
-
-
-def _send(sock: socket.socket, pieces: Sequence[bytes], length: int) -> None:
-    if len(pieces) > MAX_PIECES:
-        pieces = [b"".join(pieces)]
-    # It may have answered before it had read everything. If not, reading says so.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        sent = sock.sendmsg(pieces)
-        if sent < length:
-            sock.sendall(memoryview(b"".join(pieces))[sent:])
 
 
 def _plain_body(sock: socket.socket, body: bytes, length: int) -> tuple[Response, bool]:

@@ -56,19 +56,18 @@ class Scripts:
         Raises LedgerError; with `durable` also Unconfirmed after CONFIRM_FOR_S seconds, and SettingsError, before
         anything was written, for a server that cannot confirm.
         """
-        script = *source(name), (*self._first_args, *args)
+        (text, sha), values = source(name), (*self._first_args, *args)
         if not durable or self.durability is Durability.ASYNC:
             try:
-                return _run(self.redis.execute_command, *script)
+                return _run(self.redis.execute_command, text, sha, values)
             except redis.ResponseError as e:
                 raise self.translated(self._about(name, args), e) from e
         what = self._about(name, args)
         if not self._can_confirm:
             RetryLoop()(lambda: self.guard(what, lambda: self._confirmed(what, "PING")), CONFIRM_FOR_S)
             self._can_confirm = True
-        return RetryLoop()(
-            lambda: self.guard(what, lambda: _run(partial(self._confirmed, what), *script)), CONFIRM_FOR_S
-        )
+        send = partial(self._confirmed, what)
+        return RetryLoop()(lambda: self.guard(what, lambda: _run(send, text, sha, values)), CONFIRM_FOR_S)
 
     def _about(self, name: str, args: Sequence[Any]) -> str:
         """The script, and the first job among its arguments."""

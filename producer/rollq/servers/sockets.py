@@ -1,38 +1,58 @@
-"""Calls on plain sockets that never wait, and so keep the interpreter's lock.
+"""Calls on plain sockets that keep the interpreter's lock unless they must wait.
 
 Python lets go of the lock around each call on a socket. Among many threads, another one takes it, and the caller must
-wait for it and be woken: that costs more than a call that only copies bytes into the kernel. `ctypes.PyDLL` calls the
-C library under the lock. It knows nothing of what is sent.
+wait for it and be woken: that costs more than a call that only copies bytes into the kernel or asks it. `ctypes.PyDLL`
+calls the C library under the lock. Elsewhere than on Linux, a send may wait although it is told not to, so there these
+are Python's own calls. The module knows nothing of what is sent.
 """
 
-import ctypes
+import select
 import socket
+import sys
 
-_LIBRARY = ctypes.PyDLL(None)
-_SEND = _LIBRARY.send
-_SEND.argtypes, _SEND.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_ssize_t
-_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-_POLL = _LIBRARY.poll
+if sys.platform == "linux":
+    import ctypes
+    import errno
+    import os
+    from operator import methodcaller
 
+    class _Descriptor(ctypes.c_int):
+        """Asks a socket for its descriptor within the call, so that no other thread closes the socket in between."""
 
-class _PollFd(ctypes.Structure):
-    """struct pollfd of poll(2)."""
+        from_param = methodcaller("fileno")
 
-    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+    _LIBRARY = ctypes.PyDLL(None, use_errno=True)
+    _SEND, _RECV = _LIBRARY.send, _LIBRARY.recv
+    _SEND.argtypes = _RECV.argtypes = (_Descriptor, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+    _SEND.restype = _RECV.restype = ctypes.c_ssize_t
+    _LARGE = 1 << 18
+    """Bytes that take the kernel so long that other threads should run meanwhile."""
+    _BYTE = ctypes.create_string_buffer(1)
 
+    def send_all(sock: socket.socket, data: bytes) -> None:
+        """Send everything, as `sock.sendall` does. Raises OSError."""
+        sent = 0
+        if len(data) < _LARGE:
+            sent = _SEND(sock, data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        if sent < 0:
+            why = ctypes.get_errno()
+            if why not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(why, os.strerror(why))
+            sent = 0
+        if sent < len(data):
+            sock.sendall(memoryview(data)[sent:])
 
-def send_all(sock: socket.socket, data: bytes) -> None:
-    """What `sock.sendall` does. Only what the kernel does not take at once is waited for, without the lock."""
-    sent = _SEND(sock.fileno(), data, len(data), _AT_ONCE)
-    if sent < len(data):  # also after an error, which the socket raises when it is asked again
-        sock.sendall(memoryview(data)[max(sent, 0) :])
+    def is_silent(sock: socket.socket) -> bool:
+        """Whether nothing has come on the socket, not even its end or an error."""
+        found = _RECV(sock, _BYTE, 1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        return bool(found < 0 and ctypes.get_errno() == errno.EAGAIN)
 
+else:
 
-class Readable:
-    """Whether there is something to read on a socket, its end included. A socket that was closed here is readable."""
+    def send_all(sock: socket.socket, data: bytes) -> None:
+        sock.sendall(data)
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._asked = ctypes.pointer(_PollFd(sock.fileno(), 1))  # POLLIN
-
-    def __call__(self) -> bool:
-        return bool(_POLL(self._asked, 1, 0))
+    def is_silent(sock: socket.socket) -> bool:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return not poll.poll(0)

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.events import Finish
+from rollq.servers.sockets import is_silent
 from rollq_worker.engine import http
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.plain_http import FIRST_READ, PlainHttp
@@ -142,10 +143,10 @@ def test_it_reads_what_urllib3_reads(answer: bytes, first: int, most: int) -> No
     assert expected_reusable or not reusable  # also false when the server said more than it was asked
 
 
-@pytest.mark.parametrize("pieces", [[b"x" * 3_000_000, b"y"], [b"z"] * 1536], ids=["long", "many"])
-def test_a_body_of_any_size_arrives(pieces: Sequence[bytes]) -> None:
+def test_a_large_body_arrives() -> None:
     here, there = socket.socketpair()
     arrived: list[bytes] = []
+    pieces = [b"x" * 3_000_000, b"y"]
     whole = b"".join(pieces)
 
     def serve() -> None:
@@ -187,7 +188,7 @@ def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: byt
             http.give_back(kept, True)
             there.sendall(surplus)
             there.shutdown(socket.SHUT_WR)
-            until(lambda: not kept.silent())
+            until(lambda: not is_silent(kept.sock))
             with http.take(3.0).sock as other:
                 assert other is not kept.sock and kept.sock.fileno() == -1
 

@@ -21,7 +21,7 @@ from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import connection
 
-from rollq.servers.sockets import Readable, send_all
+from rollq.servers.sockets import is_silent, send_all
 from rollq_worker.http_client import CHUNK, ConnectFailed, NoResponse, Response, failure_of, read_body
 
 FIRST_READ = 1 << 13
@@ -39,11 +39,6 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.idle_since = 0.0
-        self._readable = Readable(sock)
-
-    def silent(self) -> bool:
-        """Whether the server has neither closed it nor said what it was not asked."""
-        return not self._readable()
 
 
 class PlainHttp:
@@ -82,7 +77,8 @@ class PlainHttp:
         try:
             while True:
                 kept = self._idle.pop()
-                if time.monotonic() - kept.idle_since <= max_idle_s and kept.silent():
+                # The server may have closed it, or said what it was not asked.
+                if time.monotonic() - kept.idle_since <= max_idle_s and is_silent(kept.sock):
                     return kept
                 kept.sock.close()
         except IndexError:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,18 @@ def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subproce
         LONG_S,
         "both workers to play",
     )
-    client.cancel(group=next(job for job in leased(client)).split("/")[1])
-    stack.wait(lambda: scrapes.value("rollq_fenced_total"), LONG_S, "the cancelled attempt's next write")
-    stack.wait(lambda: scrapes.value("rollq_worker_unfinished_attempts_total"), LONG_S, "the end of that attempt")
+    cancelled_at = 0.0
+
+    def refused() -> float:
+        """Cancels a group now and then: an attempt that its worker's heartbeat ends first writes nothing more."""
+        nonlocal cancelled_at
+        if time.monotonic() - cancelled_at > LEASE_S / 2 and (held := leased(client)):
+            client.cancel(group=held[0].split("/")[1])
+            cancelled_at = time.monotonic()
+        return scrapes.value("rollq_fenced_total")
+
+    stack.wait(refused, LONG_S, "a cancelled attempt's next write")
+    stack.wait(lambda: scrapes.value("rollq_worker_unfinished_attempts_total"), LONG_S, "the end of such an attempt")
     end(first, scrapes, signal.SIGTERM)
     end(second, scrapes, signal.SIGKILL)
     stack.wait(lambda: scrapes.value("rollq_reaper_lag_seconds") > 1, LONG_S, "jobs that nothing looks after")

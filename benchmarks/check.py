@@ -50,7 +50,7 @@ def start(found: dict[str, Any]) -> Figures:
 PARTS: dict[str, tuple[Sequence[str], Callable[[dict[str, Any]], Figures], float]] = {
     "turn": (("bench_turn", "--tasks", "12", "--repeats", "3", "-c", "16", "--naive", "0"), turn, 1.25),
     "tokens": (("bench_tokens",), ratios, 1.25),
-    "batch": (("bench_batch",), ratios, 1.25),
+    "batch": (("bench_batch",), ratios, 1.6),
     "start": (("bench_start", "--claims", "0", "--repeats", "9"), start, 1.5),
 }
 """Words, the figures of the result, and how many times the committed value a figure may be."""

@@ -54,6 +54,8 @@ PARTS: dict[str, tuple[Sequence[str], Callable[[dict[str, Any]], Figures], float
     "start": (("bench_start", "--claims", "0", "--repeats", "9"), start, 1.5),
 }
 """Words, the figures of the result, and how many times the committed value a figure may be."""
+EXACT = {"bytes of a trajectory in a group, over those of lists": 1.05}
+"""The same for figures that no noise touches."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             again = figures(part)
             best = {name: min(value, again[name]) for name, value in best.items()}
         for name, value in best.items():
-            most = committed[name] * margin
+            most = limit(name, committed, margin)
             rows.append([name, f"{value:.3g}", f"{committed[name]:.3g}", f"{most:.3g}", _verdict(value, most)])
     print("\n" + table(["figure", "now", "committed", "at most", ""], rows))
     print(f"\n{time.monotonic() - began:.0f} s")
@@ -85,7 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def worse(found: Figures, committed: Figures, margin: float) -> list[str]:
-    return [name for name, value in found.items() if value > committed[name] * margin]
+    return [name for name, value in found.items() if value > limit(name, committed, margin)]
+
+
+def limit(name: str, committed: Figures, margin: float) -> float:
+    return committed[name] * EXACT.get(name, margin)
 
 
 def _verdict(value: float, most: float) -> str:

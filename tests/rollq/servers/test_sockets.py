@@ -129,9 +129,7 @@ def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
 
 def test_what_is_silent(pair: Pair) -> None:
     here, there = pair
-    began = time.monotonic()
-    assert all(is_silent(here) for _ in range(1000))
-    assert time.monotonic() - began < 1.0
+    assert is_silent(here)
     there.send(b"x")
     select.select([here], [], [], 5.0)
     assert not is_silent(here)

@@ -172,7 +172,7 @@ def test_a_large_body_arrives() -> None:
 def test_an_answer_that_does_not_come_in_time(came: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         http = client(0.05, *server.getsockname())
-        with http.take(3.0).sock as sock, server.accept()[0] as there, pytest.raises(ResponseTimeout):
+        with http.take(3.0) as sock, server.accept()[0] as there, pytest.raises(ResponseTimeout):
             there.sendall(came)
             http.post(sock, "/generate", GROUP, [b"{}"])
 
@@ -184,20 +184,20 @@ def test_a_connection_on_which_the_server_did_something_is_not_used(surplus: byt
         kept = http.take(3.0)
         with server.accept()[0] as there:
             there.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            assert http.post(kept.sock, "/generate", GROUP, [b"{}"]) == (Response(200, b"{}"), True)
+            assert http.post(kept, "/generate", GROUP, [b"{}"]) == (Response(200, b"{}"), True)
             http.give_back(kept, True)
             there.sendall(surplus)
             there.shutdown(socket.SHUT_WR)
-            until(lambda: not is_silent(kept.sock))
-            with http.take(3.0).sock as other:
-                assert other is not kept.sock and kept.sock.fileno() == -1
+            until(lambda: not is_silent(kept))
+            with http.take(3.0) as other:
+                assert other is not kept and kept.fileno() == -1
 
 
 def test_what_a_server_says_before_it_has_read_the_whole_request() -> None:
     """It closes with the rest unread, which resets the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         http = client(60.0, *server.getsockname())
-        with http.take(3.0).sock as sock:
+        with http.take(3.0) as sock:
             with server.accept()[0] as there:
                 sock.sendall(b"POST /generate HTTP/1.1\r\n")
                 assert there.recv(1, socket.MSG_PEEK)
@@ -223,7 +223,7 @@ def test_the_connection_that_was_used_last_is_used_next() -> None:
         http.give_back(first, False)
         http.close()
         http.give_back(second, True)
-        assert first.sock.fileno() == second.sock.fileno() == -1 and not http._idle
+        assert first.fileno() == second.fileno() == -1 and not http._idle
 
 
 @pytest.mark.parametrize(

@@ -92,14 +92,13 @@ class EngineHttp:
         """POST a body in pieces: the request `rid` for the job `key`, the wait for which can be cut. Raises WaitCut,
         NoResponse."""
         request = self.in_flight.add(rid, key)
-        kept, reusable = None, False
+        sock, reusable = None, False
         try:
             if self._plain is None or not HEADER_VALUE.fullmatch(routing_key):
                 headers = {ROUTING_KEY: routing_key}
                 return self.post(path, b"".join(body), timeout_s=self._read_timeout_s, headers=headers)
-            kept = self._plain.take(MAX_IDLE_S)
-            request.sock = kept.sock
-            response, reusable = self._plain.post(kept.sock, path, (ROUTING_KEY, routing_key), body)
+            request.sock = sock = self._plain.take(MAX_IDLE_S)
+            response, reusable = self._plain.post(sock, path, (ROUTING_KEY, routing_key), body)
             return response
         except NoResponse as e:
             if request.cut is not None:
@@ -107,8 +106,8 @@ class EngineHttp:
             raise
         finally:
             self.in_flight.remove()  # before another thread can take the connection
-            if self._plain is not None and kept is not None:
-                self._plain.give_back(kept, reusable)
+            if self._plain is not None and sock is not None:
+                self._plain.give_back(sock, reusable)
 
     def close_idle(self) -> None:
         """Close idle connections. The server has closed its ends, and a quiet worker would keep ours open."""

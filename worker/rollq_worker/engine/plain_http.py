@@ -33,14 +33,6 @@ PLAIN_HEAD = re.compile(rb"http/1\.1 200 [ -~]*%b\r\ncontent-length: *(\d{1,12})
 """A head in lower case whose body has a length and is not packed, on a connection that stays open."""
 
 
-class Connection:
-    """One open connection, for one thread at a time."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.idle_since = 0.0
-
-
 class PlainHttp:
     """Connections to one server, for all threads. The one that was used last is used next."""
 
@@ -69,18 +61,19 @@ class PlainHttp:
         limit = struct.pack("ll", *divmod(max(1, round(timeout_s * 1e6)), 1_000_000))
         limits = [(socket.SOL_SOCKET, option, limit) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
         self._socket_options = [*socket_options, *limits]
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[tuple[socket.socket, float]] = deque()
+        """With the time of its last use."""
         self._closed = False
 
-    def take(self, max_idle_s: float) -> Connection:
+    def take(self, max_idle_s: float) -> socket.socket:
         """An open connection that did not lie idle for longer. Raises ConnectFailed."""
         try:
             while True:
-                kept = self._idle.pop()
+                sock, used_at = self._idle.pop()
                 # The server may have closed it, or said what it was not asked.
-                if time.monotonic() - kept.idle_since <= max_idle_s and is_silent(kept.sock):
-                    return kept
-                kept.sock.close()
+                if time.monotonic() - used_at <= max_idle_s and is_silent(sock):
+                    return sock
+                sock.close()
         except IndexError:
             pass  # none is left
         try:
@@ -91,21 +84,20 @@ class PlainHttp:
             failure = ConnectFailed(f"{type(e).__name__}: {e}")
         else:
             sock.settimeout(None)
-            return Connection(sock)
+            return sock
         raise failure
 
-    def give_back(self, kept: Connection, reusable: bool) -> None:
+    def give_back(self, sock: socket.socket, reusable: bool) -> None:
         if reusable and not self._closed:
-            kept.idle_since = time.monotonic()
-            self._idle.append(kept)
+            self._idle.append((sock, time.monotonic()))
         else:
-            kept.sock.close()
+            sock.close()
 
     def close_idle(self, max_idle_s: float) -> None:
         """Close connections that lay idle for longer."""
         with suppress(IndexError):  # until none is left
-            while time.monotonic() - self._idle[0].idle_since > max_idle_s:
-                self._idle.popleft().sock.close()
+            while time.monotonic() - self._idle[0][1] > max_idle_s:
+                self._idle.popleft()[0].close()
 
     def close(self) -> None:
         """Close the idle connections now, and the others when they are given back."""
@@ -118,8 +110,7 @@ class PlainHttp:
         """The answer to a body in pieces, and whether the connection may be used again. Raises NoResponse, after which
         it may not."""
         line = f"POST {self._prefix}{path} HTTP/1.1\r\n{header[0]}: {header[1]}\r\n"
-        length = sum(map(len, body))
-        head = b"%bContent-Length: %d\r\n%b\r\n" % (line.encode(), length, self._headers)
+        head = b"%bContent-Length: %d\r\n%b\r\n" % (line.encode(), sum(map(len, body)), self._headers)
         try:
             # It may answer before it has read everything. If not, reading says so.
             with suppress(BrokenPipeError, ConnectionResetError):

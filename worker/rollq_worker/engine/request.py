@@ -1,7 +1,8 @@
 """The body of a request to an SGLang server's `/generate`, as pieces of bytes.
 
-A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a turn adds one, and
-nothing is joined, copied or compared. The pieces of first prompts are shared by all jobs whose prompts begin alike.
+A prompt is thousands of ids and grows by some hundred a turn. So its digits are kept as pieces: a turn adds one,
+nothing is compared, and they are joined only to be sent. The pieces of first prompts are shared by all jobs whose
+prompts begin alike.
 
 SGLang wants one placeholder an image and makes as many of it as its own image processor says. A prompt with all of them
 is never answered (0.5.23). Its count of prompt tokens is that of the whole prompt, so a processor that counts otherwise

@@ -130,9 +130,11 @@ def _encoded(content: Any) -> bytes:
 
 
 @contextmanager
-def scripted_engine(*answers: Answer, port: int = 0, **paths: Answer) -> Iterator[ScriptedEngine]:
+def scripted_engine(
+    *answers: Answer, then: Answer = good_reply, port: int = 0, **paths: Answer
+) -> Iterator[ScriptedEngine]:
     """`paths` are answers by path, without the slash."""
-    script = ScriptedEngine(list(answers), {"/" + name: answer for name, answer in paths.items()})
+    script = ScriptedEngine(list(answers), {"/" + name: answer for name, answer in paths.items()}, then)
     server = ThreadingHTTPServer(("127.0.0.1", port), _handler(script))
     server.daemon_threads = True
     server.handle_error = lambda *args: None  # type: ignore[method-assign]  # clients hang up in these tests

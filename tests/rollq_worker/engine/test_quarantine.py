@@ -15,7 +15,7 @@ from rollq_worker.engine.quarantine import PoisonJob, Quarantine
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.failures import Drained
 from tests.rollq_worker.engine.clients import generate, port, raise_drained
-from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply, scripted_engine
+from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
 from tests.waiting import until
 
 POISON = 666
@@ -24,12 +24,13 @@ POISON = 666
 class MortalEngine:
     """An engine that dies of requests with the id POISON and is started again by a supervisor, on the same port."""
 
-    def __init__(self, client: SGLangEngine, *, dies_of_every_request: bool = False) -> None:
+    def __init__(self, client: SGLangEngine, *, dies_of_every_request: bool = False, lives_s: float = 0.05) -> None:
+        """`lives_s` is how many seconds it lives on with a request that kills it."""
         self.port = port(client)
         self.dies_of_every_request = dies_of_every_request
+        self.lives_s = lives_s
         self.deaths: list[int] = []
         """Requests in flight at each death."""
-        self._dead = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._requests = 0
@@ -48,19 +49,20 @@ class MortalEngine:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._dead.set()
         self._thread.join()
 
     def _supervise(self) -> None:
         while not self._over.is_set():
-            self._dead.clear()
             self._broken.clear()
-            with scripted_engine(port=self.port, ready=(200, {})) as engine:
-                engine.then = partial(self._answer, engine)
-                self._dead.wait()
-                engine.closed = True
+            self._live_once()
             # Away until every thread has seen it: one that comes late would take it for a connection that broke.
             until(lambda: self._over.is_set() or (not self._requests and self._broken <= self._noticed))
+
+    def _live_once(self) -> None:
+        dead = threading.Event()  # one for each life: a late request sees that its own is over
+        ready = partial(self._ready_answer, dead)
+        with scripted_engine(then=partial(self._answer, dead), port=self.port, ready=ready):
+            until(lambda: dead.is_set() or self._over.is_set())
 
     def _watched_ready(self) -> bool:
         ready = self._ready()
@@ -68,20 +70,22 @@ class MortalEngine:
             self._noticed.add(threading.get_ident())
         return ready
 
-    def _answer(self, engine: ScriptedEngine, body: dict[str, Any]) -> Any:
+    def _ready_answer(self, dead: threading.Event, _: dict[str, Any]) -> Any:
+        return "reset" if dead.is_set() else (200, {})
+
+    def _answer(self, dead: threading.Event, body: dict[str, Any]) -> Any:
         with self._lock:
             self._requests += 1
         try:
             if self.dies_of_every_request or POISON in body["input_ids"]:
-                time.sleep(0.05)
+                time.sleep(self.lives_s)
                 with self._lock:
-                    if not self._dead.is_set():
+                    if not dead.is_set():
                         self.deaths.append(self._requests)
-                    engine.closed = True  # set here, so that the next request gets no answer, however soon it comes
-                    self._dead.set()
-            self._dead.wait(0.15)
+                    dead.set()
+            dead.wait(0.15)
             with self._lock:
-                if not self._dead.is_set():
+                if not dead.is_set():
                     return good_reply(body)
                 [thread] = [
                     thread for thread, request in self._in_flight._by_thread.items() if request.rid == body["rid"]
@@ -131,18 +135,22 @@ def test_after_one_death_no_request_is_sent_alone(client: SGLangEngine) -> None:
             assert all(one.result(60).finish is Finish.STOP for one in waiting)
 
 
-def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine) -> None:
+@pytest.mark.parametrize("lives_s", [0.05, 0.0], ids=["with all in flight", "with the first in flight"])
+def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine, lives_s: float) -> None:
     stop = threading.Event()
 
     def check() -> None:
         if stop.is_set():
             raise Drained("stopping")
 
-    with MortalEngine(client, dies_of_every_request=True) as engine, ThreadPoolExecutor(3) as pool:
+    mortal = MortalEngine(client, dies_of_every_request=True, lives_s=lives_s)
+    with mortal as engine, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(generate, client, f"r/g/{i}", check=check) for i in range(3)]
-        until(lambda: len(engine.deaths) > 10)
-        assert not any(one.done() for one in waiting)
-        stop.set()
+        try:
+            until(lambda: len(engine.deaths) > 10 or any(one.done() for one in waiting))
+            assert not [one.exception() or one.result() for one in waiting if one.done()]
+        finally:
+            stop.set()
         for one in waiting:
             with pytest.raises(Drained):
                 one.result(60)
@@ -163,6 +171,35 @@ def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
     assert clock.seconds == before
     quarantine.enter("a", None, raise_drained)
     quarantine.enter("a", None, raise_drained)
+
+
+def test_others_are_tried_between_two_deaths_of_a_suspect() -> None:
+    quarantine = Quarantine(OutageClock())
+    with quarantine.victim(), quarantine.victim(), quarantine.suspect("a") as suspect:
+        quarantine.enter("a", suspect, raise_drained)
+        with pytest.raises(Drained):
+            quarantine.enter("a", None, raise_drained)
+        quarantine.leave("a")
+        quarantine.engine_died(suspect, "r/g/0")
+        with pytest.raises(Drained):  # it waits for the other victim
+            quarantine.enter("a", suspect, raise_drained)
+        quarantine.enter("a", None, raise_drained)
+        quarantine.leave("a")
+        quarantine.answered()
+        with pytest.raises(Drained):  # the engine works for others, and now it is the suspect's turn
+            quarantine.enter("a", None, raise_drained)
+        quarantine.enter("a", suspect, raise_drained)
+        quarantine.leave("a")
+        with pytest.raises(PoisonJob, match="r/g/0"):
+            quarantine.engine_died(suspect, "r/g/0")
+
+
+def test_a_suspect_does_not_wait_for_others_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollq_worker.engine.quarantine.OTHERS_S", 0.0)
+    quarantine = Quarantine(OutageClock())
+    with quarantine.victim(), quarantine.victim(), quarantine.suspect("a") as suspect:
+        quarantine.engine_died(suspect, "r/g/0")
+        quarantine.enter("a", suspect, raise_drained)
 
 
 def test_a_suspect_is_alone_on_its_own_engine_only() -> None:

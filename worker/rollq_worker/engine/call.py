@@ -25,7 +25,7 @@ class Call:
     key: str
     check: Check
     quarantined: ExitStack
-    """Contexts to leave at the end of the call: the quarantine, once the request is a suspect."""
+    """Contexts of the quarantine, to leave at the end of the call."""
     routing: Routing | None = None
     """The routed experts to ask for."""
     has_better: Callable[["Call", str], bool] = lambda call, engine: False
@@ -52,6 +52,8 @@ class Call:
     def engine_died(self, engine: str, quarantine: Quarantine) -> None:
         """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
         self.failed, self.connection_lost, self.deaths = 0, False, self.deaths + 1
+        if self.deaths == 1:
+            self.quarantined.enter_context(quarantine.victim())
         if self.suspect is not None:
             quarantine.engine_died(self.suspect, self.key)
         elif self.deaths >= DEATHS:

@@ -5,6 +5,7 @@ It uses the commands, the light client and signals, nothing else of rollq.
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -210,6 +211,12 @@ class FaultRun(Processes):
         if state.attempt > attempt:
             return state.state in states
         return state.state in (State.DONE, State.DEAD) or (state.state is State.QUEUED and State.QUEUED in states)
+
+    def wait_for_lost_leases(self, within_s: float) -> None:
+        """Wait until a worker that continues says that it lost a lease: to a write, or to its heartbeat before that."""
+        says = re.compile(r"(no longer holds the|lost its) lease")
+        logs = [child.log for child in self.children if child.name == "worker"]
+        self.wait(lambda: any(says.search(log.read_text()) for log in logs), "a worker that lost its leases", within_s)
 
     def progress(self) -> Callable[[], bool]:
         """Returns whether, when called later, turns were generated or a job ended since now. Jobs must be left."""

@@ -28,12 +28,15 @@ if sys.platform == "linux":
     _LARGE = 1 << 18
     """Bytes that take the kernel so long that other threads should run meanwhile."""
     _BYTE = ctypes.create_string_buffer(1)
+    # Numbers, because `|` of two enumerated flags takes as long as the call.
+    _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    _PEEK_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 
     def send_all(sock: socket.socket, data: bytes) -> None:
         """Send everything, as `sock.sendall` does. Raises OSError."""
         sent = 0
         if len(data) < _LARGE:
-            sent = _SEND(sock, data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            sent = _SEND(sock, data, len(data), _SEND_FLAGS)
         if sent < 0:
             why = ctypes.get_errno()
             if why not in (errno.EAGAIN, errno.EINTR):
@@ -44,7 +47,7 @@ if sys.platform == "linux":
 
     def is_silent(sock: socket.socket) -> bool:
         """Whether nothing has come on the socket, not even its end or an error."""
-        found = _RECV(sock, _BYTE, 1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        found = _RECV(sock, _BYTE, 1, _PEEK_FLAGS)
         return bool(found < 0 and ctypes.get_errno() == errno.EAGAIN)
 
 else:

@@ -65,7 +65,7 @@ def train(client: Client) -> None:
 
 def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subprocess.Popen[bytes]) -> None:
     """A worker is stopped and one is killed while they play, and a third goes on with their jobs."""
-    client.submit([Job(env="shop", task=task, group=f"late{task}") for task in range(10, 22)])
+    client.submit([Job(env="shop", task=task, group=f"late{task}") for task in range(10, 50)])
     second = worker(stack, scrapes, 4)
     both: list[int] = [process.port for process in (first, second)]  # type: ignore[attr-defined]
     stack.wait(
@@ -76,9 +76,9 @@ def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subproce
     cancelled_at = 0.0
 
     def refused() -> float:
-        """Cancels a group now and then: an attempt that its worker's heartbeat ends first writes nothing more."""
+        """Cancels a group each second: an attempt that its worker's heartbeat ends first writes nothing more."""
         nonlocal cancelled_at
-        if time.monotonic() - cancelled_at > LEASE_S / 2 and (held := leased(client)):
+        if time.monotonic() - cancelled_at > 1 and (held := leased(client)):
             client.cancel(group=held[0].split("/")[1])
             cancelled_at = time.monotonic()
         return scrapes.value("rollq_fenced_total")

@@ -11,7 +11,7 @@ import pytest
 from rollq.events import Finish
 from rollq_worker.engine import sglang_client
 from rollq_worker.engine.availability import OutageClock
-from rollq_worker.engine.quarantine import PoisonJob, Quarantine
+from rollq_worker.engine.quarantine import PoisonJob, Quarantine, Suspect
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.failures import Drained
 from tests.rollq_worker.engine.clients import generate, port, raise_drained
@@ -135,8 +135,14 @@ def test_after_one_death_no_request_is_sent_alone(client: SGLangEngine) -> None:
             assert all(one.result(60).finish is Finish.STOP for one in waiting)
 
 
-@pytest.mark.parametrize("lives_s", [0.05, 0.0], ids=["with all in flight", "with the first in flight"])
-def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine, lives_s: float) -> None:
+@pytest.mark.parametrize(
+    ("requests", "lives_s"),
+    [(3, 0.05), (3, 0.0), (2, 0.0)],
+    ids=["with all in flight", "with the first in flight", "of two"],
+)
+def test_an_engine_that_dies_of_every_request_blames_no_job(
+    client: SGLangEngine, requests: int, lives_s: float
+) -> None:
     stop = threading.Event()
 
     def check() -> None:
@@ -145,7 +151,7 @@ def test_an_engine_that_dies_of_every_request_blames_no_job(client: SGLangEngine
 
     mortal = MortalEngine(client, dies_of_every_request=True, lives_s=lives_s)
     with mortal as engine, ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(generate, client, f"r/g/{i}", check=check) for i in range(3)]
+        waiting = [pool.submit(generate, client, f"r/g/{i}", check=check) for i in range(requests)]
         try:
             until(lambda: len(engine.deaths) > 10 or any(one.done() for one in waiting))
             assert not [one.exception() or one.result() for one in waiting if one.done()]
@@ -173,37 +179,130 @@ def test_deadlines_stand_still_while_suspects_are_sent_alone() -> None:
     quarantine.enter("a", None, raise_drained)
 
 
-def test_others_are_tried_between_two_deaths_of_a_suspect() -> None:
-    quarantine = Quarantine(OutageClock())
-    with quarantine.victim(), quarantine.victim(), quarantine.suspect("a") as suspect:
-        quarantine.enter("a", suspect, raise_drained)
-        with pytest.raises(Drained):
-            quarantine.enter("a", None, raise_drained)
-        quarantine.leave("a")
-        quarantine.engine_died(suspect, "r/g/0")
-        with pytest.raises(Drained):  # it waits for the other victim
-            quarantine.enter("a", suspect, raise_drained)
-        quarantine.enter("a", None, raise_drained)
-        quarantine.leave("a")
-        quarantine.answered()
-        with pytest.raises(Drained):  # the engine works for others, and now it is the suspect's turn
-            quarantine.enter("a", None, raise_drained)
-        quarantine.enter("a", suspect, raise_drained)
-        quarantine.leave("a")
+def dies(quarantine: Quarantine, suspect: Suspect, engine: str = "a") -> None:
+    """The engine dies of the suspect, which need not wait for its turn."""
+    quarantine.enter(engine, suspect, raise_drained)
+    quarantine.leave(engine)
+    quarantine.engine_died(suspect, "r/g/0")
+
+
+def waits(quarantine: Quarantine, suspect: Suspect | None, engine: str = "a") -> bool:
+    """Whether it has to wait for its turn."""
+    try:
+        quarantine.enter(engine, suspect, raise_drained)
+    except Drained:
+        return True
+    quarantine.leave(engine)
+    return False
+
+
+@pytest.fixture
+def quarantine() -> Quarantine:
+    return Quarantine(OutageClock())
+
+
+def test_others_are_tried_between_two_deaths_of_a_suspect(quarantine: Quarantine) -> None:
+    with quarantine.unserved(), quarantine.unserved(), quarantine.suspect("a") as suspect:
+        assert waits(quarantine, None)
+        dies(quarantine, suspect)
+        assert waits(quarantine, suspect)
+        assert not waits(quarantine, None)
+        quarantine.answered("a")
+        assert waits(quarantine, None)  # the engine works for others, and now it is the suspect's turn
         with pytest.raises(PoisonJob, match="r/g/0"):
-            quarantine.engine_died(suspect, "r/g/0")
+            dies(quarantine, suspect)
 
 
-def test_a_suspect_does_not_wait_for_others_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq_worker.engine.quarantine.OTHERS_S", 0.0)
-    quarantine = Quarantine(OutageClock())
-    with quarantine.victim(), quarantine.victim(), quarantine.suspect("a") as suspect:
-        quarantine.engine_died(suspect, "r/g/0")
+def test_a_suspect_without_others_does_not_wait_and_is_blamed(quarantine: Quarantine) -> None:
+    with quarantine.unserved(), quarantine.suspect("a"):
+        assert waits(quarantine, None)  # these two have gone when the next one comes
+    with quarantine.unserved(), quarantine.suspect("a") as suspect:
+        dies(quarantine, suspect)
+        with pytest.raises(PoisonJob):
+            dies(quarantine, suspect)
+
+
+def test_others_that_do_not_come_are_waited_for_a_while_and_prove_nothing(
+    quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quarantine.unserved(), quarantine.unserved(), quarantine.suspect("a") as suspect:
+        dies(quarantine, suspect)
+        assert waits(quarantine, suspect)
+        monkeypatch.setattr("rollq_worker.engine.quarantine.OTHERS_S", 0.0)
+        for _ in range(3):
+            dies(quarantine, suspect)
         quarantine.enter("a", suspect, raise_drained)
+        with pytest.raises(Drained):  # although the suspect lacks proof, it is alone
+            quarantine.enter("a", None, raise_drained)
 
 
-def test_a_suspect_is_alone_on_its_own_engine_only() -> None:
-    quarantine = Quarantine(OutageClock())
+def test_a_suspect_lets_those_pass_that_waited_for_it(quarantine: Quarantine) -> None:
+    with quarantine.unserved(), quarantine.suspect("a") as suspect:
+        dies(quarantine, suspect)
+        quarantine._waiting["a"] += 1  # it has not woken up yet
+        assert waits(quarantine, suspect)
+
+
+def test_others_wait_while_one_of_two_suspects_was_not_tried(quarantine: Quarantine) -> None:
+    with quarantine.suspect("a") as one, quarantine.suspect("a") as two:
+        assert waits(quarantine, two)  # the other one is on its way, and first
+        dies(quarantine, one)
+        assert waits(quarantine, None) and waits(quarantine, one)
+        dies(quarantine, two)
+        assert not waits(quarantine, None)
+
+
+def test_a_suspect_does_not_wait_for_ever_for_one_that_waits_elsewhere(
+    quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quarantine.suspect("a") as one, quarantine.suspect("b") as two:
+        dies(quarantine, two, "b")
+        quarantine.answered("b")
+        assert waits(quarantine, two, "b")  # `one` was never alone
+        monkeypatch.setattr("rollq_worker.engine.quarantine.OTHERS_S", 0.0)
+        assert not waits(quarantine, two, "b")
+        one.engine, one.waits = "b", True
+        assert waits(quarantine, two, "b")  # now it is there
+
+
+def test_the_wait_counts_from_the_last_request_in_flight(quarantine: Quarantine) -> None:
+    with quarantine.suspect("a"), quarantine.suspect("a") as suspect:
+        assert quarantine._free("a", suspect, since=0.0)
+        quarantine._in_flight["a"] += 1
+        quarantine.leave("a")
+        assert not quarantine._free("a", suspect, since=0.0)
+
+
+def test_answers_of_another_engine_prove_nothing_of_this_one(quarantine: Quarantine) -> None:
+    with quarantine.unserved(), quarantine.suspect("a") as suspect:
+        for _ in range(3):
+            dies(quarantine, suspect)
+            quarantine.answered("c")
+        with pytest.raises(PoisonJob):  # two engines died of it alone
+            dies(quarantine, suspect, "b")
+
+
+def test_a_request_elsewhere_is_another(quarantine: Quarantine) -> None:
+    quarantine.enter("b", None, raise_drained)
+    with quarantine.unserved(), quarantine.suspect("a") as suspect:
+        dies(quarantine, suspect)
+        dies(quarantine, suspect)
+        quarantine.leave("b")
+        with pytest.raises(PoisonJob):
+            dies(quarantine, suspect)
+
+
+def test_a_request_that_an_engine_fails_is_unserved_until_its_answer(client: SGLangEngine) -> None:
+    quarantine = client._shared.quarantine
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(generate, client)  # no engine is there
+        until(lambda: quarantine._unserved == 1)
+        with scripted_engine((500, {}), "reset", port=port(client), ready=(200, {})):
+            assert waiting.result(60).finish is Finish.STOP
+        assert quarantine._unserved == 0 and quarantine._answered[client.url] == 1
+
+
+def test_a_suspect_is_alone_on_its_own_engine_only(quarantine: Quarantine) -> None:
     with quarantine.suspect("a") as suspect:
         quarantine.enter("b", None, raise_drained)
         quarantine.enter("a", suspect, raise_drained)

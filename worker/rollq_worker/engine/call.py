@@ -43,17 +43,23 @@ class Call:
     deaths: int = 0
     """Number of engines' deaths with this request in flight."""
     suspect: Suspect | None = None
+    unserved: bool = False
+    """Whether an engine failed it."""
 
     @property
     def group(self) -> str:
         """The run and the group of the job, as in `run/group`."""
         return self.key.rpartition("/")[0]
 
+    def engine_failed(self, quarantine: Quarantine) -> None:
+        """Note that the engine gave no answer, whatever the reason."""
+        if not self.unserved:
+            self.unserved = True
+            self.quarantined.enter_context(quarantine.unserved())
+
     def engine_died(self, engine: str, quarantine: Quarantine) -> None:
         """Note that the engine died, or was given up, with this request in flight. Raises PoisonJob."""
         self.failed, self.connection_lost, self.deaths = 0, False, self.deaths + 1
-        if self.deaths == 1:
-            self.quarantined.enter_context(quarantine.victim())
         if self.suspect is not None:
             quarantine.engine_died(self.suspect, self.key)
         elif self.deaths >= DEATHS:

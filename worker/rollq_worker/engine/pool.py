@@ -75,7 +75,7 @@ class EnginePool:
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which no engine was there, or suspects were sent alone. Deadlines do not run meanwhile."""
+        """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
     def usage(self) -> list[tuple[SGLangEngine, Idle | None, Usage]]:

@@ -92,7 +92,7 @@ class SGLangEngine:
 
     @property
     def outage_s(self) -> float:
-        """Seconds so far in which nothing could be sampled: the engine was away, or suspects were sent alone.
+        """Seconds so far in which the engine was away, or there were suspects.
 
         Deadlines do not run meanwhile.
         """
@@ -144,14 +144,17 @@ class SGLangEngine:
                 finally:
                     self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
+                call.engine_failed(self._shared.quarantine)
                 self._unavailable(e, call)
             except ContextExceeded as e:
                 if not self._limits.learn(e.limit, len(ids) + room):
                     raise JobFailure(f"{call.key}: {e}") from e
             except RequestFailed as e:
+                call.engine_failed(self._shared.quarantine)  # before the wait, because others look whether it is there
                 self._failed(e, call)
             except WaitCut as e:
                 if e.hung:
+                    call.engine_failed(self._shared.quarantine)
                     self._wait_until_ready(0.0, call)
                     call.engine_died(self.url, self._shared.quarantine)
             else:
@@ -159,7 +162,7 @@ class SGLangEngine:
                     self._forget()
                 if self.tokenizer_differs():
                     continue  # another engine came back, and these ids are not ours
-                self._shared.quarantine.answered()
+                self._shared.quarantine.answered(self.url)
                 self.admit(generated.ids)
                 return generated
 

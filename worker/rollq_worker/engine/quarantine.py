@@ -62,7 +62,7 @@ class Quarantine:
         self._alone: set[str] = set()
         """Engines that have a suspect in flight."""
         self._left: dict[str, float] = {}
-        """Since when (`time.monotonic`) each engine has nothing in flight, while there are suspects."""
+        """When (`time.monotonic`) a request last left each engine, while there were suspects."""
         self._suspects: list[Suspect] = []
         self._unserved = 0
         """Number of requests that an engine failed and that have no answer yet, suspects included."""

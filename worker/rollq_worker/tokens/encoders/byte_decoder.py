@@ -7,10 +7,11 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rollq.job import Json
-from rollq_worker.tokens.encoders.byte_level import alphabet
+from rollq_worker.tokens.encoders.byte_level import spell
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,11 +42,8 @@ class ByteDecoder:
 
     def __init__(self, tokens: Mapping[int, bytes], special: Collection[int]) -> None:
         self._special = frozenset(special)
-        ends, row = array("I", [0]), bytearray()
-        for id in range(1 + max(tokens)):
-            row += tokens.get(id, b"")
-            ends.append(len(row))
-        self._tokens = _Tokens(bytes(row), ends)
+        in_order = [tokens.get(id, b"") for id in range(1 + max(tokens))]
+        self._tokens = _Tokens(b"".join(in_order), array("I", accumulate(map(len, in_order), initial=0)))
 
     def __call__(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids without a token are left out."""
@@ -58,23 +56,20 @@ def byte_decoder(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> 
     """The decoder for the tokenizer.json `parts`, if it gives the texts of `tokenizer`; else None."""
     if (parts.get("decoder") or {}).get("type") != "ByteLevel":
         return None
-    byte_of = alphabet()
-    tokens = {id: _bytes(token, byte_of) for token, id in parts["model"]["vocab"].items()}
     added = tokenizer.get_added_tokens_decoder()
-    tokens |= {id: _bytes(token.content, byte_of) for id, token in added.items()}
+    texts = {id: token for token, id in parts["model"]["vocab"].items()}
+    texts |= {id: token.content for id, token in added.items()}
+    # A token that is no row of bytes stands for its text.
+    spelled = zip(texts.items(), spell([*texts.values()]), strict=True)
+    tokens = {id: text.encode() if spelling is None else spelling for (id, text), spelling in spelled}
     special = {id for id, token in added.items() if token.special}
     ids = range(max(tokens) + 3)
     rows = [list(ids[n::_ROWS]) for n in range(_ROWS)]
     for skip in (False, True):
         left_out = special if skip else ()
+        if skip:
+            rows = [row for row in rows if not special.isdisjoint(row)]  # with the others nothing is left out
         ours = [b"".join([tokens.get(id, b"") for id in row if id not in left_out]) for row in rows]
         if tokenizer.decode_batch(rows, skip_special_tokens=skip) != [row.decode("utf-8", "replace") for row in ours]:
             return None
     return ByteDecoder(tokens, special)
-
-
-def _bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
-    try:
-        return bytes([byte_of[char] for char in token])
-    except KeyError:  # a token that is no row of bytes stands for its text
-        return token.encode()

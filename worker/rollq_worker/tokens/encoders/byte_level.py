@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise, starmap
 from typing import TYPE_CHECKING
 
 from rollq.job import Json
@@ -69,8 +70,9 @@ def byte_level(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> Re
     missing = byte_of.keys() - vocab.keys()
     if order is None or any(byte_of[char] not in _RARE for char in missing):
         return None
-    spelled = [token for token in (*byte_of, *order) if byte_of.keys() >= set(token)]
-    tokens = {bytes(map(byte_of.__getitem__, token)): (vocab[token],) for token in spelled if token in vocab}
+    known = [token for token in (*byte_of, *order) if token in vocab]
+    spelled = zip(spell(known), known, strict=True)
+    tokens = {spelling: (vocab[token],) for spelling, token in spelled if spelling is not None}
     tokens = {bytes([byte_of[char]]): (_NO_ID + byte_of[char],) for char in missing} | tokens
     return Recipe(pattern=pattern, tokens=tokens, prepare=_without_rare(prepare) if missing else prepare)
 
@@ -122,3 +124,17 @@ def alphabet() -> Mapping[str, int]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def spell(tokens: Sequence[str]) -> list[bytes | None]:
+    """The bytes that each token of a byte-level vocabulary stands for; None for a token with other characters."""
+    text, byte_of = "".join(tokens), alphabet()
+    foreign = set(text) - byte_of.keys()
+    table = str.maketrans({char: chr(byte) for char, byte in byte_of.items()} | dict.fromkeys(foreign, "?"))
+    # All at once, because one token after the other takes four times as long. A character is a byte.
+    row = text.translate(table).encode("latin-1")
+    cuts = starmap(slice, pairwise(accumulate(map(len, tokens), initial=0)))
+    spelled: list[bytes | None] = [row[cut] for cut in cuts]
+    if foreign:
+        spelled = [None if foreign.intersection(token) else found for token, found in zip(tokens, spelled, strict=True)]
+    return spelled

@@ -79,3 +79,12 @@ def test_fitted_costs_foretell_a_fleet_that_was_not_measured(
 def test_the_ratio_of_a_turn_to_the_rest_of_a_rollout_stays():
     found = fitted(KNOWN, *(played(KNOWN, *fleet) for fleet in (BUSY, CROWDED, WAITING))).worker
     assert found.turn_s / found.rollout_s == pytest.approx(KNOWN.worker.turn_s / KNOWN.worker.rollout_s)
+
+
+def test_calls_that_cost_more_alone_foretell_what_redis_uses():
+    true = replace(KNOWN, redis=replace(KNOWN.redis, wake_s=4e-5))
+    guessed = replace(KNOWN, redis=replace(KNOWN.redis.times(2.5), message_s=0.0))
+    found = fitted(guessed, *(played(true, *fleet) for fleet in (BUSY, CROWDED, WAITING)))
+    for fleet in ((2, 16, 0.0), (2, 16, 0.5), (4, 16, 0.5)):
+        [real], [foretold] = (played(costs, *fleet, seed=11).runs for costs in (true, found))
+        assert foretold.redis_s == pytest.approx(real.redis_s, rel=0.1), fleet

@@ -85,6 +85,7 @@ def test_calls_that_cost_more_alone_foretell_what_redis_uses():
     true = replace(KNOWN, redis=replace(KNOWN.redis, wake_s=4e-5))
     guessed = replace(KNOWN, redis=replace(KNOWN.redis.times(2.5), message_s=0.0))
     found = fitted(guessed, *(played(true, *fleet) for fleet in (BUSY, CROWDED, WAITING)))
+    assert found.redis.times(found.redis.alone).claim_s == pytest.approx(guessed.redis.claim_s)
     for fleet in ((2, 16, 0.0), (2, 16, 0.5), (4, 16, 0.5)):
         [real], [foretold] = (played(costs, *fleet, seed=11).runs for costs in (true, found))
         assert foretold.redis_s == pytest.approx(real.redis_s, rel=0.1), fleet

@@ -1,13 +1,14 @@
 """`rollq simulate`: a small fleet from file to tables, JSON, comparison, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollq import cli
-from rollq_worker.simulation.costs.table import Costs, as_toml
+from rollq_worker.simulation.costs.table import Costs, as_toml, read_costs
 
 FLEET = """
 [engines]
@@ -63,6 +64,18 @@ def test_the_json_has_what_the_tables_have(fleet: str, capsys: pytest.CaptureFix
     assert found["outcome"]["slots"] == 16 and found["outcome"]["rollouts_a_s"] > 0
     assert set(found["outcome"]["staleness"]) <= {"0", "1"}
     assert [limit["rollouts"] for limit in found["limits"][1:]] == [10_000, 100_000, 1_000_000]
+
+
+def test_calls_that_are_cheaper_in_a_fleet_are_compared_as_calls_alone(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    measured = read_costs()
+    cheaper = replace(measured, redis=replace(measured.redis.times(0.5), alone=2.0))
+    expected = []
+    for costs in (measured, cheaper):
+        (tmp_path / "costs.toml").write_text(as_toml(costs))
+        expected.append(report(capsys, fleet, "--costs", str(tmp_path / "costs.toml"))["ledger"]["table_cpu_s"])
+    assert expected[0] == pytest.approx(expected[1]) and expected[0] > 0
 
 
 def test_a_seed_is_a_run(fleet: str, capsys: pytest.CaptureFixture[str]):

@@ -81,15 +81,16 @@ def _with_work(costs: Costs, real: Real) -> Costs:
 def _with_messages(costs: Costs, *fleets: Real) -> Costs:
     """Redis's message makes up what Redis lacks. Its calls cost more beside more workers, so it is a middle.
 
-    Where nothing is left for a message, the calls cost less by a factor: alone, as they were measured, each of them
-    wakes Redis.
+    Where the calls come to more than Redis used in all, they cost less by one factor: they were measured alone, and
+    between two such calls Redis sleeps.
     """
     played, redis = [_simulated(costs, real) for real in fleets], costs.redis
-    message_s = redis.message_s + fmean(median(one.real.redis_s - one.redis_s for one in runs) for runs in played)
-    if message_s < 0:
-        factor = fmean(median(one.real.redis_s / one.redis_s for one in runs) for runs in played)
-        redis, message_s = replace(redis.times(factor), wake_s=redis.wake_s), 0.0
-    return replace(costs, redis=replace(redis, message_s=message_s))
+    real_s = fmean(median(one.real.redis_s for one in runs) for runs in played)
+    calls_s = fmean(median(one.redis_s for one in runs) for runs in played) - redis.message_s
+    if calls_s > real_s:
+        factor = real_s / calls_s
+        redis = replace(redis.times(factor), alone=redis.alone / factor)
+    return replace(costs, redis=replace(redis, message_s=max(0.0, real_s - calls_s)))
 
 
 def _with_switches(costs: Costs, real: Real) -> Costs:

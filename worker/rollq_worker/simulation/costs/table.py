@@ -78,6 +78,8 @@ class RedisCosts:
     token_bytes: float = 0.0
     wake_s: float = 0.0
     """What a call costs more after a pause."""
+    alone: float = 1.0
+    """How many times as much the ledger's calls cost when they are made one at a time, without a fleet."""
     idle: float = 0.0
     """Share of a core with a worker that has nothing to do."""
     growth: Mapping[str, float] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class Rehearsal:
     cpu_s: float
     """CPU of Redis for them."""
     table_cpu_s: float
-    """What the table of costs gives for them."""
+    """What the table of costs gives for them, made one at a time."""
     batches: int
 
     @property
@@ -48,7 +48,8 @@ def rehearse(fleet: Fleet, costs: Costs, seed: int = 0) -> Rehearsal:
     small = fleet.scaled(SLOTS) if fleet.slots > SLOTS else fleet
     small = replace(small, workers=replace(small.workers, shared=False))
     # Celery's messages and the renewals of leases are no calls of the log, which are made without pauses.
-    redis = replace(costs.redis, message_s=0.0, renew_job_s=0.0, wake_s=0.0, idle=0.0)
+    alone = costs.redis.times(costs.redis.alone)
+    redis = replace(alone, message_s=0.0, renew_job_s=0.0, wake_s=0.0, idle=0.0)
     counted = replace(costs, redis=redis)
     log: Log = []
     run = FleetRun(small, counted, seed, log)

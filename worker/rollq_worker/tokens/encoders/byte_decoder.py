@@ -68,7 +68,7 @@ def byte_decoder(parts: Mapping[str, Json], tokenizer: tokenizers.Tokenizer) -> 
     for skip in (False, True):
         left_out = special if skip else ()
         if skip:
-            rows = [row for row in rows if not special.isdisjoint(row)]  # with the others nothing is left out
+            rows = [row for row in rows if not added.keys().isdisjoint(row)]  # no other token can be left out
         ours = [b"".join([tokens.get(id, b"") for id in row if id not in left_out]) for row in rows]
         if tokenizer.decode_batch(rows, skip_special_tokens=skip) != [row.decode("utf-8", "replace") for row in ours]:
             return None

@@ -131,7 +131,7 @@ def spell(tokens: Sequence[str]) -> list[bytes | None]:
     text, byte_of = "".join(tokens), alphabet()
     foreign = set(text) - byte_of.keys()
     table = str.maketrans({char: chr(byte) for char, byte in byte_of.items()} | dict.fromkeys(foreign, "?"))
-    # All at once, because one token after the other takes four times as long. A character is a byte.
+    # All at once, because one token after the other takes twice as long. A character is a byte.
     row = text.translate(table).encode("latin-1")
     cuts = starmap(slice, pairwise(accumulate(map(len, tokens), initial=0)))
     spelled: list[bytes | None] = [row[cut] for cut in cuts]

@@ -81,8 +81,8 @@ def _with_work(costs: Costs, real: Real) -> Costs:
 def _with_messages(costs: Costs, *fleets: Real) -> Costs:
     """Redis's message makes up what Redis lacks. Its calls cost more beside more workers, so it is a middle.
 
-    Where the calls come to more than Redis used in all, they cost less by one factor: they were measured alone, and
-    between two such calls Redis sleeps.
+    Where the calls come to more than Redis used in all, they cost less by one factor. They were measured one at a
+    time, and a Redis that sleeps between two calls probably needs more for each.
     """
     played, redis = [_simulated(costs, real) for real in fleets], costs.redis
     real_s = fmean(median(one.real.redis_s for one in runs) for runs in played)

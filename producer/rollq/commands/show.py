@@ -17,7 +17,7 @@ from rollq.events import Observed, Sampled
 from rollq.export import jsonl
 from rollq.export.record import record
 from rollq.export.transcript import Transcript, clean
-from rollq.job import parse_id
+from rollq.job import NAME, parse_id
 from rollq.ledger.replies import JobState
 from rollq.trajectory import Trajectory
 
@@ -95,7 +95,12 @@ def run_of(job_id: str) -> str:
     try:
         return parse_id(job_id)[0]
     except ContractError as e:
-        raise SettingsError(f"{job_id} is neither a file nor a job: {e}") from e
+        run, _, group = job_id.partition("/")
+        if not (NAME.fullmatch(run) and NAME.fullmatch(group or run)):
+            raise SettingsError(f"{job_id} is neither a file nor a job: {e}") from e
+        all = f"`rollq view --run {run}` shows {'that group' if group else 'a run'} of this name"
+        one = f"`rollq show {run}/{group or 'GROUP'}/{0 if group else 'SAMPLE'}` one of its rollouts"
+        raise SettingsError(f"{job_id} is neither a file nor a job: {all}, {one}") from e
 
 
 def parse_file_line(what: str) -> tuple[Path, int] | None:

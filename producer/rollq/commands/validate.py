@@ -56,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found.as_json(args.file)))
         return 1 if found.faulty else 0
+    if found.faulty == found.trajectories and not any(checked.job for checked in found.first):
+        first = found.first[0]
+        print(clean(f"{args.file}: this is no exported file. {first.where}: {'; '.join(first.faults)}"))
+        return 1
     for checked in found.first:
         job = f" (job {checked.job})" if checked.job else ""
         print(clean(f"{args.file}: {checked.where}{job}: {'; '.join(checked.faults)}"))

@@ -70,6 +70,8 @@ FIELDS: Mapping[str, tuple[Check, str]] = {
 def faults(found: Mapping[str, Any]) -> list[str]:
     """What is wrong with a record, in words. Empty when nothing is."""
     wrong = [f"it has no {name}" for name in FIELDS if name not in found]
+    if len(wrong) > len(FIELDS) // 2:
+        return [f"it is no exported trajectory: {', '.join(wrong[:2])}, and {len(wrong) - 2} more are missing"]
     for name, (good, words) in FIELDS.items():
         if name in found and not good(found[name]):
             wrong.append(f"{name} must be {words}, not {found[name]!r:.60}")

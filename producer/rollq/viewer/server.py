@@ -6,12 +6,12 @@ can be changed unless it was started with a token, and then only by a request of
 
 import asyncio
 import hmac
+import re
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, fields
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -22,7 +22,9 @@ from rollq.viewer.place import Place
 from rollq.viewer.rows import Query
 from rollq.viewer.token_texts import Texts, with_texts
 
-HOSTS = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = "127.0.0.1"
+HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.ASCII)
+"""The whole of a Host that a request may name."""
 TOKEN = "X-Rollq-Token"
 """Header with the token of the session."""
 SCRIPTS = ("text.js", "turns.js", "rollout.js", "tables.js", "run.js", "view.js")
@@ -123,9 +125,9 @@ class ViewServer:
 
     async def requeue(self, request: web.Request) -> web.Response:
         """Only for a request of this page: other sites cannot set the header, and name another origin."""
-        origin = urlsplit(request.headers.get("Origin", ""))
+        own = request.headers.get("Origin") == f"http://{request.host}"
         given = request.headers.get(TOKEN, "").encode()
-        if not self.token or origin.netloc != request.host or not hmac.compare_digest(given, self.token.encode()):
+        if not (self.token and own) or not hmac.compare_digest(given, self.token.encode()):
             why = "start `rollq view` with --allow-actions and open the address that it prints"
             return _json({"error": f"nothing was changed: {why}"}, status=403)
         asked = await request.json()
@@ -155,7 +157,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses requests by another host's name, and sets the headers of every answer."""
-    if urlsplit(f"//{request.host}").hostname not in HOSTS:
+    named = [*request.headers.getall("Host", []), request.host]  # a whole address in the request's line comes first
+    if not all(map(HOST.fullmatch, named)):
         response: web.StreamResponse = web.Response(text="this page is served on loopback only\n", status=421)
     else:
         response = await handler(request)
@@ -176,7 +179,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _json({"error": str(e)}, status=422)
     except RollqError as e:
         return _json({"error": str(e)}, status=503)
-    except (KeyError, ValueError, TypeError) as e:
+    except (KeyError, ValueError, TypeError, RecursionError) as e:
         return _json({"error": f"this request cannot be read: {type(e).__name__} {e}"}, status=400)
 
 
@@ -188,7 +191,7 @@ def serve(server: ViewServer, port: int, *, ready: Callable[[int], None]) -> Non
 async def _serve(server: ViewServer, port: int, ready: Callable[[int], None]) -> None:
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
-    site = web.TCPSite(runner, HOSTS[0], port)
+    site = web.TCPSite(runner, LOOPBACK, port)
     try:
         await site.start()
     except OSError as e:

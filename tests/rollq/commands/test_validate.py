@@ -76,12 +76,20 @@ def test_a_job_that_is_there_twice(file: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_only_the_first_faults_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "x.jsonl"
-    file.write_text("no JSON\n" * (MOST_SHOWN + 5))
+    file = exported(tmp_path / "x.jsonl", groups=1)
+    file.write_text("no JSON\n" * (MOST_SHOWN + 5) + file.read_text())
     assert cli.main(["validate", str(file)]) == 1
     said = capsys.readouterr().out.splitlines()
     assert (len(said), said[-2]) == (MOST_SHOWN + 2, "and 5 more")
     assert said[0].startswith(f"{file}: line 1: it is not a line of JSON: ")
+
+
+def test_a_file_of_something_else_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"question": "1 + 1", "answer": "2"}\n' * 30)
+    assert cli.main(["validate", str(file)]) == 1
+    [said] = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"{file}: this is no exported file. line 1: it is no exported trajectory: it has no job, ")
 
 
 def test_a_torn_line_and_lines_that_are_no_trajectories(tmp_path: Path) -> None:
@@ -91,7 +99,7 @@ def test_a_torn_line_and_lines_that_are_no_trajectories(tmp_path: Path) -> None:
     first = {checked.where: checked.faults[0] for checked in examine(file).first}
     assert first["line 1"] == "it is no trajectory but a list"
     assert first["line 2"].startswith("it is not a line of JSON: ")
-    assert first["line 3"] == "it has no job"
+    assert first["line 3"].startswith("it is no exported trajectory: it has no job, ")
     assert first["line 5"].startswith("it is not a line of JSON (torn by a crash: the next pull cuts it off): ")
 
 

@@ -36,7 +36,7 @@ class Served(NamedTuple):
     def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, None if body is None else json.dumps(body), given)
+        connection.request(method, path, body if body is None or type(body) is bytes else json.dumps(body), given)
         reply = connection.getresponse()
         answer = Answer(reply.status, dict(reply.getheaders()), reply.read().decode())
         connection.close()

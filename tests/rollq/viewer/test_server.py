@@ -62,11 +62,20 @@ def test_only_the_pages_own_files_are_served(of_file: Served, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:1", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:1", "", "[", "[::1"),
+        *("evil@127.0.0.1", "127.0.0.1#.evil", "127.0.0.1/.evil", "127.0.0.1?.evil", "127.0.0.1:80:80"),
+    ],
 )
 def test_a_request_by_another_hosts_name_is_refused(of_file: Served, host: str) -> None:
     answer = of_file.ask("/api/start", Host=host)
     assert answer.status in (400, 421) and "x.jsonl" not in answer.text
+
+
+def test_an_address_in_the_requests_line_does_not_hide_a_foreign_host(of_file: Served) -> None:
+    for line, host in (("http://127.0.0.1/api/start", "evil.example"), ("http://evil.example/api/start", "127.0.0.1")):
+        assert of_file.ask(line, Host=host).status == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]:5"])
@@ -128,15 +137,29 @@ def test_without_a_token_nothing_can_be_changed(ledger: Ledger) -> None:
     assert reader(ledger).job("r/g/0").state == "dead"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("wrong", ["token", "no token", "origin", "no origin", "null origin", "get"])
+@pytest.mark.parametrize("wrong", ["token", "no token", "origin", "no origin", "null origin", "scheme", "get"])
 def test_a_requeue_needs_the_token_and_the_pages_origin(of_dead_job: Served, ledger: Ledger, wrong: str) -> None:
-    origin = {"origin": "http://evil.example", "no origin": "", "null origin": "null"}.get(wrong, of_dead_job.url[:-1])
+    own = of_dead_job.url[:-1]
+    wrong_origins = {
+        "origin": "http://evil.example",
+        "no origin": "",
+        "null origin": "null",
+        "scheme": f"https{own[4:]}",
+    }
+    origin = wrong_origins.get(wrong, own)
     token = {"token": SECRET[:-1], "no token": ""}.get(wrong, SECRET)
     method = "GET" if wrong == "get" else "POST"
     body = {"run": "r", "job": "r/g/0"}
     answer = of_dead_job.ask("/api/requeue", method, body, **{TOKEN: token, "Origin": origin})
     assert answer.status == (405 if wrong == "get" else 403)
     assert reader(ledger).job("r/g/0").state == "dead"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("body", ["[" * 60_000, "{", "[]", "null", '{"run": 1}', "\udcff"])
+def test_a_requeue_that_cannot_be_read_is_one_error(of_dead_job: Served, body: str) -> None:
+    headers = {TOKEN: SECRET, "Origin": of_dead_job.url[:-1]}
+    answer = of_dead_job.ask("/api/requeue", "POST", body.encode("utf-8", "surrogateescape"), **headers)
+    assert (answer.status, set(answer.json)) == (400, {"error"})
 
 
 def test_a_requeue_of_the_page_itself_plays_the_job_again(of_dead_job: Served, ledger: Ledger) -> None:

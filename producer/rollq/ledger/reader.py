@@ -21,6 +21,8 @@ from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.routed_experts import with_routed_experts
 from rollq.ledger.scripts import Scripts
 from rollq.ledger.versions import read_policy
+from rollq.ledger.workers.reaping import RUNS_REMEDY
+from rollq.servers.refusal import guarded
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
 from rollq.trajectory_extras import ROUTED_EXPERTS, Extra
@@ -56,10 +58,7 @@ COUNTS = (
 
 def runs(client: "redis.Redis") -> list[str]:
     """Every run that was ever submitted to, the oldest first. Raises LedgerError."""
-    try:
-        found: Any = client.zrange(RUNS, 0, -1)
-    except redis.ResponseError as e:
-        raise LedgerError(f"{RUNS}: {e}. Delete that key, then submit each run again, which lists it again.") from e
+    found: Any = guarded(RUNS, lambda: client.zrange(RUNS, 0, -1), RUNS_REMEDY)
     return [name for run in found if NAME.fullmatch(name := run.decode("utf-8", "replace"))]
 
 

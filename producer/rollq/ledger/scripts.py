@@ -16,8 +16,9 @@ from rollq.errors import ContractError, LedgerError, Unconfirmed
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
 from rollq.ledger.keys import Keys
-from rollq.servers.connection import RetryLoop, translated
+from rollq.servers.connection import RetryLoop
 from rollq.servers.durability import Durability, confirmed
+from rollq.servers.refusal import translated
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ClusterDownError, ReadOnlyError, TryAgainError
+from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
-from rollq.errors import LedgerError, SettingsError, Unwritable
+from rollq.errors import SettingsError, Unwritable
 from rollq.servers import held_connections
 from rollq.servers.cluster import ClusterClient
 from rollq.servers.held_connections import HeldConnections
@@ -36,15 +36,6 @@ SOCKET_TIMEOUT_S = 5.0
 """Seconds to wait for a reply: a third of a lease, so that a lost reply does not cost the lease."""
 CONNECTION_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 """Exceptions that a call raises when it gives up."""
-REFUSING = re.compile(
-    r"not allowed when used memory"
-    r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|CLUSTERDOWN|TRYAGAIN|BUSY) "
-)
-"""What Redis answers, itself or through a script, when it takes no writes."""
-KEY_REMEDY = (
-    "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
-    " says which keys may be deleted alone."
-)
 SCRIPT = "EVALSHA"
 """The command of which all calls may be sent twice."""
 CONNECT_TIMEOUT_S = 3.0
@@ -228,41 +219,3 @@ class RetryLoop:
 def retry(call: Callable[[], T], for_s: float = float("inf")) -> T:
     """A RetryLoop for a single call."""
     return RetryLoop()(call, for_s)
-
-
-WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
-"""Errors of this kind whose codes redis-py drops from the text."""
-
-
-def refuses_writes(error: Exception) -> bool:
-    """Whether Redis takes no writes at all for now. An error of a single write does not count."""
-    if isinstance(error, WITHOUT_CODE):
-        return True
-    return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
-
-
-def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
-    """The call's reply. Raises LedgerError, naming `what` and the remedy, or Unwritable when Redis refuses it."""
-    try:
-        return call()
-    except redis.ResponseError as e:
-        raise translated(e, what if refuses_writes(e) or not remedy else f"{what} ({remedy})") from e
-
-
-def translated(error: redis.ResponseError, what: str) -> LedgerError:
-    """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one."""
-    kind = Unwritable if refuses_writes(error) else LedgerError
-    why = "its cluster slot is being moved" if isinstance(error, TryAgainError) else _explain(str(error))
-    return kind(f"{what}: {why}")
-
-
-def _explain(error: str) -> str:
-    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping."""
-    if "not allowed when used memory" in error:
-        return "Redis is out of memory (used memory > 'maxmemory')"
-    if "DAMAGED" not in error and (why := REFUSING.search(error)):
-        text = error[why.start() :].lstrip(" -")
-        return f"{text}. Make room on its disk; `rollq doctor` checks it" if text.startswith("MISCONF") else text
-    if found := re.search(r"DAMAGED (\S+) (.*?)(?: script:|$)", error):
-        return f"{found[1]} {found[2]}. {KEY_REMEDY}"
-    return f"{error}. {KEY_REMEDY}" if "WRONGTYPE" in error else error

@@ -1,9 +1,86 @@
-"""Why a Redis takes no writes, as far as it says so itself. It only judges, and asks nothing."""
+"""What a refusal of Redis means, and the remedy: in a reply, and in what the server says of itself (INFO).
 
-from collections.abc import Mapping
-from typing import Any
+It only judges, and asks nothing. Only a damaged key has a remedy that deletes: whatever Redis refuses for another
+reason (memory, disk, rights) is whole.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import redis
+from redis.exceptions import ClusterDownError, NoPermissionError, ReadOnlyError, TryAgainError
+
+from rollq.errors import LedgerError, Unwritable
+
+T = TypeVar("T")
 
 MIB = 2**20
+REFUSING = re.compile(
+    r"not allowed when used memory"
+    r"|(?:^|[-\s])(?:MISCONF|READONLY|NOREPLICAS|MASTERDOWN|UNBLOCKED|CLUSTERDOWN|TRYAGAIN|BUSY) "
+)
+"""What Redis answers, itself or through a script, when it takes no writes."""
+WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
+"""Errors of this kind whose codes redis-py drops from the text."""
+DAMAGED = re.compile(r"DAMAGED (\S+) (.*?)(?: script:|$)")
+"""What a script says of a key that it cannot use."""
+MEMORY_REMEDY = "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq drop`"
+REMEDIES = {
+    "MISCONF": "Make room on its disk; `rollq doctor` checks it",
+    "READONLY": "Give the address of its primary, or of Sentinels",
+    "NOREPLICAS": "Start its replicas again",
+}
+"""What to do about a refusal, by its code."""
+KEY_REMEDY = (
+    "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
+    " says which keys may be deleted alone"
+)
+RIGHTS_REMEDY = "`rollq doctor` names the rights that its user lacks"
+
+
+def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
+    """The call's reply. Raises LedgerError or Unwritable, as `translated` says."""
+    try:
+        return call()
+    except redis.ResponseError as e:
+        raise translated(e, what, remedy) from e
+
+
+def translated(error: redis.ResponseError, what: str, remedy: str = "") -> LedgerError:
+    """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one.
+    `remedy` is for a damaged key."""
+    kind = Unwritable if refuses_writes(error) else LedgerError
+    return kind(f"{what}: {_explain(error, remedy or KEY_REMEDY)}")
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Whether Redis takes no writes at all for now. An error of a single write does not count."""
+    if isinstance(error, WITHOUT_CODE):
+        return True
+    return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
+
+
+def _explain(error: redis.ResponseError, key_remedy: str) -> str:
+    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; then the remedy."""
+    text = str(error)
+    if isinstance(error, TryAgainError):
+        return "its cluster slot is being moved"
+    if isinstance(error, ReadOnlyError):
+        return f"{text.rstrip('.')}. {REMEDIES['READONLY']}"
+    if found := DAMAGED.search(text):
+        return f"{found[1]} {found[2]}. {key_remedy}."
+    if "not allowed when used memory" in text:
+        return f"Redis is out of memory (used memory > 'maxmemory'). {MEMORY_REMEDY}"
+    if why := REFUSING.search(text):
+        text = text[why.start() :].lstrip(" -")
+        code = text.partition(" ")[0]
+        if code == "BUSY":  # Redis's own text tells to stop it without saving
+            return "Redis is busy with a long script. Wait until it has ended"
+        return f"{text.rstrip('.')}. {REMEDIES[code]}" if code in REMEDIES else text
+    if "WRONGTYPE" in text:
+        return f"{text}. {key_remedy}."
+    return f"{text}. {RIGHTS_REMEDY}" if isinstance(error, NoPermissionError) or "NOPERM" in text else text
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:
@@ -12,7 +89,7 @@ def why_no_writes(info: Mapping[str, Any]) -> str:
     if used and limit and used >= limit:
         return (
             f"Redis is out of memory ({used / MIB:.1f} of {limit / MIB:.1f} MiB): workers claim nothing, and what is"
-            " played goes on. Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq drop`"
+            f" played goes on. {MEMORY_REMEDY}"
         )
     wrong = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if info.get(name, "ok") != "ok"]
     if wrong:
@@ -21,5 +98,5 @@ def why_no_writes(info: Mapping[str, Any]) -> str:
             " look at its log. `rollq doctor` checks it"
         )
     if info.get("role") == "slave":
-        return "this Redis is a replica and takes no writes: use the address of its primary, or of Sentinels"
+        return f"this Redis is a replica and takes no writes. {REMEDIES['READONLY']}"
     return ""

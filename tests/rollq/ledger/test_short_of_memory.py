@@ -17,8 +17,9 @@ from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import State
 from rollq.ledger.routed_experts import keep_parts, parts_kept
 from rollq.ledger.versions import Versions
-from rollq.servers.connection import RetryLoop, refuses_writes, retry
+from rollq.servers.connection import RetryLoop, retry
 from rollq.servers.health import check_redis
+from rollq.servers.refusal import refuses_writes
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event

@@ -17,7 +17,8 @@ from kombu.transport import TRANSPORT_ALIASES, redis, virtual
 from redis.exceptions import ConnectionError, ResponseError
 
 from rollq.client.celery_publisher import TASK
-from rollq.servers.connection import CONNECTION_ERRORS, refuses_writes
+from rollq.servers.connection import CONNECTION_ERRORS
+from rollq.servers.refusal import refuses_writes
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.errors import SettingsError
 from rollq.ledger.keys import ENGINES
-from rollq.servers.connection import guarded
+from rollq.servers.refusal import guarded
 from rollq.settings import FILE, REDIS, engine_address
 
 if TYPE_CHECKING:
     import redis
 
-REMEDY = "delete that key, and add the engines again with `rollq engines`"
+REMEDY = "Delete that key, and add the engines again with `rollq engines`"
 """What an error names."""
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.scripts import lone_script
-from rollq.servers.connection import guarded
+from rollq.servers.refusal import guarded
 
 if TYPE_CHECKING:
     import redis
 
-REMEDY = "delete that key: live workers register again"
+REMEDY = "Delete that key: live workers register again"
 """What an error names."""
 REGISTER_EVERY_S = 5.0
 """Seconds after which a worker registers itself again."""

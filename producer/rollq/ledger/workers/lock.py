@@ -14,7 +14,8 @@ from typing import Any
 import redis
 
 from rollq.ledger.keys import LOCKS
-from rollq.servers.connection import RetryLoop, translated
+from rollq.servers.connection import RetryLoop
+from rollq.servers.refusal import translated
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from rollq.job import NAME
 from rollq.ledger.keys import ACTIVE, REAPER, RUNS, Keys
 from rollq.ledger.scripts import lone_script
-from rollq.servers.connection import guarded
+from rollq.servers.refusal import guarded
 
 if TYPE_CHECKING:
     import redis
 
-ACTIVE_REMEDY = "delete that key: it fills again"
-RUNS_REMEDY = "delete that key, then submit each run again, which lists it again"
+ACTIVE_REMEDY = "Delete that key: it fills again"
+RUNS_REMEDY = "Delete that key, then submit each run again, which lists it again"
 ROLE_S = 3.0
 """Seconds without a renewal after which another worker reaps. With its wait and its tick they stay below
 `constants.OUTAGE_S`, so that the death of a reaper is no outage."""
-ROLE_REMEDY = "delete that key: workers make it again"
+ROLE_REMEDY = "Delete that key: workers make it again"
 
 
 class ActiveRuns:

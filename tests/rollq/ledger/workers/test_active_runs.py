@@ -66,5 +66,5 @@ def test_all_runs_come_one_after_the_other(client: "redis.Redis") -> None:
 )
 def test_an_overwritten_key_is_named(client: "redis.Redis", key: str, call: object, remedy: str) -> None:
     client.set(key, "junk")
-    with pytest.raises(LedgerError, match=f"{key} .delete that key.*{remedy}"):
+    with pytest.raises(LedgerError, match=f"{key}: .*Delete that key.*{remedy}"):
         call(ActiveRuns(client))  # type: ignore[operator]

@@ -75,5 +75,5 @@ def test_a_role_is_taken_over_when_the_clock_was_set_back(client: "redis.Redis")
 
 def test_an_overwritten_key_is_named(client: "redis.Redis") -> None:
     client.hset(REAPER, "junk", 1)
-    with pytest.raises(LedgerError, match=r"rollq:reaper \(delete that key"):
+    with pytest.raises(LedgerError, match=r"rollq:reaper: .*Delete that key"):
         ReaperRole(client, "a").take()

@@ -1,0 +1,49 @@
+"""What is said of a refusal of Redis: why, and a remedy that fits."""
+
+import pytest
+import redis
+
+from rollq.errors import LedgerError, Unwritable
+from rollq.servers.refusal import guarded
+
+FULL = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+DELETE = "Delete that key: it fills again"
+
+
+def said(error: redis.ResponseError) -> LedgerError:
+    def refused() -> None:
+        raise error
+
+    with pytest.raises(LedgerError) as raised:
+        guarded("rollq:runs", refused, DELETE)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (FULL, "Make room on its disk"),
+        (redis.ResponseError("Error running script: @user_script:9: -MISCONF Redis is configured"), "Make room on its"),
+        (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "Raise its maxmemory"),
+        (redis.ReadOnlyError("You can't write against a read only replica."), "the address of its primary"),
+        (redis.ResponseError("READONLY You can't write against a read only replica."), "the address of its primary"),
+        (redis.ResponseError("NOREPLICAS Not enough good replicas to write."), "Start its replicas"),
+        (redis.exceptions.NoPermissionError("this user has no permissions to run 'zrange'"), "`rollq doctor` names"),
+        (redis.ResponseError("ERR max number of clients reached"), "max number of clients"),
+    ],
+)
+def test_what_is_whole_is_never_to_be_deleted(error: redis.ResponseError, remedy: str) -> None:
+    text = str(said(error))
+    assert text.startswith("rollq:runs: ") and remedy in text
+    assert "delete" not in text.lower()
+
+
+def test_a_busy_redis_is_not_to_be_stopped_without_saving() -> None:
+    busy = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
+    error = said(redis.ResponseError(busy))
+    assert isinstance(error, Unwritable) and "SHUTDOWN" not in str(error) and "Wait until" in str(error)
+
+
+@pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "user_script:7: DAMAGED rollq:runs is a list"])
+def test_a_damaged_key_may_be(text: str) -> None:
+    assert str(said(redis.ResponseError(text))).endswith(f"{DELETE}.")

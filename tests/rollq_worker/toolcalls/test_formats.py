@@ -60,6 +60,13 @@ def test_an_id_is_a_text_or_a_number(id: str, read: str):
     assert PARSERS["cohere"](cohere).call_ids == PARSERS["mistral"](mistral).call_ids == (read,)
 
 
+@pytest.mark.parametrize("name", sorted(WRITE))
+@pytest.mark.parametrize("key", ["first name", "user-id", "a.b", "$x", "ü", "x y  z"])
+def test_a_key_need_not_be_one_word(name: str, key: str):
+    text = WRITE[name]("f", {key: "a\n"})
+    assert [call.arguments for call in PARSERS[name](text, False, TOOLS).calls] == [{key: "a\n"}]
+
+
 for _name in sorted(WRITE):
     globals()[f"Test_{_name}"] = reader_tests(PARSERS[_name], WRITE[_name])
 

@@ -1,6 +1,7 @@
 """Values that a format writes without quotes, under schemas of every kind: as their type or as an error, never silently
 as a string."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,42 @@ def test_a_string_is_only_read_where_one_is_allowed(name: str, data: st.DataObje
     assert bool(read.calls) != bool(read.errors)
     if read.calls and isinstance(read.calls[0].arguments["x"], str):
         assert "string" in typed.kinds
+
+
+TEXT: Any = {"type": "string"}
+NULL: Any = {"type": "null"}
+NULLABLE: Sequence[Any] = (
+    {"anyOf": [TEXT, NULL]},
+    {"type": ["string", "null"]},
+    {"type": ["string", None]},
+    {"type": ["str", "None"]},
+    {**TEXT, "nullable": True},
+    {"enum": ["a", None]},
+    {},
+    {"type": None, "description": "anything"},
+)
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("text", ["null", "None", "none", "NULL", "nil", ""])
+def test_null_is_null_where_the_schema_allows_it(name: str, text: str):
+    def read(schema: Any) -> Any:
+        return PARSERS[name](WRITE[name]("f", {"x": text}), False, [tool(schema, {})])
+
+    is_null = text in ("null", "None")
+    for schema in NULLABLE:
+        assert read(schema).calls[0].arguments == {"x": None if is_null else text}
+    assert read(TEXT).calls[0].arguments == {"x": text}
+    assert read({"type": "integer"}).errors
+    assert bool(read(NULL).calls) == is_null
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITE) - set(BARE)))
+def test_null_for_arguments_stands_for_none(name: str):
+    text = WRITE[name]("f", {"x": 1})
+    nulls = {text.replace(written, "null") for written in ('{"x": 1}', "{'x': 1}") if written in text}
+    for null in nulls:
+        assert [call.arguments for call in PARSERS[name](null).calls] == [{}]
 
 
 @pytest.mark.parametrize("name", BARE)

@@ -31,9 +31,11 @@ def bare(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def coder(tag: str) -> Write:
+def coder(tag: str, line: str = "\n") -> Write:
     def write(name: str, arguments: Arguments) -> str:
-        inside = "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items())
+        inside = "".join(
+            f"<parameter={key}>{line}{bare(value)}{line}</parameter>\n" for key, value in arguments.items()
+        )
         return f"<{tag}>\n<function={name}>\n{inside}</function>\n</{tag}>"
 
     return write
@@ -99,7 +101,7 @@ WRITE: Mapping[str, Write] = {
         f'<tool_call>\n{{"name": "{name}", "arguments": {as_json(arguments)}}}\n</tool_call>'
     ),
     "qwen3_coder": coder("tool_call"),
-    "seed": coder("seed:tool_call"),
+    "seed": coder("seed:tool_call", line=""),
     "llama3": lambda name, arguments: f'{{"name": "{name}", "parameters": {as_json(arguments)}}}',
     "mistral": lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}",
     "glm45": glm,

@@ -80,17 +80,20 @@ def _from_string(name: str, arguments: str, key: str) -> Action | str:
         value, problem, end = strict_json(arguments)
     except NotJson:
         return error
+    value = {} if value is None and not problem else value
     if not isinstance(value, dict) or skip(arguments, end) != len(arguments):
         return error
     return problem or Action(name, value)
 
 
 def read_arguments(text: str, at: int, name: str) -> tuple[dict[str, Json], str, int]:
-    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where they end."""
+    """The arguments at `at` of a call of `name`, what is wrong with them ("": nothing), and where they end. null stands
+    for none."""
     try:
         value, problem, end = strict_json(text, at)
     except NotJson as e:
         return {}, f"The arguments of the call of {name!r} are {e}", at
+    value = {} if value is None and not problem else value
     if not problem and not isinstance(value, dict):
         problem = f"The arguments of the call of {name!r} are not a JSON object."
     return ({}, problem, end) if problem else (value, "", end)

@@ -17,6 +17,8 @@ from referencing.jsonschema import DRAFT202012
 from rollq.job import Json
 from rollq_worker.strict_json import CONSTANTS, NotJson, read_number, skip, strict_json
 
+_NULL = ("null", "None")
+"""How templates write null: as JSON, and as Python prints it."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SCHEMA = "tool:"
 """The address of a tool's schema while its references are followed."""
@@ -34,6 +36,8 @@ _NAMES = {
     "list": "array",
     "tuple": "array",
     "dict": "object",
+    "none": "null",
+    "nonetype": "null",
 }
 """Names that tools give their types by mistake; capitals (`STRING`) are another one."""
 _WORDS_OF = {"object": frozenset({"properties", "additionalProperties"}), "array": frozenset({"items", "prefixItems"})}
@@ -51,13 +55,14 @@ class Parameters:
     def read(self, key: str, text: str) -> tuple[Json, str]:
         """`text` as the type that the schema of parameter `key` asks for, and what is wrong with it ("": nothing).
 
-        Text that may be a string is one. Where every type is allowed, only objects and arrays are read, because a
-        number and its text look the same. The text of an unknown parameter stays as it is.
+        `null` (`None` as Python prints it) is null where the schema allows null, else text. Other text that may be a
+        string is one. Where every type is allowed, only null, objects and arrays are read, because a number and its
+        text look the same. The text of an unknown parameter stays as it is.
         """
         kinds = _of_property(self.schema, key, self.resolver)
         if kinds is None:
             return text, ""
-        value = typed(text, frozenset({"array", "object"}) if kinds == _ALL else kinds)
+        value = typed(text, frozenset({"array", "null", "object"}) if kinds == _ALL else kinds)
         if (value is None and "null" not in kinds) or (isinstance(value, str) and "string" not in kinds):
             return None, f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not {text.strip()[:40]!r}."
         return value, ""
@@ -82,7 +87,7 @@ def _functions(tools: Sequence[Json]) -> Iterable[Mapping[str, Json]]:
 def typed(text: str, kinds: frozenset[str]) -> Json:
     """`text` as one of these types, or unchanged. Text that may be a string is one, unless it says null."""
     word = text.strip()
-    if "null" in kinds and word in ("null", "None"):
+    if "null" in kinds and word in _NULL:
         return None
     if "string" in kinds:
         return text
@@ -153,8 +158,9 @@ def _choices(schema: Mapping[str, Json]) -> Iterator[list[Json]]:
 def _said(schema: Mapping[str, Json]) -> frozenset[str]:
     """What the schema's own words allow."""
     if "type" in schema:
-        said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        kinds = frozenset(_NAMES.get(kind.lower(), kind.lower()) for kind in said if isinstance(kind, str))
+        said = schema["type"] if isinstance(schema["type"], list) else [schema["type"] or {}]
+        named = ("null" if kind is None else kind.lower() for kind in said if kind is None or isinstance(kind, str))
+        kinds = frozenset(_NAMES.get(kind, kind) for kind in named)
         if kinds and kinds <= _ALL:
             return kinds | {"integer"} if "number" in kinds else kinds
     if "const" in schema:

@@ -22,6 +22,15 @@ TOOL = {
 }
 SPEC = (BUNDLED / "tokenizer.json").read_bytes()
 TEMPLATE = (BUNDLED / "chat_template.jinja").read_text()
+CODER = """{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'tool' %}{{ '<tool_response>' + m.content + '</tool_response>' }}{% else %}{{ m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}
+{%- for k, v in c.function.arguments.items() %}
+{{- '<parameter=' + k + '>\\n' }}{{ v if v is string else v | tojson }}{{ '\\n</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Writes calls as Qwen3-Coder's does."""
 
 
 def classes(tokenizer: Tokenizer, tools: list | None = None) -> dict[Edge, Match]:
@@ -60,6 +69,27 @@ def test_tools_may_speak_of_control_tokens(words: str):
     plain, spoken = (checked_renderer(tokenizer, tools).open(messages, tools) for tools in ([TOOL], [tool]))
     assert [id for id in plain if id in control] == [id for id in spoken if id in control]
     assert words in tokenizer.decode(spoken)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "unread"),
+    [
+        ("find", "first name", ""),
+        ("find", "user-id", ""),
+        ("get-order", "x", ""),
+        ("find", "a>b", "a>b"),
+        ("find", " x", " x"),
+        ("<find>", "x", "<find>"),
+    ],
+)
+def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(name: str, key: str, unread: str):
+    tokenizer = load_tokenizer().with_template(CODER)
+    function = {"name": name, "description": "d", "parameters": {"type": "object", "properties": {key: {}}}}
+    found = check(tokenizer, [{"type": "function", "function": function}])
+    assert found.family.parser == "qwen3_coder" and found.unread == unread
+    if unread:
+        with pytest.raises(JobFailure, match=f"no call with the name {unread!r} could be read .* rename"):
+            found.require()
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):

@@ -198,6 +198,12 @@ V32_TURNS = [
         sglang=TYPES,
     ),
     v32("Python's words for what is JSON", dsml(param("n", "2").replace('"false"', '"False"')), calls=[f(n=2)]),
+    v32(
+        "a value of which nobody knows whether it is text",  # the model's own parser refuses it, too
+        V32_CALL.replace(' string="true"', ""),
+        error="does not say whether it is text",
+        sglang=LENIENT,
+    ),
     v32("bad JSON", dsml(param("n", "two")), error="not valid JSON", sglang=LENIENT),
     v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),
     v32("an unknown tool", dsml(name="h"), calls=[Action("h", {})], sglang=UNKNOWN),

@@ -19,6 +19,7 @@ from rollq_worker.tokens.model_family import Family
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.selfcheck.bridge_comparison import BridgeComparison, Finding, Match
 from rollq_worker.tokens.selfcheck.conversations import Edge
+from rollq_worker.tokens.selfcheck.unread_names import unread_name
 from rollq_worker.tokens.tokenizer import Tokenizer
 
 NEEDED = (
@@ -43,12 +44,19 @@ class SelfCheck:
     preamble: Preamble
     edges: Mapping[Edge, Finding]
     """Those that an episode with these tools may take."""
+    unread: str
+    """The name of a tool, or of a parameter, that is not read back as the template writes it; "": there is none."""
 
     def require(self, *edges: Edge, rerender: bool = False) -> None:
-        """Raise JobFailure naming the first of these edges that is unsupported.
+        """Raise JobFailure naming the first of these edges that is unsupported, or a name that cannot be called.
 
         `rerender`: the episode renders the conversation again where the template rewrites it, so rendering is enough.
         """
+        if self.unread:
+            raise JobFailure(
+                f"{self.tokenizer}: no call with the name {self.unread!r} could be read as the chat template writes it"
+                f" (format {self.family.parser}): rename that tool or parameter, of letters, digits, - and _"
+            )
         for edge, finding in ((edge, self.edges[edge]) for edge in edges if edge in self.edges):
             if finding.match is Match.UNSUPPORTED and not (rerender and finding.renders):
                 raise JobFailure(
@@ -120,6 +128,7 @@ def _check(tokenizer: Tokenizer, tools: Sequence[Json], rerender: bool) -> SelfC
         family=best.renderer.family,
         preamble=best.renderer.preamble,
         edges=best.find_in_long(found),
+        unread=unread_name(best.renderer),
     )
 
 

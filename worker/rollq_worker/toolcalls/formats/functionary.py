@@ -21,7 +21,7 @@ from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, bro
 
 _TAGS = ("<function=", "</function>")
 _FORM = "Write <function=name>{...}</function>."
-_NAME = re.compile(r"([^\s<>]+)>")
+_NAME = re.compile(r"([^\s<>](?:[^<>\n]*[^\s<>])?)>")
 _ALL = "all"
 _RECIPIENT = re.compile(r"(?:>>>|\A)([\w.-]+)\n")
 _NEXT = re.compile(r">>>[\w.-]+\n")

@@ -15,7 +15,7 @@ from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 
 _TAGS, _QUOTE = ("<|tool_call>", "<tool_call|>"), '<|"|>'
 _CALL = re.compile(r"\s*call:([^\s{}<>:]+)\s*\{")
-_KEY = re.compile(r"\s*([^\s{}\[\]:,<>]+)\s*:")
+_KEY = re.compile(r"\s*([^\s{}\[\]:,<>](?:[^{}\[\]:,<>\n]*[^\s{}\[\]:,<>])?)\s*:")
 _WORD = re.compile(r"[^\s{}\[\]:,<>]+")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _FORM = 'Write call:name{key:<|"|>text<|"|>,other:1} between the tool_call tokens.'

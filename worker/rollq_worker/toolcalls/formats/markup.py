@@ -42,6 +42,8 @@ class Markup:
     """How a call is written, for the policy."""
     line: bool = False
     """Whether a line break on either side of a value belongs to the markup."""
+    says_kind: bool = False
+    """Whether each parameter's tag must say whether its value is text."""
     cdata: bool = False
     """Whether a value may stand in a section of CDATA, and is text then."""
     may_end_open: bool = False
@@ -115,6 +117,8 @@ class Markup:
             if key is None:
                 return {}, f"A parameter of the call of {name!r} has no name. {self.form}", at + len(tag)
             this = f"The parameter {key[1]!r} of the call of {name!r}"
+            if self.says_kind and key[2] is None:
+                return {}, f"{this} does not say whether it is text. {self.form}", key.end()
             value, is_text, end = self._written(text, key.end())
             if value is None:
                 return {}, f"{this} was not closed with {close}.", end
@@ -163,8 +167,8 @@ def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple
 
 
 _CDATA = ("<![CDATA[", "]]>")
-_BARE = re.compile(r"([^\s<>]+)>")
-_QUOTED = re.compile(r'([^"<>\s]+)">')
+_BARE = re.compile(r"([^\s<>](?:[^<>\n]*[^\s<>])?)>")
+_QUOTED = re.compile(r'([^"<\n]+)">')
 _CODER = Markup(
     blocks=(("<tool_call>", "</tool_call>"),),
     function=("<function=", "</function>"),
@@ -176,7 +180,7 @@ _CODER = Markup(
 )
 QWEN3_CODER = _CODER.reader()
 SEED = replace(
-    _CODER, blocks=(("<seed:tool_call>", "</seed:tool_call>"),), think=("<seed:think>", "</seed:think>")
+    _CODER, blocks=(("<seed:tool_call>", "</seed:tool_call>"),), line=False, think=("<seed:think>", "</seed:think>")
 ).reader()
 MINIMAX_M2 = Markup(
     blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
@@ -190,14 +194,15 @@ DEEPSEEK_V32 = Markup(
     blocks=tuple((f"<{_DSML}{name}>", f"</{_DSML}{name}>") for name in ("function_calls", "tool_calls")),
     function=(f'<{_DSML}invoke name="', f"</{_DSML}invoke>"),
     parameter=(f'<{_DSML}parameter name="', f"</{_DSML}parameter>"),
-    name=re.compile(r'([^"<>\s]+)"(?: string="(true|false|True|False)")?>'),
+    name=re.compile(r'([^"<\n]+)"(?: string="(true|false|True|False)")?>'),
+    says_kind=True,
     form='Write an invoke tag with the name; in it, for each argument, a parameter tag with string="true" or "false".',
 ).reader()
 KIMI_K3 = Markup(
     blocks=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
     function=('<|open|>call tool="', "<|close|>call<|sep|>"),
     parameter=('<|open|>argument key="', "<|close|>argument<|sep|>"),
-    name=re.compile(r'([^"<>\s]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
+    name=re.compile(r'([^"<\n]+)"(?: index="\d+")?(?: type="(\w+)")?<\|sep\|>'),
     form="Write a call with its tool and index in the tools; in it, for each argument, its key, type and value.",
     may_end_open=True,
     frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),

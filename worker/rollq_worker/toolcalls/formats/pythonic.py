@@ -19,8 +19,9 @@ from rollq_worker.toolcalls.call_object import read_calls
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, cut, unclosed
 
 _FORM = 'Write [name(argument="value", ...)].'
-_NAME = re.compile(r"[^\W\d][\w.]*+(?=\s*+\()")
-_KEY = re.compile(r"([^\W\d]\w*+)\s*+=(?!=)")
+_NAME = re.compile(r"[^\W\d][\w.\-]*+(?=\s*+\()")
+_KEY = re.compile(r"([^\s=(),'\"\[\]{}](?:[^=(),'\"\[\]{}\n]*[^\s=(),'\"\[\]{}])?)\s*+=(?!=)")
+"""Of a schema, so it need not be a name in Python."""
 _STRING = re.compile(r"'((?:[^'\\]++|\\.)*+)'|\"((?:[^\"\\]++|\\.)*+)\"", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?(?![\w.])")
 _WORD = re.compile(r"[^\W\d]\w*+")
@@ -29,7 +30,7 @@ _ESCAPE = re.compile(
 )
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CLOSE = {"[": "]", "(": ")", "{": "}"}
-_BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.]*+\(", re.MULTILINE)
+_BARE = re.compile(r"^[ \t]*+\[\s*+[^\W\d][\w.\-]*+\(", re.MULTILINE)
 """A line, or a text behind reasoning, that begins with a call in a list."""
 
 

@@ -108,7 +108,7 @@ DEEPSEEK_V31 = SectionFormat(
 KIMI_K2 = SectionFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     call=("<|tool_call_begin|>", "<|tool_call_end|>"),
-    heads=(re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+):\d+)\s*<\|tool_call_argument_begin\|>"),),
+    heads=(re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+):\d+)\s*<\|tool_call_argument_begin\|>"),),
     no_head="The id of the tool call cannot be read. Write functions.name:number between the tokens.",
 ).reader()
 SOLAR = SectionFormat(

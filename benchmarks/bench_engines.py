@@ -1,9 +1,8 @@
-"""Engines kept busy: the worker's placement and limits against a fixed limit and random routing, in a simulation.
+"""Engines kept busy: the worker's placement against random routing and routing by group, in a simulation.
 
 The engines are `EngineModel`s (batching, KV capacity, prefix cache, chunked prefill) on a simulated clock. What decides
 is the worker's own `EnginePlacement`, one for each simulated worker process, which sees what a real one sees: its own
-replies, and each engine's load every few seconds. A turn's time counts from its start in the worker, so waiting for a
-seat is in it. The first third of the time is not counted.
+episodes. The first third of the time is not counted.
 
     .venv/bin/python benchmarks/bench_engines.py [--seconds 600] [--only WORD] [--json FILE]
 """
@@ -24,13 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.simulation.engine_model import EngineModel, EngineShape, Request
 
-CHECK_S = 0.5
-"""Seconds after which a waiting episode looks for a seat elsewhere, as in the worker."""
-POLL_S = 2.0
 SHAPE = EngineShape(
     step_s=0.006,
     prefill_token_s=4e-5,
@@ -92,73 +87,54 @@ class Episode:
     began: float = 0.0
     claimed: float = 0.0
     output: int = 0
-    url: str = ""
-    entered: bool = False
 
 
 class Way:
     """How a worker process chooses engines."""
 
     name = ""
-    polls = False
 
-    def __init__(self, fleet: Fleet, urls: list[str], dice: random.Random) -> None:
+    def __init__(self, urls: list[str], dice: random.Random) -> None:
         self.urls, self.dice = urls, dice
 
-    def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
+    def enter(self, episode: Episode) -> str:
         raise NotImplementedError
-
-    def has_seat(self) -> bool:
-        return True
 
     def leave(self, episode: Episode) -> None: ...
 
-    def observe(self, url: str, load: EngineLoad) -> None: ...
-
 
 class Random(Way):
-    name = "random engine, fixed limit"
+    name = "random engine"
 
-    def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
-        return self.dice.choice(self.urls), True
+    def enter(self, episode: Episode) -> str:
+        return self.dice.choice(self.urls)
 
 
 class ByGroup(Way):
-    name = "engine of the group, fixed limit"
+    name = "engine of the group"
 
-    def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
+    def enter(self, episode: Episode) -> str:
         def weight(url: str) -> bytes:
             return hashlib.blake2b(f"{url} {episode.group}".encode(), digest_size=8).digest()
 
-        return max(self.urls, key=weight), True
+        return max(self.urls, key=weight)
 
 
 class Bounded(Way):
-    name = "bounded loads, fixed limit"
+    name = "engine of the group, bounded loads"
 
-    def __init__(self, fleet: Fleet, urls: list[str], dice: random.Random) -> None:
-        super().__init__(fleet, urls, dice)
-        self.placement = EnginePlacement(fleet.concurrency)
+    def __init__(self, urls: list[str], dice: random.Random) -> None:
+        super().__init__(urls, dice)
+        self.placement = EnginePlacement()
 
-    def enter(self, episode: Episode, granted: Callable[[], object]) -> tuple[str, bool]:
-        return self.placement.enter(episode.id, episode.group, self.urls, granted)
-
-    def has_seat(self) -> bool:
-        return self.placement.has_seat(self.urls)
+    def enter(self, episode: Episode) -> str:
+        return self.placement.enter(episode.id, episode.group, self.urls)
 
     def leave(self, episode: Episode) -> None:
         self.placement.leave(episode.id)
 
 
-class Adaptive(Bounded):
-    name = "bounded loads, adaptive limit"
-    polls = True
-
-    def observe(self, url: str, load: EngineLoad) -> None:
-        self.placement.observe(url, load)
-
-
-WAYS: tuple[type[Way], ...] = (Random, ByGroup, Bounded, Adaptive)
+WAYS: tuple[type[Way], ...] = (Random, ByGroup, Bounded)
 
 
 class Simulation:
@@ -170,8 +146,7 @@ class Simulation:
         self.urls = [f"http://engine-{number}" for number in range(fleet.engines)]
         self.engines = {url: EngineModel(fleet.shape) for url in self.urls}
         self.engines[self.urls[0]] = EngineModel(_slower(fleet.shape, fleet.slow))
-        self.workers = [way(fleet, self.urls, random.Random(dice.random())) for _ in range(fleet.workers)]
-        self.seen = {(worker, url): 0 for worker in range(fleet.workers) for url in self.urls}
+        self.workers = [way(self.urls, random.Random(dice.random())) for _ in range(fleet.workers)]
         self.dice, self.seed = dice, seed
         self.jobs = itertools.count()
         self.now = 0.0
@@ -187,8 +162,6 @@ class Simulation:
         for worker in range(self.fleet.workers):
             for _ in range(self.fleet.concurrency):
                 self.at(self.dice.uniform(0, 2), lambda worker=worker: self.claim(worker))
-            if self.way.polls:
-                self.at(self.dice.uniform(0, POLL_S), lambda worker=worker: self.poll(worker))
         while self.events[0][0] < self.seconds:
             self.now, _, act = heapq.heappop(self.events)
             act()
@@ -198,9 +171,6 @@ class Simulation:
         heapq.heappush(self.events, (when, next(self.order), act))
 
     def claim(self, worker: int) -> None:
-        if not self.workers[worker].has_seat():  # as the worker looks for a seat before it claims a job
-            self.at(self.now + self.dice.uniform(0.5, 1.5), lambda: self.claim(worker))
-            return
         number = next(self.jobs)
         group = number // self.fleet.group
         dice = random.Random(self.seed * 1_000_003 + number)
@@ -211,23 +181,12 @@ class Simulation:
 
     def begin(self, episode: Episode) -> None:
         """The next turn."""
-        episode.began, episode.entered = self.now, False
+        episode.began = self.now
         episode.output = max(1, round(self.fleet.sampled * episode.dice.lognormvariate(-0.32, 0.8)))
-        self.ask(episode, episode.turn)
-
-    def ask(self, episode: Episode, turn: int) -> None:
-        if episode.entered or episode.turn != turn:
-            return  # a timer that came late
-        url, now = self.workers[episode.worker].enter(
-            episode, lambda: self.at(self.now, lambda: self.ask(episode, turn))
-        )
-        if not now:
-            self.at(self.now + CHECK_S, lambda: self.ask(episode, turn))
-            return
-        episode.url, episode.entered = url, True
-        rid = f"{episode.id} {turn}"
+        url = self.workers[episode.worker].enter(episode)
+        rid = f"{episode.id} {episode.turn}"
         self.flying[rid] = episode
-        request = Request(rid, tuple(episode.chain), (episode.id, turn), episode.output)
+        request = Request(rid, tuple(episode.chain), (episode.id, episode.turn), episode.output)
         self.engines[url].submit(request, self.now)
         self.look(url)
 
@@ -263,19 +222,6 @@ class Simulation:
             return
         episode.chain.append(((episode.id, episode.turn, "observed"), self.fleet.observed))
         self.at(self.now + self.fleet.step_s * episode.dice.lognormvariate(-0.5, 1.0), lambda: self.begin(episode))
-
-    def poll(self, worker: int) -> None:
-        for url, engine in self.engines.items():
-            load = engine.load(self.now)
-            retracted = load.retractions - self.seen[worker, url]
-            self.seen[worker, url] = load.retractions
-            self.workers[worker].observe(
-                url,
-                EngineLoad(
-                    running=load.running, waiting=load.waiting, token_usage=load.token_usage, retracted=retracted
-                ),
-            )
-        self.at(self.now + POLL_S, lambda: self.poll(worker))
 
     def result(self) -> Result:
         span = self.seconds - self.warm

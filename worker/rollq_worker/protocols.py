@@ -244,11 +244,6 @@ class WorkerEngine(Engine, Protocol):
         ...
 
     @property
-    def has_seat(self) -> bool:
-        """Whether an episode could begin now. While none could, a claimed job would only wait."""
-        ...
-
-    @property
     def outage_s(self) -> float:
         """Seconds so far in which nothing could be sampled. Deadlines do not run meanwhile."""
         ...
@@ -266,7 +261,7 @@ class WorkerEngine(Engine, Protocol):
         ...
 
     def end(self, key: str) -> None:
-        """That job's episode is over in this process, so another one may have its place."""
+        """That job's episode is over in this process, so it leaves its engine."""
         ...
 
 

@@ -9,5 +9,5 @@ def live(ledger: Ledger, name: str = "w", **changes: object) -> None:
     register(ledger.redis, LiveWorker(name=name, **{**told, **changes}))  # type: ignore[arg-type]
 
 
-def used(url: str, state: str, episodes: int = 0, limit: int = 4) -> EngineUse:
-    return EngineUse(url=url, state=state, episodes=episodes, limit=limit, waiting=0)
+def used(url: str, state: str, episodes: int = 0) -> EngineUse:
+    return EngineUse(url=url, state=state, episodes=episodes)

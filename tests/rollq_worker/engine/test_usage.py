@@ -10,24 +10,52 @@ from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.scheduling import load_watch
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle
-from rollq_worker.engine.scheduling.placement import Usage
 from tests.rollq_worker.engine.clients import generate
-from tests.rollq_worker.engine.engine_servers import good_reply, scripted_engine
+from tests.rollq_worker.engine.engine_servers import Answer, good_reply, scripted_engine
 
 LOAD = {"num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.25}
-LOADS = "v1/loads?include=core,queues"
+LOADS = "v1/loads?include=core"
 
 
 def test_an_engine_is_used_by_the_episodes_that_play_there() -> None:
     with scripted_engine(**{LOADS: (200, {"loads": [LOAD]})}) as engine:
-        pool = EnginePool([engine.url], concurrency=4)
-        assert [use for _, _, use in pool.usage()] == [Usage(0, 4, 0, None)]
+        pool = EnginePool([engine.url])
+
+        def use() -> tuple[int, EngineLoad | None]:
+            [usage] = pool.usage()
+            return usage.episodes, usage.load
+
+        assert use() == (0, None)
         generate(pool, "run/group/0")
         pool._loads.look(pool.engines[0])
-        load = EngineLoad(running=2, waiting=0, token_usage=0.25, retracted=0)
-        assert [use for _, _, use in pool.usage()] == [Usage(1, 4, 0, load)]
+        load = EngineLoad(running=2, waiting=0, token_usage=0.25)
+        assert use() == (1, load)
         pool.end("run/group/0")
-        assert [use for _, _, use in pool.usage()] == [Usage(0, 4, 0, None)]  # it is not asked any more
+        pool._loads.look(pool.engines[0])
+        assert use() == (0, None)  # it is not asked any more
+        pool.close()
+
+
+@pytest.mark.parametrize("answer", [(404, {}), (200, {"loads": []}), (500, b""), "reset"])
+def test_an_engine_that_tells_no_load_is_used_all_the_same(answer: Answer) -> None:
+    with scripted_engine(**{LOADS: answer}) as engine:
+        pool = EnginePool([engine.url])
+        generate(pool, "run/group/0")
+        for _ in range(3):
+            pool._loads.look(pool.engines[0])
+        assert pool.usage()[0].load is None and pool.available
+        pool.close()
+
+
+def test_a_thread_that_played_a_job_leaves_its_next_attempt_alone() -> None:
+    """That attempt plays in another thread, while the first one plays another job."""
+    with scripted_engine() as engine, ThreadPoolExecutor(1) as thread:
+        pool = EnginePool([engine.url])
+        generate(pool, "run/group/0")
+        pool.end("run/group/0")
+        thread.submit(generate, pool, "run/group/0").result(60)
+        generate(pool, "run/group/1")
+        assert pool.usage()[0].episodes == 2
         pool.close()
 
 
@@ -44,10 +72,10 @@ def test_an_engine_is_asked_whether_it_is_paused_once_a_request_is_slow(
 
     def is_paused() -> list[bool]:
         pool._loads.look(pool.engines[0])
-        return [idle is Idle.PAUSED for _, idle, _ in pool.usage()]
+        return [usage.idle is Idle.PAUSED for usage in pool.usage()]
 
     with scripted_engine(late, ready=ready) as engine, ThreadPoolExecutor(1) as thread:
-        pool = EnginePool([engine.url], concurrency=4)
+        pool = EnginePool([engine.url])
         played = thread.submit(generate, pool, "run/group/0")
         assert asked.wait(60)
         monkeypatch.setattr(load_watch, "SLOW_S", 1e9)

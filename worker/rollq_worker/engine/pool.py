@@ -1,6 +1,6 @@
 """Several engines as one: each group of jobs has its engine, and an episode leaves it only when that goes away.
 
-Which engine that is, and how many episodes it has at once, `EnginePlacement` says. The invariant: a request waits for
+Which engine that is, `EnginePlacement` says. The invariant: a request waits for
 an engine that is away only when no other one is up. It knows nothing of where the list comes from.
 """
 
@@ -8,21 +8,21 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import logging
 import random
+import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 from rollq.job import Json
 from rollq_worker.engine.call import Call, EngineLeft, Shared
 from rollq_worker.engine.hang_watch import HangWatch
 from rollq_worker.engine.limits import UNLIMITED
 from rollq_worker.engine.quarantine import Check, SharedLock
+from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
-from rollq_worker.engine.scheduling.placement import EnginePlacement, Usage
+from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import CHECK_S
@@ -30,31 +30,42 @@ from rollq_worker.waiting import CHECK_S
 log = logging.getLogger(__name__)
 
 
+class Usage(NamedTuple):
+    """How an engine is used, for people."""
+
+    engine: SGLangEngine
+    idle: Idle | None
+    """Why it generates nothing; None: it does."""
+    episodes: int
+    """Episodes of this process that play there."""
+    load: EngineLoad | None
+    """What it said last of its load; None when it has no episodes, or does not tell."""
+
+
 class EnginePool:
     """`protocols.WorkerEngine` over the engines at some addresses. One object per process, used by all threads.
 
-    `concurrency` is the most episodes that an engine gets, `suspect_lock` gives the lock of an address; the other
-    options are those of `SGLangEngine`. Without engines, requests wait. An episode keeps its seat until `end`.
+    `suspect_lock` gives the lock of an address; the other options are those of `SGLangEngine`. Without engines,
+    requests wait. An episode stays on its engine until `end`.
     """
 
     def __init__(
         self,
         urls: Collection[str] = (),
         *,
-        concurrency: int = 64,
         vocab_size: int | None = None,
         suspect_lock: Callable[[str], SharedLock] | None = None,
         **options: Any,
     ) -> None:
         self._shared = Shared(vocab_size=vocab_size, engines=0)
-        self._options = {"concurrency": concurrency, "share": self._shared, **options}
+        self._options = {"share": self._shared, **options}
         self._suspect_lock = suspect_lock
         self._engines: tuple[SGLangEngine, ...] = ()
         self._retired: tuple[SGLangEngine, ...] = ()
         self._watches: dict[SGLangEngine, HangWatch] = {}
         """Also of engines that were removed, until they have answered."""
         self._watching = False
-        self._placement = EnginePlacement(concurrency)
+        self._placement = EnginePlacement()
         self._loads = LoadWatch(lambda: self._engines, self._placement)
         self.update(urls)
 
@@ -69,18 +80,14 @@ class EnginePool:
         return any(engine.available for engine in self._engines)
 
     @property
-    def has_seat(self) -> bool:
-        """Whether a new episode could begin at once."""
-        return self._placement.has_seat([engine.url for engine in self._up()])
-
-    @property
     def outage_s(self) -> float:
         """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
-    def usage(self) -> list[tuple[SGLangEngine, Idle | None, Usage]]:
-        """Each engine, why it generates nothing (None: it does), and how it is used, for people."""
-        return [(each, self._loads.idle(each.url), self._placement.usage(each.url)) for each in self._engines]
+    def usage(self) -> list[Usage]:
+        """How each engine is used."""
+        loads, placement = self._loads, self._placement
+        return [Usage(e, loads.idle(e.url), placement.episodes(e.url), loads.load(e.url)) for e in self._engines]
 
     def update(self, urls: Collection[str]) -> None:
         """The engines are now those at these addresses. One that is no longer among them gets no new requests, and its
@@ -147,8 +154,8 @@ class EnginePool:
                     log.info("%s leaves the engine at %s", key, engine.name)
 
     def end(self, key: str) -> None:
-        """That job's episode is over in this process, so another one may have its seat. A later attempt of the same job
-        that has begun here already takes a seat again before its next turn."""
+        """That job's episode is over in this process. A later attempt of the same job that has begun here already
+        enters again before its next turn."""
         self._placement.leave(key)
 
     def ready(self) -> bool:
@@ -185,17 +192,12 @@ class EnginePool:
         return tuple(engine for engine in self._engines if engine.available)
 
     def _enter(self, call: Call) -> SGLangEngine:
-        """The engine for the call's turn. Waits while there is none, and while it has enough episodes."""
-        granted: SimpleQueue[None] = SimpleQueue()  # a fraction of an Event's cost, of which most turns have no use
-        while True:
-            engines = {engine.url: engine for engine in self._fit(call)}
-            if engines:
-                url, now = self._placement.enter(call.key, call.group, list(engines), partial(granted.put, None))
-                if now:
-                    return engines[url]
-            with suppress(Empty):
-                granted.get(timeout=CHECK_S)
+        """The engine for the call's turn. Waits while there is none."""
+        while not (fit := self._fit(call)):
+            time.sleep(CHECK_S)
             call.check()
+        engines = {engine.url: engine for engine in fit}
+        return engines[self._placement.enter(call.key, call.group, list(engines))]
 
     def _fit(self, call: Call) -> Sequence[SGLangEngine]:
         """The engines that the call may go to: those that are up, before those that failed it, before all others."""

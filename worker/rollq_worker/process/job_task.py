@@ -48,9 +48,6 @@ LEDGERS_KEPT = 256
 REFUSED_PAUSE_S = 5.0
 """Seconds for which a slot rests after a message of a run that this worker cannot play. So it takes few of them, and
 workers that can play the run get the others."""
-SEAT_PAUSES = 60
-"""Number of pauses, of a second each, for which a message waits for an engine's seat. Then another worker may have
-one."""
 LEFT_ALONE_S = 60.0
 """Seconds for which this worker claims nothing of a run in which it met a job for other workers only."""
 DAMAGE_PAUSE_S = 5.0
@@ -58,8 +55,6 @@ DAMAGE_PAUSE_S = 5.0
 REASON_HEAD = 200
 """Number of characters that are kept from the beginning of a reason that is cut. The rest is kept from the end, where a
 traceback says most."""
-NO_SEAT = "no seat"
-"""Why a message goes back whose job no engine takes for now."""
 
 Summary = dict[str, Any]
 """What became of a message, for Flower and for metrics. rollq's own counts come from the ledger."""
@@ -125,8 +120,6 @@ class JobRunner:
             log.error("%s: refused by the ledger: %s", job_id, e)
             return {"stop": "refused: damaged"}
         if isinstance(claim, Refusal):
-            if claim.reason == NO_SEAT:
-                self._republish(ledger, job_id)
             return self._refused(ledger, job_id, claim)
         with self.leases.hold(ledger, claim) as attempt:
             on_claim(attempt)
@@ -158,14 +151,9 @@ class JobRunner:
 
         def claim() -> Claim | Refusal:
             self._pause(0.0)
-            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt. While it has
-            # enough episodes, a job waits in the queue, where its deadline does not run.
-            pauses = 0
-            while not ((self.engine.available or self.engine.ready()) and self.engine.has_seat):
-                if pauses >= SEAT_PAUSES:
-                    return Refusal(NO_SEAT)
+            # While the engine is away, nothing is claimed, so that an outage costs no job an attempt.
+            while not (self.engine.available or self.engine.ready()):
                 self._pause(random.uniform(0.5, 1.5))  # every idle thread asks
-                pauses = pauses + 1 if self.engine.available else 0
             return ledger.claim(
                 job_id,
                 worker=self.name,

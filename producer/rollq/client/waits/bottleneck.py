@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rollq.client.waits.facts import Facts
-from rollq.ledger.workers.live_workers import AWAY, READY, EngineUse, LiveWorker, Wait
+from rollq.ledger.workers.live_workers import READY, LiveWorker, Wait
 
 LISTED = 3
 """Number of names of a kind that are said."""
@@ -71,21 +71,9 @@ def _advice(f: Facts) -> str:
     """What keeps the queued jobs waiting."""
     if not f.queued:
         return f"`rollq late --run {f.run}` shows each of them"
-    engines = [(worker, engine) for worker in f.able for engine in worker.engines]
-    if engines and all(_full(worker, engine) for worker, engine in engines):
-        limit = sum(engine.limit for _, engine in engines if engine.state != AWAY)
-        return (
-            f"The engines have as many episodes as they can serve, {limit} by their load: another engine would"
-            " help, another worker would not"
-        )
     if f.able and sum(worker.busy for worker in f.able) >= TAKEN * _slots(f.able):
         return f"All {_slots(f.able)} slots are taken: another worker, or a larger -c, would help"
     return f"`rollq late --run {f.run}` shows the oldest"
-
-
-def _full(worker: LiveWorker, engine: EngineUse) -> bool:
-    """Whether its load keeps the engine from more of the worker's episodes."""
-    return engine.state == AWAY or (engine.limit < worker.slots and engine.episodes >= engine.limit)
 
 
 def listed(names: Sequence[str]) -> str:

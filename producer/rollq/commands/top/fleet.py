@@ -84,8 +84,6 @@ class EngineNow:
     """READY, AWAY, PAUSED or STALLED, as most of its workers see it."""
     workers: int
     episodes: int
-    limit: int
-    waiting: int
     running: int | None
     queued: int | None
     token_usage: float | None
@@ -273,8 +271,6 @@ def _engine(url: str, uses: Sequence[EngineUse]) -> EngineNow:
         state=max((READY, PAUSED, STALLED, AWAY), key=lambda state: states[state]),
         workers=len(uses),
         episodes=sum(use.episodes for use in uses),
-        limit=sum(use.limit for use in uses),
-        waiting=sum(use.waiting for use in uses),
         running=most(use.running for use in uses if use.running is not None),
         queued=most(use.queued for use in uses if use.queued is not None),
         token_usage=most(use.token_usage for use in uses if use.token_usage is not None),

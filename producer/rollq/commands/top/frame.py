@@ -176,14 +176,13 @@ def _staleness(run: RunNow) -> Cell:
 
 
 def _engines(engines: Sequence[EngineNow], wide: bool) -> Table:
-    columns = ["ENGINE", "STATE", "EPISODES", "WAITING", "RUNNING", "QUEUED", "KV"] + ["WORKERS"] * wide
+    columns = ["ENGINE", "STATE", "EPISODES", "RUNNING", "QUEUED", "KV"] + ["WORKERS"] * wide
     rows = []
     for engine in sorted(engines, key=lambda engine: (engine.state == READY, engine.url)):
         row = [
             Cell(one_line(engine.url, LONGEST[wide])),
             Cell(one_line(engine.state, 10), STYLES.get(engine.state, "")),
-            Cell(f"{engine.episodes} of {engine.limit}"),
-            _number(engine.waiting),
+            _number(engine.episodes),
             Cell(_known(engine.running)),
             Cell(_known(engine.queued)),
             Cell(NONE if engine.token_usage is None else f"{engine.token_usage:.0%}"),

@@ -55,11 +55,7 @@ class EngineUse(NamedTuple):
     state: str
     """READY, AWAY, PAUSED or STALLED."""
     episodes: int
-    """Episodes of this worker that may be in a turn there."""
-    limit: int
-    """Most such episodes."""
-    waiting: int
-    """Episodes of this worker that wait to be among them."""
+    """Episodes of this worker that play there."""
     running: int | None = None
     """Requests that the engine generates for."""
     queued: int | None = None
@@ -157,14 +153,12 @@ def _worker(name: bytes, entry: bytes, age_s: int) -> LiveWorker | None:
         return None
 
 
-def _engine(url: object, state: object, episodes: Any, limit: Any, waiting: Any, *load: Any) -> EngineUse:
+def _engine(url: object, state: object, episodes: Any, *load: Any) -> EngineUse:
     running, queued, usage = load
     return EngineUse(
         url=str(url),
         state=str(state),
         episodes=int(episodes),
-        limit=int(limit),
-        waiting=int(waiting),
         running=None if running is None else int(running),
         queued=None if queued is None else int(queued),
         token_usage=None if usage is None else float(usage),

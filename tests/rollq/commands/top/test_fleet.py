@@ -76,7 +76,7 @@ def test_groups_of_both_purposes_and_those_of_an_older_rollq(fleet: FleetReader,
 
 
 def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) -> None:
-    a, b = EngineUse("http://a", READY, 3, 4, 1, 5, 2, 0.25), EngineUse("http://b", AWAY, 0, 4, 0)
+    a, b = EngineUse("http://a", READY, 3, 5, 2, 0.25), EngineUse("http://b", AWAY, 0)
     register(ledger.redis, replace(WORKER, engines=(a, b), turns_s=1.5, tokens_s=30.0))
     other = replace(WORKER, name="v", engines=(a._replace(state=PAUSED, running=6), b), busy=3, turns_s=1.0)
     register(ledger.redis, other)
@@ -190,7 +190,7 @@ def test_rollouts_a_minute(fleet: FleetReader, ledger: Ledger) -> None:
 
 
 def test_the_json_has_everything(fleet: FleetReader, ledger: Ledger) -> None:
-    register(ledger.redis, replace(WORKER, engines=(EngineUse("http://a", READY, 3, 4, 1),)))
+    register(ledger.redis, replace(WORKER, engines=(EngineUse("http://a", READY, 3),)))
     ledger.submit(group())
     found = json.loads(json.dumps(as_json(fleet.read())))
     assert found["slots"] == 4 and found["runs"][0]["oldest"] == "g"

@@ -30,7 +30,7 @@ WORKER = LiveWorker(
     slots=4,
     busy=1,
     waits=(Wait("r/g/0", "environment.step(get_order)", 12.0), Wait("r/g/1", "engine", 2.0)),
-    engines=(EngineUse("http://a", READY, 1, 4, 0, 1, 0, 0.5),),
+    engines=(EngineUse("http://a", READY, 1, 1, 0, 0.5),),
     turns_s=2.5,
     tokens_s=1234.0,
 )
@@ -96,7 +96,7 @@ def test_a_mistyped_run_and_no_redis(redis_url: str, ledger: Ledger, fails: Fail
 
 
 def test_what_others_have_written_is_only_text(played: Ledger, size: None) -> None:
-    engines = (EngineUse(HOSTILE, HOSTILE, 1, 4, 0, 1, 0, 0.5),)
+    engines = (EngineUse(HOSTILE, HOSTILE, 1, 1, 0, 0.5),)
     waits = (Wait(HOSTILE, HOSTILE, 3.0),)
     found = FleetReader(played.redis).read()
     worker = replace(WORKER, name=HOSTILE, queues=(HOSTILE,), engine=HOSTILE, engines=engines, waits=waits)

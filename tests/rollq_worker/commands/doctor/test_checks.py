@@ -160,7 +160,7 @@ def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path
         ({"tokenizer": "t"}, "has another tokenizer or chat template"),
         ({"template": "t"}, "has another tokenizer or chat template"),
         ({"engine": AWAY}, "the engine of w is away"),
-        ({"engines": (EngineUse("http://e", PAUSED, 0, 1, 0),)}, "http://e is paused"),
+        ({"engines": (EngineUse("http://e", PAUSED, 0),)}, "http://e is paused"),
         ({"queues": ("big",)}, "no live worker serves rollq"),
     ],
 )

@@ -13,7 +13,7 @@ URL = "http://e"
 
 def load(used: int = 500, running: int = 3) -> EngineLoad:
     """Measured on SGLang 0.5.23: a pause, in each of its modes, leaves all of it as it was."""
-    return EngineLoad(running=running, waiting=0, token_usage=0.1, retracted=0, used_tokens=used)
+    return EngineLoad(running=running, waiting=0, token_usage=0.1, used_tokens=used)
 
 
 class Engine:
@@ -40,8 +40,8 @@ class Engine:
 def idle_after(engine: Engine, seconds: Sequence[float]) -> Idle | None:
     """Why it generates nothing after looks at these times."""
     clock = [0.0]
-    placement = EnginePlacement(4)
-    placement.enter("episode", "group", [URL], lambda: None)
+    placement = EnginePlacement()
+    placement.enter("episode", "group", [URL])
     watch = LoadWatch(lambda: [engine], placement, lambda: clock[0])
     for clock[0] in seconds:
         watch.look(engine)

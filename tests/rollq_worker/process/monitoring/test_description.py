@@ -47,7 +47,7 @@ def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(run
     describe = Description(runner, pool)
     url = pool.engines[0].name
     worker = describe()
-    assert worker.engines == (EngineUse(url, READY, 0, 64, 0),)
+    assert worker.engines == (EngineUse(url, READY, 0),)
     assert (worker.name, worker.slots, worker.busy, worker.waits, worker.engine) == ("w", 4, 0, (), READY)
     for idle, state in ((Idle.PAUSED, PAUSED), (Idle.STALLED, STALLED)):
         pool._loads._idle[pool.engines[0].url] = idle
@@ -55,6 +55,6 @@ def test_engines_are_told_with_their_state_and_survive_the_way_through_redis(run
     pool.engines[0]._availability.mark_down("gone", unreachable=True)
     worker = describe()
     assert (worker.engine, worker.engines[0].state) == (AWAY, AWAY)
-    told = replace(worker, engines=(EngineUse(url, PAUSED, 1, 4, 2, 7, 3, 0.5), *worker.engines))
+    told = replace(worker, engines=(EngineUse(url, PAUSED, 1, 7, 3, 0.5), *worker.engines))
     register(ledger.redis, told)
     assert live_workers(ledger.redis) == [told]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PATH = "/v1/loads?include=core,queues"
+PATH = "/v1/loads?include=core"
 """A router has no such path, and neither has an old SGLang."""
 
 
@@ -23,15 +23,8 @@ class EngineLoad:
     """Requests in its own queue."""
     token_usage: float
     """Share of its KV cache that running requests hold, in the fullest rank; what could be evicted is not in it."""
-    retracted: int
-    """Running requests that it has just put back into its queue, because its KV cache was full."""
     used_tokens: int = 0
     """Tokens in its KV cache, which every step of a generation changes; 0 also where it does not tell."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether it generates nothing although requests wait, as during a weight update."""
-        return self.waiting > 0 and self.running == 0
 
     @property
     def shows_progress(self) -> bool:
@@ -49,9 +42,8 @@ def read_load(reply: object) -> EngineLoad | None:
             running=sum(int(rank["num_running_reqs"]) for rank in ranks),
             waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
             token_usage=max(float(rank["token_usage"]) for rank in ranks),
-            retracted=sum(int((rank.get("queues") or {}).get("retracted", 0)) for rank in ranks),
             used_tokens=sum(int(rank.get("num_used_tokens", 0)) for rank in ranks),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return load if 0 <= load.token_usage < math.inf else None  # also NaN, which no limit is below

@@ -1,7 +1,7 @@
 """Looks at how busy the engines are, now and then, in one thread of the process, and at which of them generate nothing.
 
-An engine is asked only while episodes of this process are on it. One that does not tell its load, such as a router, is
-not limited. That an engine generates nothing is for people: nothing is decided by it. It knows nothing of HTTP.
+An engine is asked only while episodes of this process are on it. All of it is for people: nothing is decided by it.
+It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class LoadWatch:
         self._silent: dict[str, int] = {}
         self._clock = clock
         self._idle: dict[str, Idle] = {}
+        self._loads: dict[str, EngineLoad] = {}
         self._told: dict[str, tuple[EngineLoad | None, float]] = {}
         """What each engine told last, None when it did not answer, and since when it tells the same."""
         self._stop = threading.Event()
@@ -96,10 +97,15 @@ class LoadWatch:
         """Why that engine generated nothing at the last look; None when it may have."""
         return self._idle.get(url)
 
+    def load(self, url: str) -> EngineLoad | None:
+        """What that engine said last; None when it has no episodes, or does not tell."""
+        return self._loads.get(url)
+
     def look(self, engine: Engine) -> None:
-        """Ask an engine, if there is a reason to, and adapt its limit."""
+        """Ask an engine, if there is a reason to."""
         url = engine.url
         if not engine.available or not self._placement.episodes(url):
+            self._loads.pop(url, None)
             self._told.pop(url, None)
             self._idle.pop(url, None)
             return
@@ -124,17 +130,19 @@ class LoadWatch:
         try:
             load = engine.load()
         except Exception as e:
-            # Whether the engine is away is for others to find; the limits of the other engines must go on.
+            # Whether the engine is away is for others to find; the looks at the other engines must go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
             self._note(url, None)
             return
         if load is None:
             self._silent[url] = SILENT_LOOKS
+            self._loads.pop(url, None)
+        else:
+            self._loads[url] = load
         if load is None or not load.shows_progress:
             self._told.pop(url, None)
         else:
             self._note(url, load)
-        self._placement.observe(url, load)
 
     def _note(self, url: str, told: EngineLoad | None) -> None:
         if url not in self._told or self._told[url][0] != told:

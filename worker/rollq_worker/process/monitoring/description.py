@@ -69,10 +69,10 @@ class Description:
 
     def _engines(self) -> list[EngineUse]:
         found = []
-        for engine, idle, use in self._engine.usage()[:MAX_ENGINES]:
-            state = AWAY if not engine.available else idle or READY
+        for use in self._engine.usage()[:MAX_ENGINES]:
+            state = AWAY if not use.engine.available else use.idle or READY
             load = (use.load.running, use.load.waiting, round(use.load.token_usage, 3)) if use.load else ()
-            found.append(EngineUse(engine.name, state, use.episodes, use.limit, use.waiting, *load))
+            found.append(EngineUse(use.engine.name, state, use.episodes, *load))
         return found
 
     def _rates(self) -> tuple[float, float]:

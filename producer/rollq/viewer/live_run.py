@@ -11,12 +11,13 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, LedgerError
 from rollq.events import Closed
-from rollq.job import Job, Purpose
+from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import State
+from rollq.ledger.stored import group_size, number, text
 from rollq.viewer.place import Listing
 from rollq.viewer.rows import Row, last_line, short, why
 from rollq.wire.events import decode_event
@@ -90,12 +91,12 @@ class LiveRun:
         for key in (keys.queued, keys.leased, keys.dead):
             pipe.zrange(key, 0, -1)
         *groups, queued, leased, dead = self.reader.scripts.guard(keys.queued, pipe.execute)
-        states = {_text(name): state for (state, _), names in zip(places, groups, strict=True) for name in names}
+        states = {text(name): state for (state, _), names in zip(places, groups, strict=True) for name in names}
         return Glance(
             groups=states,
-            queued=frozenset(map(_text, queued)),
-            leased=frozenset(_text(held).partition("#")[0] for held in leased),
-            dead=[*map(_text, dead)],
+            queued=frozenset(map(text, queued)),
+            leased=frozenset(text(held).partition("#")[0] for held in leased),
+            dead=[id for id in map(text, dead) if _is_job(id)],
         )
 
     def _find_groups(self, names: Sequence[str]) -> None:
@@ -104,10 +105,14 @@ class LiveRun:
         for name in names:
             pipe.hmget(keys.group(name), "seq", "size", "spare", "body")
         found = zip(names, self.reader.scripts.guard("groups", pipe.execute), strict=True)
-        for name, (_, size, spare, body) in sorted(found, key=lambda each: int(each[1][0] or 0)):
-            members = int(size or 0) + int(spare or 0)
-            self._ids[name] = dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(members))
-            self._bodies[name] = body or b""
+        for name, (_, size, spare, body) in sorted(found, key=lambda each: number(each[1][0]) or 0):
+            self._ids[name], self._bodies[name], members = {}, body or b"", 0
+            try:
+                _, members = group_size(size, spare, keys.group(name)) if size else (0, 0)
+            except LedgerError as e:
+                id = f"{self.reader.run}/{name}/0"
+                self._rows[id] = _unreadable(id, self.reader.run, str(e))
+            self._ids[name] |= dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(members))
 
     def _leave(self, names: Sequence[str]) -> None:
         """Groups that are in no index any more: acknowledged, dropped, or deleted with their run."""
@@ -158,12 +163,20 @@ class LiveRun:
             if state is None:
                 return None
             job = sample_of(body or self._bodies[_group(id)], id)
-            row = _job_row(job, _text(state), int(attempt or 0), int(turned or 0), float(claimed or 0.0))
+            row = _job_row(job, text(state), int(attempt or 0), int(turned or 0), float(claimed or 0.0))
             if row.state == State.DONE:
                 return _graded(row, decode_event(end, id), _numbers(tally))
-            return replace(row, failure=_text(failure), why=short(last_line(_text(reason))))
+            return replace(row, failure=text(failure), why=short(last_line(text(reason))))
         except (ContractError, TypeError, ValueError) as e:
             return _unreadable(id, self.reader.run, str(e))
+
+
+def _is_job(id: str) -> bool:
+    """False for what another program wrote among the dead."""
+    try:
+        return bool(parse_id(id))
+    except ContractError:
+        return False
 
 
 def _group(id: str) -> str:
@@ -196,14 +209,10 @@ def _graded(row: Row, end: Any, numbers: Mapping[str, float]) -> Row:
 
 
 def _numbers(tally: bytes | None) -> dict[str, float]:
-    words = _text(tally).split()
+    words = text(tally).split()
     return {name: float(number) for name, number in zip(words[::2], words[1::2], strict=False)}
 
 
 def _unreadable(id: str, run: str, wrong: str) -> Row:
     place = {"group": _group(id), "sample": int(id.split("/")[2])}
     return Row(key=id, job=id, run=run, env="", split="", task=0, state="unreadable", why=short(wrong), **place)  # type: ignore[arg-type]
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from rollq.client.client import Client
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.connection import CONNECTION_ERRORS, RETRIES, connect
 from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
 from rollq.settings import Settings
@@ -104,11 +104,11 @@ def check_run(reader: LedgerReader, url: str) -> None:
 
 
 @contextlib.contextmanager
-def open_redis(args: argparse.Namespace) -> Iterator["redis.Redis"]:
-    """A connection to Redis, which has answered once. The connection outlasts short outages."""
+def open_redis(args: argparse.Namespace, *, retries: int = RETRIES) -> Iterator["redis.Redis"]:
+    """A connection to Redis, which has answered once. With its retries, it outlasts short outages."""
     found = settings(args)
     ping_redis(found.redis_url)
-    connection = connect(found.redis_url)
+    connection = connect(found.redis_url, retries=retries)
     try:
         with explain_lost_redis(found.redis_url):
             yield connection

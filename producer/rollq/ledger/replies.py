@@ -198,6 +198,8 @@ class JobState:
     failure: FailureClass | None = None
     """Class and reason of the last failure."""
     reason: str = ""
+    submitted: float = 0.0
+    """Unix time on Redis's clock at which its group was."""
     not_before: float = 0.0
     lease_until: float | None = None
     """Unix time on Redis's clock, while leased."""

@@ -61,9 +61,6 @@ class ExportedFile:
             raise SettingsError(f"{self.title} has no rollouts of run {run!r}")
         return Listing(rows=dict(self._rows[run]), version=self._version, share=self._share)
 
-    def facts(self, run: str) -> dict[str, Any]:
-        return {}
-
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
         if key not in self._where:
             raise SettingsError(f"{self.title} has no rollout {key!r}")

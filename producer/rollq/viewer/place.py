@@ -17,6 +17,8 @@ class Listing:
     """Changes when a row does."""
     groups: Mapping[str, str] = field(default_factory=dict)
     """State of each group: open, ready, held, acked or dropped; empty for a file."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Counts of the run in place of those of its rows, and what else is known of it; empty for a file."""
     share: float = 1.0
     """How much of the file is read, from 0.0 to 1.0."""
 
@@ -34,10 +36,6 @@ class Place(Protocol):
         ...
 
     def listing(self, run: str) -> Listing: ...
-
-    def facts(self, run: str) -> dict[str, Any]:
-        """What is known of the run beside its rows."""
-        ...
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
         """One rollout as `rollq.viewer.conversation.page` makes it."""

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from rollq.client.waits import holdup
 from rollq.errors import ContractError, LedgerError, SettingsError
 from rollq.export.record import record
 from rollq.images import IMAGES, images_by_hash, references
@@ -12,7 +11,6 @@ from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import JobState, State
 from rollq.ledger.workers.live_workers import Wait, live_workers
-from rollq.ledger.workers.time_spent import time_spent
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.trajectory import Trajectory
 from rollq.viewer.conversation import page
@@ -32,10 +30,18 @@ class RedisPlace:
         self.title = title
         self._redis = client
         self._runs: dict[str, LiveRun] = {}
+        self._seen: list[dict[str, Any]] = []
 
     def runs(self) -> list[dict[str, Any]]:
-        with _reachable(self.title):
-            return [self._totals(name) for name in reversed(runs(self._redis))]
+        """Those that were seen before, each with the reason, when Redis does not answer."""
+        try:
+            with _reachable(self.title):
+                self._seen = [self._totals(name) for name in reversed(runs(self._redis))]
+        except LedgerError as e:
+            if not self._seen:
+                raise
+            return [run | {"why": f"{e}. This was read before."} for run in self._seen]
+        return self._seen
 
     def _totals(self, name: str) -> dict[str, Any]:
         reader = LedgerReader(self._redis, name)
@@ -48,22 +54,6 @@ class RedisPlace:
     def listing(self, run: str) -> Listing:
         with _reachable(self.title):
             return self._run(run).listing()
-
-    def facts(self, run: str) -> dict[str, Any]:
-        with _reachable(self.title):
-            reader = self._run(run).reader
-            workers = live_workers(self._redis)
-            stats = reader.stats()
-            return {
-                "spent": time_spent(reader.scripts),
-                "workers": len(workers),
-                "slots": sum(worker.slots for worker in workers),
-                "busy": sum(worker.busy for worker in workers),
-                "policy": stats["policy"],
-                "stats": {name: stats[name] for name in ("resumed", "expired", "fenced", "requeued", "delivered")},
-                "sealed": stats["sealed"],
-                "holdup": holdup(reader, workers=workers).removeprefix(f"run {run}: "),
-            }
 
     def rollout(self, run: str, key: str, attempt: int | None) -> dict[str, Any]:
         with _reachable(self.title):
@@ -99,7 +89,6 @@ def page_of_job(
     current = attempt in (None, state.attempt)
     if state.failures and current and not found["info"].get("reason"):
         found["info"]["reason"] = state.reason
-    submitted = reader.scripts.guard("group", lambda: reader.redis.hget(reader.keys.group(trajectory.job.group), "at"))
     return page(
         found,
         trajectory,
@@ -112,7 +101,7 @@ def page_of_job(
         last_attempt=state.attempt,
         tokenizer_hash=trajectory.header.tokenizer_hash,
         env_version=trajectory.header.env_version,
-        submitted=float(submitted or 0.0),
+        submitted=state.submitted,
         ended=trajectory.closed.at if trajectory.closed else 0.0,
         running=state.state in (State.QUEUED, State.LEASED) and current,
     )

@@ -36,7 +36,8 @@ class Row:
     stop: str = ""
     failure: str = ""
     reward: float | None = None
-    turns: int = 0
+    turns: int | None = 0
+    """None: not known any more."""
     sampled: int | None = None
     """Sampled tokens; None: not known without reading the episode."""
     attempt: int = 0
@@ -122,10 +123,9 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
         "failures": Counter(row.failure for row in rows if row.failure),
         "envs": Counter(row.env for row in rows),
         "verdicts": Counter(verdict(row.reward) for row in rows if row.stop in GRADED),
+        "graded": sum(row.stop in GRADED for row in rows),
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "histogram": histogram(rewards),
-        "turns_mean": _mean([row.turns for row in rows if row.stop]),
-        "sampled": sum(row.sampled or 0 for row in rows),
     }
 
 
@@ -148,7 +148,7 @@ def groups(rows: Iterable[Row], states: Mapping[str, str]) -> list[dict[str, Any
 
 def _group(name: str, members: Sequence[Row], states: Mapping[str, str]) -> dict[str, Any]:
     rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
-    mean = _mean(rewards)
+    mean = sum(rewards) / len(rewards) if rewards else None
     spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) if mean is not None else None
     first = members[0]
     return {
@@ -189,7 +189,3 @@ def last_line(reason: str) -> str:
 def short(text: str) -> str:
     text = " ".join(text[: 4 * LONGEST_WHY].split())
     return text if len(text) <= LONGEST_WHY else text[: LONGEST_WHY - 1] + "…"
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

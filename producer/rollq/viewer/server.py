@@ -91,11 +91,11 @@ class ViewServer:
         return _json({"runs": await asyncio.to_thread(self.place.runs)})
 
     async def summary(self, request: web.Request) -> web.Response:
-        run = request.query["run"]
-        listing = await asyncio.to_thread(self.place.listing, run)
-        facts = await asyncio.to_thread(self.place.facts, run)
-        counts = await asyncio.to_thread(rows.summary, listing.rows.values())
-        return _json(counts | facts | {"version": listing.version, "share": listing.share})
+        """Counts of the run, and those of the rows that are `listed`."""
+        listing = await asyncio.to_thread(self.place.listing, request.query["run"])
+        listed = await asyncio.to_thread(rows.summary, listing.rows.values())
+        more = {"listed": listed, "version": listing.version, "share": listing.share}
+        return _json({**listed, **listing.facts, **more})
 
     async def rollouts(self, request: web.Request) -> web.Response:
         """Some of the rows that a query chooses, and how many it chooses."""

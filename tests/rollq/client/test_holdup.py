@@ -45,11 +45,13 @@ def test_what_the_episodes_wait_for_and_for_how_long(client: Client, ledger: Led
 def test_what_keeps_queued_jobs_waiting(client: Client, ledger: Ledger) -> None:
     ledger.submit(group("g", size=3))
     claim(ledger, "r/g/0")
-    live(ledger, busy=4, engines=(used("http://a", READY, 4),))
+    live(ledger, busy=4, engines=(used("http://a", READY, 4, limit=4),))
     assert "All 4 slots are taken: another worker, or a larger -c, would help" in holdup(client.reader)
-    live(ledger, busy=2, engines=(used("http://a", READY, 2), used("http://b", AWAY, 0)))
-    assert "1 of 2 engines generates nothing: http://b (away)." in holdup(client.reader)
-    live(ledger, busy=1, engines=(used("http://a", READY, 1),))
+    live(ledger, busy=2, engines=(used("http://a", READY, 2, limit=2), used("http://b", AWAY, 0, limit=4)))
+    said = holdup(client.reader)
+    assert "1 of 2 engines generates nothing: http://b (away). The engines have as many episodes as they" in said
+    assert "can serve, 2 by their load: another engine would help, another worker would not" in said
+    live(ledger, busy=1, engines=(used("http://a", READY, 1, limit=4),))
     assert holdup(client.reader).endswith("`rollq late --run r` shows the oldest")
 
 

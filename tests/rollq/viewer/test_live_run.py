@@ -1,6 +1,7 @@
 """The index of a run that is read bit by bit equals one that is read afresh, wherever its jobs go."""
 
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from rollq.viewer import live_run
 from rollq.viewer.live_run import LiveRun
 from rollq.viewer.redis_place import RedisPlace
 from rollq.viewer.rows import Row
+from rollq.wire.events import encode_event
 from tests.rollq.samples import claim, events, group, journal, play, reader
 
 
@@ -63,6 +65,66 @@ def test_an_acknowledged_group_keeps_its_rows(ledger: Ledger) -> None:
     assert run.listing().groups == {"g": "acked"}
 
 
+def test_what_a_trainer_acknowledges_is_counted_as_stats_counts_it(ledger: Ledger) -> None:
+    """Groups that leave between two looks, and a page that is opened only afterwards."""
+    run, deliveries = LiveRun(reader(ledger)), Deliveries(ledger.redis, "r")
+    for name in ("a", "b", "c"):
+        ledger.submit(group(name))
+    lease = claim(ledger, "r/b/0").lease
+    index = journal(ledger, "r/b/0", lease, events()[:5])
+    playing = rows(run)["r/b/0"]
+    assert (playing.state, playing.turns) == ("leased", 2)
+    end = [encode_event(events()[5], "r/b/0")]
+    ledger.complete("r/b/0", lease, index, end, turns=2, sampled_tokens=4, total_tokens=11)
+    kill(ledger, "r/a/1")
+    for job_id, reward in (("r/a/0", 0.25), ("r/b/1", 1.0), ("r/c/0", 1.0), ("r/c/1", 1.0)):
+        play(ledger, job_id, reward)
+    deliveries.take(2, "session/1")
+    deliveries.ack("session/1", ["b"])
+    deliveries.skip("session/1", "c", "dull")
+    found = rows(run)
+    assert [(found[f"r/b/{n}"].state, found[f"r/b/{n}"].turns) for n in range(2)] == [("acked", None)] * 2
+    for looked in (run, LiveRun(reader(ledger))):
+        facts, stats = looked.listing().facts, reader(ledger).stats()
+        assert facts["states"] == {name: stats[name] for name in ("done", "dead")} == {"done": 5, "dead": 1}
+        assert facts["outcomes"] == {"done": 5, "dead": 1}
+        assert (facts["rollouts"], facts["groups"], facts["acked"], facts["graded"]) == (6, 3, 4, 5)
+        assert facts["reward_mean"] == stats["reward_mean"] == 4.25 / 5
+        said = "No longer in Redis: 2 acknowledged (see your exported file), 2 skipped by the trainer."
+        assert (facts["gone"], facts["trouble"]) == (said, "")
+
+
+def test_a_group_that_is_dropped_between_two_looks_has_its_end(ledger: Ledger) -> None:
+    ledger.submit(group())
+    run = LiveRun(reader(ledger))
+    assert rows(run)["r/g/0"].state == "queued"
+    play(ledger, "r/g/0")
+    kill(ledger, "r/g/1")
+    DeadLetters(ledger.redis, "r").discard("r/g/1")
+    assert {row.state for row in rows(run).values()} == {"done", "dead"}
+
+
+def test_without_redis_the_page_has_what_was_known_and_why(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.submit(group())
+    run, never = LiveRun(reader(ledger)), LiveRun(reader(ledger))
+    place = RedisPlace(ledger.redis, "redis://here")
+    before, _ = run.listing(), place.runs()
+
+    def away(*_: object, **__: object) -> None:
+        raise redis.ConnectionError("refused")
+
+    monkeypatch.setattr("redis.Connection.send_packed_command", away)
+    after = run.listing()
+    assert (after.rows, after.facts["states"]) == (before.rows, {"queued": 2})
+    assert after.facts["trouble"] == "Redis does not answer: refused"
+    assert after.facts["age_s"] > before.facts["age_s"] == 0.0
+    [shown] = place.runs()
+    assert (shown["queued"], shown["why"][:42]) == (2, "Redis at redis://here does not answer: ref")
+    for ask in (never.listing, RedisPlace(ledger.redis, "redis://here").runs):
+        with pytest.raises(LedgerError, match="does not answer"):
+            ask()
+
+
 def test_a_dead_job_has_its_class_and_its_exception_and_may_be_played_again(ledger: Ledger) -> None:
     ledger.submit(group())
     run, place = LiveRun(reader(ledger)), RedisPlace(ledger.redis, "redis://here")
@@ -110,6 +172,50 @@ def test_a_damaged_record_costs_its_own_row(ledger: Ledger) -> None:
     ledger.redis.hset(ledger.keys.job("r/g/0"), "attempt", "many")
     found = rows(LiveRun(reader(ledger)))
     assert [found[f"r/g/{n}"].state for n in range(2)] == ["unreadable", "queued"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("size", "4294967296"), ("size", "-1"), ("size", "x"), ("seq", "x"), ("seq", b"\xff"), ("spare", "9" * 5000)],
+)
+def test_a_damaged_group_costs_its_own_rows(ledger: Ledger, field: str, value: str) -> None:
+    for name in "gh":
+        ledger.submit(group(name))
+    ledger.redis.hset(ledger.keys.group("g"), field, value)
+    run = LiveRun(reader(ledger))
+    found = rows(run)
+    assert [found[key].state for key in ("r/g/0", "r/h/0", "r/h/1")] == ["unreadable", "queued", "queued"]
+    assert (len(found), found["r/g/0"].why) == (3, f"{ledger.keys.group('g')} cannot be read")
+    ledger.redis.hset(ledger.keys.group("g"), mapping={"size": 2, "seq": 1, "spare": 0})
+    assert {row.state for row in rows(run).values()} == {"queued"} and len(rows(run)) == 4
+
+
+def test_what_is_no_job_among_the_dead_is_left_out(ledger: Ledger) -> None:
+    ledger.submit(group())
+    for member in ("x", "r/g", "r/g/x", "other/g/0", b"\xff/g/0", ""):
+        ledger.redis.zadd(ledger.keys.dead, {member: 1.0})
+    assert set(rows(LiveRun(reader(ledger)))) == {"r/g/0", "r/g/1"}
+
+
+def test_a_groups_time_that_cannot_be_read_is_named(ledger: Ledger) -> None:
+    ledger.submit(group())
+    ledger.redis.hset(ledger.keys.group("g"), "at", "noon")
+    with pytest.raises(LedgerError, match="its group's record cannot be read"):
+        RedisPlace(ledger.redis, "redis://here").rollout("r", "r/g/0", None)
+
+
+def test_a_redis_that_is_full_can_still_be_looked_at(ledger: Ledger) -> None:
+    ledger.submit(group())
+    play(ledger, "r/g/0")
+    ledger.redis.config_set("maxmemory", 1)
+    try:
+        listing = LiveRun(reader(ledger)).listing()
+        place = RedisPlace(ledger.redis, "redis://here")
+        [totals], page = place.runs(), place.rollout("r", "r/g/0", None)
+    finally:
+        ledger.redis.config_set("maxmemory", 0)
+    assert (listing.facts["trouble"], listing.facts["states"]) == ("", {"queued": 1, "done": 1})
+    assert listing.rows["r/g/0"].reward == page["reward"] == 1.0 and totals["done"] == 1
 
 
 def test_an_unknown_run_is_named(ledger: Ledger) -> None:

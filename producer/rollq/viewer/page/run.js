@@ -58,12 +58,14 @@ function filterBar(facets, query, go) {
 }
 
 function cards(facts, go) {
-  const solved = facts.verdicts.solved || 0;
-  const graded = solved + (facts.verdicts.failed || 0);
+  const { verdicts, histogram } = facts.listed;
+  const solved = verdicts.solved || 0;
+  const known = solved + (verdicts.failed || 0);
+  const some = known < facts.graded;
   return [
-    card('rollouts', count(facts.rollouts), stateBar(facts.states, facts.rollouts), many(facts.groups, 'group')),
-    card('reward', fixed(facts.reward_mean, 3), bars(facts.histogram), `mean of ${count(graded)} graded`),
-    card('solved', percent(graded ? solved / graded : null), null, `${count(solved)} of ${count(graded)}`),
+    card('rollouts', count(facts.rollouts), stateBar(facts.states, facts.rollouts, facts.acked || 0), many(facts.groups, 'group')),
+    card('reward', fixed(facts.reward_mean, 3), known ? bars(histogram) : null, `mean of ${count(facts.graded)} graded${some && known ? `; bars of ${count(known)}` : ''}`),
+    card('solved', percent(known ? solved / known : null), null, `${count(solved)} of ${count(known)}${some ? ' that are listed below' : ''}`),
     card('ended', null, outcomeBars(facts.outcomes, facts.rollouts, go), null),
     facts.spent ? card('time', null, spentBars(facts.spent), null) : null,
     facts.slots === undefined ? null : card('workers', `${facts.busy} / ${facts.slots}`, null,
@@ -75,13 +77,17 @@ function card(name, value, picture, words) {
   return el(`section.card.card-${name}`, { 'aria-label': name }, el('h2', null, name), value === null ? null : el('b', null, value), picture, words ? el('p', null, words) : null);
 }
 
-function stateBar(states, all) {
-  const order = ['acked', 'done', 'leased', 'queued', 'surplus', 'dead', 'unreadable'];
+// `acked` of those that are done are acknowledged.
+function stateBar(states, all, acked) {
+  const order = ['done', 'leased', 'queued', 'surplus', 'dead', 'unreadable'];
   const shown = order.filter((state) => states[state]);
+  const parts = [['acked', acked], ...shown.map((state) => [state, states[state] - (state === 'done' ? acked : 0)])].filter(([, times]) => times > 0);
+  const said = shown.map((state) => [state, `${count(states[state])} ${SAID[state] || state}`]);
+  if (acked) said.splice(1, 0, ['acked', `${count(acked)} of them acknowledged`]);
   return [
-    el('div.bar', { role: 'img', 'aria-label': shown.map((state) => `${states[state]} ${state}`).join(', ') },
-      shown.map((state) => el(`i.${state}`, { style: { width: `${(100 * states[state]) / all}%` }, title: `${states[state]} ${SAID[state] || state}` }))),
-    el('p.legend', null, shown.map((state) => el(`span.${state}`, null, `${count(states[state])} ${SAID[state] || state}`))),
+    el('div.bar', { role: 'img', 'aria-label': said.map(([, text]) => text).join(', ') },
+      parts.map(([state, times]) => el(`i.${state}`, { style: { width: `${(100 * times) / all}%` }, title: `${count(times)} ${SAID[state] || state}` }))),
+    el('p.legend', null, said.map(([state, text]) => el(`span.${state}`, null, text))),
   ];
 }
 
@@ -137,19 +143,20 @@ function deadList(run, answer, requeue) {
 
 // A group side by side: a column for each member, a row for each turn.
 function sideBySide(run, pages) {
+  const shown = pages.flatMap((page, member) => (page.error === undefined ? [member] : []));
   const turns = pages.map((page) => page.entries.filter((entry) => entry.turn !== null));
   const replies = pages.map((page) => repliesByTurn(page));
   const most = Math.max(0, ...turns.map((own) => own.length));
   const signature = (entry) => (entry ? JSON.stringify([entry.text, entry.calls]) : null);
   let same = 0;
-  while (same < most && turns.every((own) => signature(own[same]) === signature(turns[0][same]))) same += 1;
+  while (same < most && shown.every((member) => signature(turns[member][same]) === signature(turns[shown[0]][same]))) same += 1;
   const grid = el('div.beside', { role: 'table', 'aria-label': 'Members side by side', style: { '--members': String(pages.length) } });
   grid.append(el('div.heads', { role: 'row' }, pages.map((page) => memberHead(run, page))));
   for (let turn = 0; turn < most; turn += 1) {
-    if (turn === same) grid.append(el('p.parts', null, same ? `The same up to here: ${same} ${same === 1 ? 'turn' : 'turns'}. Here they part.` : 'They part at the first turn.'));
+    if (turn === same && shown.length > 1) grid.append(el('p.parts', null, same ? `The same up to here: ${same} ${same === 1 ? 'turn' : 'turns'}. Here they part.` : 'They part at the first turn.'));
     grid.append(el('div.turn', { role: 'row', class: turn < same ? 'same' : '' }, turns.map((own, member) => turnCell(own[turn], replies[member].get(turn) || [], turn))));
   }
-  if (same === most && pages.length > 1) grid.append(el('p.parts', null, 'All of them did the same.'));
+  if (most && same === most && shown.length > 1) grid.append(el('p.parts', null, 'All of them did the same.'));
   return grid;
 }
 
@@ -164,9 +171,13 @@ function repliesByTurn(page) {
 }
 
 function memberHead(run, page) {
-  if (page.error) return el('div.member', { role: 'columnheader' }, el('b', null, page.key), el('p.error', null, page.error));
+  const name = [el('b', null, rewardText(page.reward)), ` sample ${page.sample}`];
+  if (page.error !== undefined) {
+    return el('div.member', { role: 'columnheader', class: verdictOf(page.reward) }, name, el('p.pills', null, outcomePill(page.outcome)),
+      page.error ? el('p.error', null, page.error) : el('p.quiet', null, 'Acknowledged: its conversation is in your exported file.'));
+  }
   return el('div.member', { role: 'columnheader', class: verdictOf(page.reward) },
-    el('a', { href: path(['run', run, 'rollout', page.key]) }, el('b', null, rewardText(page.reward)), ` sample ${page.sample}`),
+    el('a', { href: path(['run', run, 'rollout', page.key]) }, name),
     el('p.pills', null, outcomePill(page.stop || page.state), page.failure ? pill(page.failure, 'bad') : null, gradeParts(page)),
     el('p.quiet', null, `${page.turns} turns, ${count(page.tokens.sampled)} sampled${page.failed_calls.length ? `, ${page.failed_calls.length} failed ${page.failed_calls.length === 1 ? 'call' : 'calls'}` : ''}`));
 }

@@ -78,7 +78,7 @@ class RowTable {
       if (row) nodes.push(this.line(row, place));
       else this.ask(Math.floor(place / FETCHED) * FETCHED);
     }
-    if (!this.total) nodes.push(el('p.empty', null, 'No rollout fits.'));
+    if (!this.total) nodes.push(el('p.empty', null, 'No rollout is listed.'));
     this.space.replaceChildren(...nodes);
     this.node.setAttribute('aria-activedescendant', `row-${this.chosen}`);
   }

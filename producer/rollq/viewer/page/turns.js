@@ -86,10 +86,10 @@ function turnFacts(entry, severalVersions) {
     mean === null ? null : fact(`mean ${mean.toFixed(2)}`, 'mean logprob'),
     low === null ? null : el('span', { class: low < -2 ? 'low' : '', title: 'lowest logprob' }, `lowest ${low.toFixed(2)}`),
     severalVersions ? entry.versions.map(([version]) => fact(`version ${version}`, 'weight version')) : null,
-    entry.engine_s === undefined ? null : fact(duration(entry.engine_s), 'the engine, waits included', 'engine'),
-    entry.agent_s === undefined ? null : fact(duration(entry.agent_s), "the agent program's own time", 'agent'),
+    entry.engine_s === undefined ? null : fact(`engine ${duration(entry.engine_s)}`, 'the engine, waits included', 'engine'),
+    entry.agent_s === undefined ? null : fact(`agent ${duration(entry.agent_s)}`, "the agent program's own time", 'agent'),
     asText(entry.asked) ? fact(`asked for ${asText(entry.asked)}`, 'what the agent program asked for, in place of the job') : null,
-    entry.answer_s === undefined ? null : fact(duration(entry.answer_s), `the ${entry.answered_by}`, entry.answered_by),
+    entry.answer_s === undefined ? null : fact(`${entry.answered_by} ${duration(entry.answer_s)}`, `the ${entry.answered_by}`, entry.answered_by),
     cut ? fact(cut, 'the generation was interrupted') : null,
     finish === 'stop' ? null : el('span.low', null, `finish ${finish}`),
     entry.reward === null || entry.reward === undefined ? null : fact(`reward ${rewardText(entry.reward)}`, 'reward of its actions'));

@@ -62,12 +62,15 @@ function repeat(number, look, soon = false) {
   App.timer = setTimeout(async () => {
     if (number !== App.number) return;
     let again = false;
-    try {
-      if (!document.hidden) again = await look();
-      if (App.failing) said.textContent = '';
+    if (!document.hidden) {
+      const failedBefore = App.failing;
       App.failing = false;
-    } catch (error) {
-      failed(error);
+      try {
+        again = await look();
+      } catch (error) {
+        failed(error);
+      }
+      if (failedBefore && !App.failing) said.textContent = '';
     }
     if (number === App.number) repeat(number, look, again);
   }, soon ? 20 : 1000 * LIVE_S);
@@ -94,14 +97,15 @@ async function showRun(run, params, number) {
   const go = (changed) => { location.hash = path(['run', run], { ...changed, tab: changed.tab || (tab === 'dead' ? '' : tab) }); };
   const facts = await api('run', { run });
   if (number !== App.number) return;
+  trouble(facts);
   crumbs(['runs', '#/'], [run, path(['run', run])]);
   document.title = `${run} · rollq view`;
   const counts = el('div.cards', null, cards(facts, go));
-  const holdup = el('p.holdup', { role: 'status' }, facts.holdup);
-  const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.rollouts], ['groups', facts.groups], ['dead', deaths(facts)]].map(([name, times]) =>
+  const holdup = el('div.holdup', { role: 'status' }, words(facts));
+  const tabs = el('nav.tabs', { 'aria-label': 'Views' }, [['rollouts', facts.listed.rollouts], ['groups', facts.listed.groups], ['dead', deaths(facts.listed)]].map(([name, times]) =>
     el('a', { href: path(['run', run], { ...query, tab: name === 'rollouts' ? '' : name }), 'aria-current': name === tab ? 'page' : null }, `${name} `, el('span', null, count(times)))));
   const keep = document.activeElement && document.activeElement.id === 'search' ? document.activeElement.selectionStart : null;
-  const filters = tab === 'dead' ? null : filterBar(facts, query, go);
+  const filters = tab === 'dead' ? null : filterBar(facts.listed, query, go);
   const body = el('div.body');
   const list = listOf(tab, run, query, go, body);
   page.replaceChildren(el('div.run', null, el('h1.hidden', null, run), counts, holdup, el('div.tools', null, tabs, filters), body));
@@ -115,9 +119,9 @@ async function showRun(run, params, number) {
   repeat(number, async () => {
     const now = await api('run', { run });
     if (number !== App.number) return false;
+    trouble(now);
     counts.replaceChildren(...cards(now, go).filter(Boolean));
-    holdup.replaceChildren();
-    add(holdup, [now.holdup]);
+    holdup.replaceChildren(...words(now));
     reading(now.share);
     if (now.version !== version) await list(false);
     version = now.version;
@@ -126,8 +130,18 @@ async function showRun(run, params, number) {
   reading(facts.share);
 }
 
-function deaths(facts) {
-  return (facts.states.dead || 0) + (facts.states.unreadable || 0);
+function deaths(listed) {
+  return (listed.states.dead || 0) + (listed.states.unreadable || 0);
+}
+
+// What holds the run up, and what is no longer there.
+function words(facts) {
+  return [facts.holdup, facts.gone].filter(Boolean).map((text) => el('p', null, text));
+}
+
+// Redis does not answer, or something cannot be read: the page shows what was known before.
+function trouble({ trouble, age_s: age }) {
+  if (trouble) failed(new Error(typeof age === 'number' ? `${trouble}. This was read ${duration(age)} ago.` : trouble));
 }
 
 function reading(share) {
@@ -218,20 +232,20 @@ function linksOf(run, found, attempt) {
   };
 }
 
+const NO_MEMBERS = 'It has no rollouts here. Once a group is acknowledged, they are in your exported file only.';
+
 async function showGroup(run, group, number) {
   const { rows } = await api('rollouts', { run, group, limit: 64 });
   rows.sort((a, b) => a.sample - b.sample);
   const pages = [];
-  for (let at = 0; at < rows.length; at += 4) {
-    pages.push(...await Promise.all(rows.slice(at, at + 4).map((row) => api('rollout', { run, key: row.key }).catch((error) => ({
-      error: error.message, key: row.job, entries: [], parts: [], failed_calls: [], reward: row.reward, sample: row.sample,
-    })))));
-  }
+  const without = (row, error) => ({ ...row, error, entries: [], parts: [], failed_calls: [] });
+  const pageOf = (row) => (row.state === 'acked' ? without(row, '') : api('rollout', { run, key: row.key }).catch((error) => without(row, error.message)));
+  for (let at = 0; at < rows.length; at += 4) pages.push(...await Promise.all(rows.slice(at, at + 4).map(pageOf)));
   if (number !== App.number) return;
   crumbs(['runs', '#/'], [run, path(['run', run])], [group, location.hash]);
   document.title = `${group} · rollq view`;
   const first = rows[0];
-  page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${rows.length} members` : 'It has no members here.'), sideBySide(run, pages));
+  page.replaceChildren(el('h1', null, `Group ${group}`), el('p.quiet', null, first ? `${first.env} ${first.split} · task ${first.task}, ${many(rows.length, 'member')}` : NO_MEMBERS), sideBySide(run, pages));
   window.scrollTo(0, 0);
 }
 

@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check clean
+.PHONY: demo learn learn-controls test test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -67,6 +67,10 @@ bench: $(VENV)/.test  ## ratios in one run, written to benchmarks/results; ARGS=
 
 bench-check: $(VENV)/.test  ## whether a ratio is worse than the committed one; ARGS=--update writes those
 	$(BIN)/python benchmarks/check.py $(ARGS)
+
+# Tokens a second of real workers beside a bare client, on your SGLang server: make bench-gpu ENGINE=URL TOKENIZER=DIR; docs/gpu.md.
+bench-gpu: $(VENV)/.demo
+	cd benchmarks && $(abspath $(BIN))/python -m gpu.goodput --engine $(ENGINE) --tokenizer $(abspath $(TOKENIZER)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache dist build

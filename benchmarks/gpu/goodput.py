@@ -1,0 +1,214 @@
+"""How much of an engine's speed a fleet of workers keeps: a run of real workers, then its requests from a bare client.
+
+For each number of slots and of worker processes: a fresh Redis, workers, and episodes with a fixed number of turns
+(`load.py`), two for each slot. Then `bare_client.py` sends the same requests to the same engine with as many episodes
+at once. The engine's prefix cache is emptied before both. `ratio` is the run's tokens a second as a share of the
+client's; 1.0 is what any client could reach.
+
+    make bench-gpu ENGINE=http://127.0.0.1:30000 TOKENIZER=DIR ARGS="--slots 64,256 --workers 1,4 --json FILE"
+
+The engine must run already and be used by nobody else. Needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import requests
+from cpu import cpu_seconds, require_linux, resident_mb
+from gpu.bare_client import replay
+from gpu.turns import rates, turns_of
+from processes import Processes
+from redis_meter import RedisMeter
+from tables import table
+
+import rollq
+from rollq.client.client import Client
+from rollq.job import Budget, Job
+from rollq.trajectory import Trajectory
+from rollq_worker.environments.files import add_file
+
+LOAD = str(Path(__file__).with_name("load.py"))
+GROUP = 4
+
+
+def main() -> None:
+    require_linux()
+    arguments = parse()
+    engine = arguments.engine.rstrip("/")
+    results: dict[str, Any] = {"facts": facts(engine, arguments), "pairs": [], "left_out": []}
+    until = time.monotonic() + arguments.budget
+    longest = 0.0
+    for slots in arguments.slots:
+        for workers in arguments.workers:
+            began = time.monotonic()
+            if began + longest > until:
+                results["left_out"].append({"slots": slots, "workers": workers})
+                continue
+            pair = measure(engine, arguments, slots, workers)
+            results["pairs"].append(pair)
+            longest = time.monotonic() - began
+            print(line_of(pair), flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(as_table(results))
+    if results["left_out"]:
+        print(f"left out, for lack of time (--budget): {results['left_out']}")
+    sys.exit(any(pair["ratio"] < arguments.least for pair in results["pairs"]))
+
+
+def parse() -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="make bench-gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", required=True, help="address of a running SGLang server")
+    parser.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
+    parser.add_argument("--slots", type=numbers, default=[64, 256, 512, 1024], help="episodes at once")
+    parser.add_argument("--workers", type=numbers, default=[1, 4], help="worker processes that share the slots (1,4)")
+    parser.add_argument("--turns", type=int, default=6, help="turns of an episode (6)")
+    parser.add_argument("--rounds", type=float, default=2.0, help="episodes for each slot (2)")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, help="most tokens of a turn (1024)")
+    parser.add_argument(
+        "--budget", type=float, default=3600.0, help="seconds; a pair that may not end in time is left out (3600)"
+    )
+    parser.add_argument("--least", type=float, default=0.97, help="exit with 1 if a ratio is below it (0.97)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file, after each pair")
+    return parser.parse_args()
+
+
+def facts(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of the machine, the engine and this measurement."""
+    try:
+        info = requests.get(f"{engine}/server_info", timeout=30).json()
+    except requests.RequestException as e:
+        sys.exit(f"no SGLang server answers at {engine}: {type(e).__name__}")
+    told = ("version", "max_total_num_tokens", "max_running_requests", "attention_backend", "disable_overlap_schedule")
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rollq": rollq.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "engine": {name: info[name] for name in told if name in info},
+        "turns": arguments.turns,
+        "rounds": arguments.rounds,
+        "max_new_tokens": arguments.max_new_tokens,
+    }
+
+
+def measure(engine: str, arguments: argparse.Namespace, slots: int, workers: int) -> dict[str, Any]:
+    trajectories, costs = play(engine, arguments, slots, workers)
+    whole = [one for one in trajectories if not one.of_agent and len(turns_of(one)) == one.turns]
+    ours = rates([turn for one in trajectories for turn in turns_of(one)])
+    empty_cache(engine)
+    before = time.process_time()
+    turns = replay(whole, engine, slots)
+    bare: dict[str, Any] = rates(turns)
+    bare["cpu_ms_a_turn"] = round(1000 * (time.process_time() - before) / len(turns), 3)
+    return {
+        "slots": slots,
+        "workers": workers,
+        "episodes": len(trajectories),
+        "left_out_of_bare": len(trajectories) - len(whole),
+        "rollq": {**ours, **costs, **pauses(trajectories)},
+        "bare": bare,
+        "ratio": round(ours["tokens_s"] / bare["tokens_s"], 4),
+        "ratio_steady": round(ours["steady_tokens_s"] / bare["steady_tokens_s"], 4),
+    }
+
+
+def play(
+    engine: str, arguments: argparse.Namespace, slots: int, workers: int
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """A run with real workers: its trajectories, and what it cost."""
+    groups = max(1, round(arguments.rounds * slots / GROUP))
+    processes = Processes()
+    try:
+        redis_url = processes.redis()
+        env = add_file(LOAD)
+        flags = ["--env", LOAD, "--redis", redis_url, "--engine", engine, "--tokenizer", arguments.tokenizer]
+        flags += ["-c", str(max(1, slots // workers))]
+        children = [processes.start("worker", ["-m", "rollq", "worker", *flags]) for _ in range(workers)]
+        for child in children:
+            processes.wait_for_line(child, ": ready, ")
+        empty_cache(engine)
+        client, meter = Client(redis_url, run="load"), RedisMeter(redis_url)
+        budget = Budget(max_turns=arguments.turns, max_new_tokens=arguments.max_new_tokens)
+        before, redis_before = [cpu_seconds(child.pid) for child in children], meter.cpu_seconds()
+        client.submit((Job(env=env, task=index, size=GROUP, budget=budget) for index in range(groups)), ahead=groups)
+        client.seal()
+        while (stats := client.stats())["done"] + stats["dead"] < groups * GROUP:
+            time.sleep(0.5)
+        turns = groups * GROUP * arguments.turns
+        spent = sum(cpu_seconds(child.pid) for child in children) - sum(before)
+        costs = {
+            "dead": stats["dead"],
+            "worker_cpu_ms_a_turn": round(1000 * spent / turns, 3),
+            "redis_cpu_ms_a_turn": round(1000 * (meter.cpu_seconds() - redis_before) / turns, 3),
+            "worker_mb": round(max(resident_mb(child.pid) for child in children), 1),
+        }
+        trajectories = []
+        for batch in client.batches(groups=1):
+            trajectories += batch.trajectories
+            batch.ack()
+        return trajectories, costs
+    finally:
+        processes.stop()
+
+
+def pauses(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Seconds in which slots had no request, from one turn of an episode to its next."""
+    played = [turns_of(one) for one in trajectories]
+    between = sorted(later.at - turn.end for turns in played for turn, later in pairwise(turns))
+    return {
+        "between_turns_s_p50": round(between[len(between) // 2], 4),
+        "between_turns_s_p99": round(between[int(0.99 * len(between))], 4),
+    }
+
+
+def empty_cache(engine: str) -> None:
+    """Ask until the engine has emptied its prefix cache, which it does only while it is idle."""
+    for _ in range(60):
+        if requests.post(f"{engine}/flush_cache", timeout=60).ok:
+            return
+        time.sleep(0.5)
+    sys.exit(f"{engine} does not empty its prefix cache: is something else using it?")
+
+
+def line_of(pair: dict[str, Any]) -> str:
+    ours, bare = pair["rollq"], pair["bare"]
+    return (
+        f"{pair['slots']} slots, {pair['workers']} workers: {ours['tokens_s']:.0f} tokens/s of {bare['tokens_s']:.0f}"
+        f" ({pair['ratio']:.3f}; steady {pair['ratio_steady']:.3f})"
+    )
+
+
+def as_table(results: dict[str, Any]) -> str:
+    head = ["slots", "workers", "tokens/s", "bare client", "ratio", "steady", "cached", "worker ms", "Redis ms"]
+    rows = [
+        [
+            str(pair["slots"]),
+            str(pair["workers"]),
+            f"{pair['rollq']['tokens_s']:.0f}",
+            f"{pair['bare']['tokens_s']:.0f}",
+            f"{pair['ratio']:.3f}",
+            f"{pair['ratio_steady']:.3f}",
+            f"{pair['rollq']['cached_share']:.1%}",
+            f"{pair['rollq']['worker_cpu_ms_a_turn']:.2f}",
+            f"{pair['rollq']['redis_cpu_ms_a_turn']:.2f}",
+        ]
+        for pair in results["pairs"]
+    ]
+    return table(head, rows)
+
+
+if __name__ == "__main__":
+    main()

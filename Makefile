@@ -1,11 +1,11 @@
-# make demo | learn | test | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
+# make demo | learn | test | test-all | test-trainers | test-verifiers | test-browser | test-containers | test-sglang | chaos | rollback | lint | docs | bench | bench-check | bench-gpu | clean. Needs Python 3.11+ and a package index, nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -19,8 +19,15 @@ learn: $(VENV)/.learn
 learn-controls: $(VENV)/.learn
 	@$(BIN)/python -m examples.learn_shop.negative_controls $(ARGS)
 
-test: $(VENV)/.test  ## all tests but those of real trainers, in a browser and on the real SGLang server
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not sglang and not trainers and not browser and not containers" $(ARGS)
+# What needs more than the test tools: torch and trainers, Chromium, a container engine, a real SGLang server.
+OTHERS := sglang or trainers or browser or containers
+PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
+
+test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
+	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
+
+test-all: $(VENV)/.test  ## the slow ones too; then: make test-trainers test-verifiers test-browser test-containers test-sglang
+	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 test-trainers: $(VENV)/.trainers  ## the tests with torch, real trainers and models that learn
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "trainers and not sglang" $(ARGS)

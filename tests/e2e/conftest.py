@@ -14,6 +14,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
+            if not item.get_closest_marker("promise"):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_each_reply_of_a_branching_agent_is_trained_once(stack: Stack, agent: st
         check_traces(line, exchanges)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGTERM])
 def test_another_worker_goes_on(stack: Stack, agent: str, how: signal.Signals) -> None:
     stack.engine("--latency", "0.4")
     with recording(stack.engine_url, stack.folder / "calls.jsonl") as proxy:

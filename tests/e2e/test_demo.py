@@ -62,6 +62,7 @@ def parts(process: subprocess.Popen[str], stream: Any) -> dict[str, int]:
     return found
 
 
+@pytest.mark.promise
 def test_two_demos_at_once_account_for_every_job(tmp_path: Path) -> None:
     flags = ("--groups", "2", "--size", "2", "--json")
     out = tmp_path / "out.jsonl"

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 
 
 class TestEngine:
+    @pytest.mark.promise
     def test_an_outage_longer_than_the_deadline(self, stack: Stack):
         engine = stack.engine("--latency", "30")
         submit_singles(stack, "outage", 8, budget=Budget(deadline_s=20.0))

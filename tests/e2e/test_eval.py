@@ -51,6 +51,7 @@ def test_its_numbers_are_those_of_the_trajectories(stack: Stack, tmp_path: Path)
     assert stack.stats("e") == {**stats, "resubmitted": 32}
 
 
+@pytest.mark.promise
 def test_killed_in_the_middle_the_same_line_goes_on(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     stack.engine("--latency", "0.3")

@@ -12,6 +12,7 @@ from tests.stalls import Stalls
 
 
 class TestFailingSteps:
+    @pytest.mark.promise
     def test_a_step_that_fails_costs_its_job_one_attempt(self, stack: Stack, tmp_path: Path):
         faults = ("error", "memory", "quit", "panic", "recursion", "flood", "chatter")
         stack.engine("--latency", "0.2")
@@ -55,6 +56,7 @@ class TestFailingSteps:
         assert stack.stats("stuck")["leased"] == 0 or stalls.seconds > CALM_S
         assert re.search(rb"[34] of 4 slots are lost", worker.log.read_bytes())  # type: ignore[attr-defined]
 
+    @pytest.mark.promise
     def test_a_user_that_stalls(self, stack: Stack, hanging_server: HangingServer):
         stack.engine()
         stalled = {"kind": "openai", "endpoint": "slow", "model": "m"}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollq import Client, FailureClass, Job
 from rollq.wire.codec import decode_header
 from tests.e2e.stack import FAULTY_SHOP, Stack
@@ -9,6 +11,7 @@ from tests.e2e.stack import FAULTY_SHOP, Stack
 SIZE = 4
 
 
+@pytest.mark.promise
 def test_only_the_failed_member_is_played_again_and_from_the_start(stack: Stack, tmp_path: Path) -> None:
     stack.engine()
     stack.start("worker", "-c", "8", "--engine", stack.engine_url, env=FAULTY_SHOP)

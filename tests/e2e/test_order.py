@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from rollq import Client, Job
 from rollq.ledger.replies import State
 from tests.e2e.stack import Stack
@@ -10,6 +12,7 @@ SLOTS = 3
 """Of the worker that lives."""
 
 
+@pytest.mark.promise
 def test_a_dead_workers_jobs_are_next_and_so_are_their_groups(stack: Stack) -> None:
     stack.engine("--latency", "0.6")
     with Client(stack.redis_url, run="r") as client:

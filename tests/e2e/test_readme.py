@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.stack import Stack
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
+@pytest.mark.promise
 def test_the_trainer_snippet_runs(stack: Stack):
     [snippet] = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     address = "redis://127.0.0.1:6379/0"

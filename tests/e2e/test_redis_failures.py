@@ -11,7 +11,9 @@ from tests.e2e.stack import Stack, check_all_delivered, submit_singles
 
 
 class TestRedis:
-    @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+    @pytest.mark.parametrize(
+        "how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.promise)], ids=["term", "kill"]
+    )
     def test_it_restarts_in_the_middle(self, own_stack: Stack, own_redis: OwnRedis, how: int):
         own_stack.engine("--latency", "0.5")
         submit_singles(own_stack, "restart", 24)

@@ -21,6 +21,7 @@ from tests.e2e.stack import Stack, stop, submit_singles
 
 
 class TestStop:
+    @pytest.mark.promise
     def test_many_running_generations_and_a_stalled_user(self, stack: Stack, hanging_server: HangingServer):
         stack.engine("--latency", "30")
         submit_singles(stack, "stalled", 8, user={"kind": "openai", "endpoint": "slow", "model": "m"})

@@ -25,7 +25,7 @@ def load_weights(stack: Stack, version: str) -> None:
         assert answer.status == 200
 
 
-@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("bound", [pytest.param(0, marks=pytest.mark.promise), 2])
 def test_no_token_is_older_than_the_bound(stack: Stack, bound: int) -> None:
     stack.engine("--latency", "0.05")
     load_weights(stack, "0")

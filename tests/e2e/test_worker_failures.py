@@ -5,6 +5,7 @@ import re
 import signal
 import time
 
+import pytest
 import redis
 
 from rollq import Budget, Client
@@ -23,6 +24,7 @@ def written(stack: Stack, run: str) -> int:
         return sum(redis.llen(keys.journal(job)) for job in jobs)
 
 
+@pytest.mark.promise
 def test_kill_the_only_worker_then_start_another(stack: Stack):
     stack.engine("--latency", "1.0")
     submit_groups(stack, "kill")

@@ -1,11 +1,14 @@
 """How the engine tests use a client."""
 
+from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
+
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.failures import Drained
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, good_reply
@@ -23,6 +26,22 @@ def generate(
 ) -> Generated:
     """At most ten tokens."""
     return client.generate(array("I", ids), sampling=sampling, max_new_tokens=10, key=key, check=check)
+
+
+def one_text(*ids: int) -> VocabularyProof:
+    """The proof for a tokenizer that gives these ids for its one text."""
+
+    class OneText:
+        vocab_size = 0
+        added_tokens: ClassVar[dict[str, int]] = {}
+
+        def encode(self, text: str) -> array[int]:
+            return array("I", ids)
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return " ".join(map(str, ids))
+
+    return VocabularyProof(OneText())
 
 
 def port(client: SGLangEngine) -> int:

@@ -18,7 +18,7 @@ from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.failures import Drained
 from tests.conftest import free_port
-from tests.rollq_worker.engine.clients import HeldReply, generate, raise_drained
+from tests.rollq_worker.engine.clients import HeldReply, generate, one_text, raise_drained
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, good_reply, reply, scripted_engine
 from tests.waiting import until
 
@@ -199,7 +199,7 @@ class TestLeaving:
         home = fleet.home("run/group")
         for engine in fleet.running.values():
             engine.paths["/tokenize"] = (200, {"tokens": [9] if engine is home else [1, 2]})
-        pool = EnginePool([engine.url for engine in fleet.running.values()], test_text_ids=[1, 2])
+        pool = EnginePool([engine.url for engine in fleet.running.values()], proof=one_text(1, 2))
         sent = len(home.bodies())
         assert generate(pool).finish is Finish.STOP
         assert len(home.bodies()) == sent

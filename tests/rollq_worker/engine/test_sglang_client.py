@@ -20,6 +20,7 @@ from tests.rollq_worker.engine.clients import (
     HeldReply,
     generate,
     is_waiting,
+    one_text,
     port,
 )
 from tests.rollq_worker.engine.engine_servers import Answer, good_reply, reply, scripted_engine
@@ -154,7 +155,7 @@ class TestUnavailable:
                 raise Drained("it waits for ever")
 
         with scripted_engine(ready=(200, {}), tokenize=(200, {"tokens": [8]})) as engine:
-            client = connect(engine, test_text_ids=[5, 6, 7])
+            client = connect(engine, proof=one_text(5, 6, 7))
             assert not client.ready() and client.tokenizer_differs()
             generated = generate(client, check=check)
             assert list(generated.ids) == [7, 8, 9] and checks > 3

@@ -19,8 +19,8 @@ from rollq.errors import SettingsError
 from rollq.servers.connection import connect
 from rollq.settings import Settings
 from rollq_worker.engine import generate
-from rollq_worker.engine.limits import TEST_TEXT
 from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import startup_checks
 from rollq_worker.process.shutdown import Shutdown
 from rollq_worker.tokens.tokenizer import BUNDLED, load_tokenizer
@@ -159,7 +159,7 @@ class TestTheFirstToken:
     """An engine that is ready is asked for one token, which shows what it is."""
 
     def warnings(self, url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-        client = SGLangEngine(url, test_text_ids=load_tokenizer(None).encode(TEST_TEXT))
+        client = SGLangEngine(url, proof=VocabularyProof(load_tokenizer(None)))
         try:
             startup_checks.check_engines([client], "the model's")
         finally:

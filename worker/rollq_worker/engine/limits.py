@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.http_client import NoResponse
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,8 @@ PADDING = 2048
 """More padding ids than any model adds to its tokenizer's. Higher ids are garbage."""
 RETRY_S = 5.0
 """Seconds between two questions to an engine that was away or has another tokenizer."""
-TEST_TEXT = "Order #W123: 你好, naïve café — 1034.99\n\n\tdone 🙂"
-"""Its ids differ between most vocabularies."""
+FEW = 2
+"""Texts for which an engine is asked that was proved before: a text of many scripts, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,46 +131,59 @@ class Vocabulary:
         return id < self._known
 
 
-def same_ids(reply: object, ours: Sequence[int]) -> bool | None:
-    """Whether the reply of /tokenize to TEST_TEXT has our ids; None when the reply has no ids."""
-    theirs = reply.get("tokens") if isinstance(reply, dict) else None
-    if not isinstance(theirs, list) or not theirs or not all(type(id) is int for id in theirs):
-        return None
-    extra = len(theirs) - len(ours)  # tokens that mark the start or the end of a text
-    return any(theirs[at : at + len(ours)] == list(ours) for at in range(extra + 1))
+def ids_of(reply: object) -> Sequence[int] | None:
+    """The ids in the reply of /tokenize; None when it has none."""
+    ids = reply.get("tokens") if isinstance(reply, dict) else None
+    return ids if isinstance(ids, list) and ids and all(type(id) is int for id in ids) else None
 
 
 class TokenizerCheck:
-    """Whether one engine's tokenizer is ours, for all threads. The engine is asked when the answer is first needed.
+    """Whether one engine's vocabulary is ours, for all threads. The engine is asked when the answer is first needed.
 
-    With another vocabulary the policy would seem to write nonsense. An engine that shows no ids (a router) is trusted.
+    It is asked for the ids of texts that touch every token, once; and for those of the first two texts whenever it may
+    be another one. An engine that shows no ids (a router) is trusted.
     """
 
-    def __init__(self, tokenize: Callable[[str], object], ours: Sequence[int]) -> None:
-        """`tokenize` posts a text to /tokenize and may raise NoResponse; `ours` are our ids of TEST_TEXT, if known."""
+    def __init__(self, tokenize: Callable[[str], object], proof: VocabularyProof | None) -> None:
+        """`tokenize` posts a text to /tokenize and may raise NoResponse; `proof`: of our tokenizer, if known."""
         self._tokenize = tokenize
-        self._ours = ours
+        self._proof = proof
         self._lock = threading.Lock()
-        self._differs = False
-        self._ask_at = 0.0 if ours else float("inf")  # monotonic time before which the engine is not asked again
+        self._proved = False
+        self.difference = ""
+        """What is different; "": nothing is known to be."""
+        self.shows_ids = False
+        """Whether the engine told ids."""
+        self._ask_at = 0.0 if proof else float("inf")  # monotonic time before which the engine is not asked again
 
     def differs(self) -> bool:
         if time.monotonic() >= self._ask_at:
             with self._lock:
-                if time.monotonic() >= self._ask_at:
-                    self._ask()
-        return self._differs
+                if time.monotonic() >= self._ask_at and self._proof:
+                    self._ask(self._proof)
+        return bool(self.difference)
 
-    def _ask(self) -> None:
+    def _ask(self, proof: VocabularyProof) -> None:
         try:
-            self._differs = same_ids(self._tokenize(TEST_TEXT), self._ours) is False
+            self.difference = self._compare(proof)
         except NoResponse as e:
             log.debug("the engine's tokenizer is unknown: %s", e)
             self._ask_at = time.monotonic() + RETRY_S
         else:
-            self._ask_at = time.monotonic() + RETRY_S if self._differs else float("inf")
+            self._ask_at = time.monotonic() + RETRY_S if self.difference else float("inf")
+
+    def _compare(self, proof: VocabularyProof) -> str:
+        for text, ours in proof.texts[: FEW if self._proved else None]:
+            theirs = ids_of(self._tokenize(text))
+            self.shows_ids = theirs is not None
+            if theirs is None:
+                return ""
+            if difference := proof.difference(ours, theirs):
+                return difference
+        self._proved = True
+        return ""
 
     def forget(self) -> None:
         """The engine may be another one now."""
         with self._lock:
-            self._ask_at = 0.0 if self._ours else float("inf")
+            self._ask_at = 0.0 if self._proof else float("inf")

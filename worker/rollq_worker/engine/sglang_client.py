@@ -28,6 +28,7 @@ from rollq_worker.engine.quarantine import Check, SharedLock
 from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, RequestFailed
 from rollq_worker.engine.request import Prompt
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
 
@@ -49,8 +50,8 @@ class SGLangEngine:
     `concurrency` is the number of connections that are kept for the next request; it limits nothing, `EnginePool` does.
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
-    engine and held around requests under which engines have died. An engine whose tokenizer does not give
-    `test_text_ids` for `limits.TEST_TEXT` is sent nothing. Several engines of a process are given what they `share`.
+    engine and held around requests under which engines have died. An engine whose tokenizer differs from
+    that of `proof` is sent nothing. Several engines of a process are given what they `share`.
 
     A thread that waits for a response cannot call `check`: `abort_running` has the engine end all running requests, and
     `cut` ends the wait for one.
@@ -66,7 +67,7 @@ class SGLangEngine:
         read_timeout_s: float = READ_TIMEOUT_S,
         api_key: str | None = None,
         suspect_lock: SharedLock | None = None,
-        test_text_ids: Sequence[int] = (),
+        proof: VocabularyProof | None = None,
         share: Shared | None = None,
     ) -> None:
         self.url = url.rstrip("/")
@@ -80,8 +81,8 @@ class SGLangEngine:
         self._in_flight = self._http.in_flight
         self._generate = GenerateEndpoint(self._http, self._control, self._shared, stop_ids=stop_ids)
         self._limits = EngineLimits(self._control.get_json)
-        self._tokenizer = TokenizerCheck(self._control.tokenize, test_text_ids)
-        self._test_text_ids = test_text_ids
+        self._tokenizer = TokenizerCheck(self._control.tokenize, proof)
+        self._proof = proof
         self._hung = False
 
     @property
@@ -187,20 +188,21 @@ class SGLangEngine:
         """What the engine says of itself at that path; None if it has no such path. Raises NoResponse."""
         return self._control.get_json(path)
 
-    def tokenize(self, text: str) -> object:
-        """The reply of /tokenize; None if the server has no such path. Raises NoResponse."""
-        return self._control.tokenize(text)
-
     def tokenizer_differs(self) -> bool:
-        """Whether the engine is known to have another tokenizer than ours."""
+        """Whether the engine is known to have another vocabulary than ours."""
         return self._tokenizer.differs()
+
+    @property
+    def vocabulary(self) -> TokenizerCheck:
+        """What is known of the engine's vocabulary."""
+        return self._tokenizer
 
     def probe(self) -> str:
         """Ask the engine for one token. Returns why there was none, or "". Raises OtherServer.
 
-        An engine whose `test_text_ids` are not known is not asked, because ids of another model would kill it.
+        Without a `proof` it is not asked, because ids of another model would kill it.
         """
-        return probe(self._http, self._test_text_ids) if self._test_text_ids else ""
+        return probe(self._http, self._proof.test_ids) if self._proof else ""
 
     def cached_prompts(self, ids: Sequence[int]) -> Sequence[int]:
         """How many tokens of this prompt each of some requests of one group found in a cache. Raises NoResponse."""

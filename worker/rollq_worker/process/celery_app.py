@@ -28,8 +28,8 @@ from rollq.ledger.workers.lock import RedisLock
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.settings import Settings
 from rollq.urls import mask_url
-from rollq_worker.engine.limits import TEST_TEXT
 from rollq_worker.engine.pool import EnginePool
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.process import freeze_watchdog, kombu_transport, memory, startup_checks
 from rollq_worker.process.engine_list import EngineList
 from rollq_worker.process.job_task import JobRunner
@@ -140,7 +140,7 @@ def make_engine(settings: Settings, connection: Any, tokenizer: Tokenizer, urls:
         stop_ids=startup_checks.stop_ids(tokenizer),
         vocab_size=tokenizer.vocab_size,
         suspect_lock=partial(RedisLock, connection),
-        test_text_ids=tokenizer.encode(TEST_TEXT),
+        proof=VocabularyProof(tokenizer),
     )
 
 

@@ -81,7 +81,8 @@ def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
     if why := engine.why_not_ready():
         if engine.tokenizer_differs():
             raise SettingsError(
-                f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}: give"
+                f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}"
+                f" ({engine.vocabulary.difference}): give"
                 " --tokenizer (ROLLQ_TOKENIZER) the directory or the hub name of the model that it serves"
             )
         return EngineState(False, why)

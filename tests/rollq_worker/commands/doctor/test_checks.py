@@ -50,7 +50,7 @@ def test_an_engine(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
         "engine": ("ok", f"{engine.url} serves some/model; it samples tokens with logprobs"),
         "engine version": ("ok", "SGLang 0.5.23"),
         "engine context": ("ok", "4096 tokens"),
-        "engine tokenizer": ("ok", "gives the same ids"),
+        "engine tokenizer": ("ok", "gives the same ids for 4,896 tokens"),
         "engine weights": ("ok", "version v3"),
     }
 

@@ -13,8 +13,9 @@ from rollq.ledger.workers.engine_addresses import read_list
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.servers.health import Finding, Level
 from rollq.settings import FILE, REDIS, Settings
-from rollq_worker.engine.limits import TEST_TEXT, UNLIMITED, read_limits, same_ids
+from rollq_worker.engine.limits import UNLIMITED, read_limits
 from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.vocabulary_proof import VocabularyProof
 from rollq_worker.http_client import NoResponse
 from rollq_worker.process.startup_checks import check_engine
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -55,20 +56,22 @@ def addresses(found: Settings) -> tuple[list[str], list[Finding]]:
 def check(url: str, tokenizer: Tokenizer | None, name: str = "engine", *, named: bool = True) -> list[Finding]:
     """Whether the engine generates as SGLang does, and what it is. `name` begins the findings' names. One that is not
     `named`, at the default address, may be missing."""
-    ids = tokenizer.encode(TEST_TEXT) if tokenizer else ()
-    engine = SGLangEngine(url, concurrency=1, test_text_ids=ids)
+    proof = VocabularyProof(tokenizer) if tokenizer else None
+    engine = SGLangEngine(url, concurrency=1, proof=proof)
     try:
         if not named and (why := engine.why_not_ready()):
             says = f"not checked: none is named, and the default, {engine.name}, takes no requests: {why}"
             return [Finding(name, Level.WARN, says, START)]
-        return _check(engine, tokenizer, ids, name)
+        return _check(engine, tokenizer, proof, name)
     except NoResponse as e:
         return [Finding(name, Level.FAIL, f"{engine.name} went away: {e}", START)]
     finally:
         engine.close()
 
 
-def _check(engine: SGLangEngine, tokenizer: Tokenizer | None, ids: Sequence[int], name: str) -> list[Finding]:
+def _check(
+    engine: SGLangEngine, tokenizer: Tokenizer | None, proof: VocabularyProof | None, name: str
+) -> list[Finding]:
     try:
         state = check_engine(engine, tokenizer.name if tokenizer else "")
     except SettingsError as e:
@@ -92,7 +95,7 @@ def _check(engine: SGLangEngine, tokenizer: Tokenizer | None, ids: Sequence[int]
         first,
         _version(engine, name, router),
         _context(engine, name, router),
-        _vocabulary(engine, ids, name, router),
+        _vocabulary(engine, proof, name, router),
     ]
     told.append(_weights(model, name, router))
     return [*told, _router(engine, tokenizer, name)] if router and tokenizer else told
@@ -124,14 +127,15 @@ def _context(engine: SGLangEngine, name: str, router: bool) -> Finding:
     return Finding(name, Level.OK, f"{limits.context} tokens", details=details)
 
 
-def _vocabulary(engine: SGLangEngine, ids: Sequence[int], name: str, router: bool) -> Finding:
+def _vocabulary(engine: SGLangEngine, proof: VocabularyProof | None, name: str, router: bool) -> Finding:
     """An engine with other ids does not get here."""
     name = f"{name} tokenizer"
-    if not ids:
+    if proof is None:
         return Finding(name, Level.WARN, "not checked: there is no tokenizer to compare with", "correct the tokenizer")
-    if same_ids(engine.tokenize(TEST_TEXT), ids) is None:
+    if not engine.vocabulary.shows_ids:
         return _untold(name, "its token ids", router, {"ids": "unknown"})
-    return Finding(name, Level.OK, "gives the same ids", details={"ids": "same"})
+    details = {"ids": "same", "tokens": proof.touched}
+    return Finding(name, Level.OK, f"gives the same ids for {proof.touched:,} tokens", details=details)
 
 
 def _weights(model: dict[str, Any], name: str, router: bool) -> Finding:

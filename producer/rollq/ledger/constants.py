@@ -34,8 +34,6 @@ OUTAGE_S = 5.0
 GRACE_S = 7.5
 """Seconds without expiry after an outage. A heartbeat comes every 5 s, and one that waits for Redis finds out within 2
 s that it is back (connection.RETRIES)."""
-REFUSED_S = 10.0
-"""Seconds after which a job is published again whose message went to a worker that cannot play it."""
 WAKE_S = 60
 """Seconds for which a consumer's wake-up is kept."""
 INTERRUPTED = 0

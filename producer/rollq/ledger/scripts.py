@@ -168,7 +168,6 @@ def _constants() -> dict[str, Any]:
         "lease_s": constants.LEASE_S,
         "publishing_s": constants.PUBLISHING_S,
         "confirmed_s": constants.CONFIRMED_S,
-        "refused_s": constants.REFUSED_S,
         "outage_s": constants.OUTAGE_S,
         "grace_s": constants.GRACE_S,
         "wake_s": constants.WAKE_S,

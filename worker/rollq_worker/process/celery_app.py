@@ -106,6 +106,7 @@ def main(settings: Settings, watchers: Iterable[Callable[[JobRunner], object]] =
     app = make_app(settings, runner)
     check_broker(app, settings)
     worker = make_worker(app, settings, name)
+    runner.misfits.on_rest = partial(take_no_more, worker)
 
     def on_ready(sender: Any, **_: object) -> None:
         signals.worker_ready.disconnect(on_ready)  # Celery sends it again after every lost connection
@@ -266,6 +267,11 @@ def shorten_outages(logger: logging.Logger, **_: object) -> None:
 def stop_consuming() -> None:
     """Ask Celery's consumer to stop at its next tick. Jobs that run in the pool end by themselves."""
     state.should_stop = os.EX_OK
+
+
+def take_no_more(worker: Any, rests: bool) -> None:
+    """While the worker rests, Celery takes no message beyond those that it has: at least the one whose slot rests."""
+    worker.max_concurrency = 1 if rests else None
 
 
 def end_engine_waits(engine: EnginePool) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +36,7 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned
 from rollq_worker.process.episode_player import EpisodePlayer
+from rollq_worker.process.misfits import Misfits
 from rollq_worker.process.time_spent import TimeSpent
 from rollq_worker.protocols import WorkerEngine
 from rollq_worker.tokens.respelling import Respelling
@@ -45,11 +46,6 @@ log = logging.getLogger(__name__)
 
 LEDGERS_KEPT = 256
 """Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
-REFUSED_PAUSE_S = 5.0
-"""Seconds for which a slot rests after a message of a run that this worker cannot play. So it takes few of them, and
-workers that can play the run get the others."""
-LEFT_ALONE_S = 60.0
-"""Seconds for which this worker claims nothing of a run in which it met a job for other workers only."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -92,10 +88,7 @@ class JobRunner:
         self.episodes = EpisodePlayer(settings, self.time_spent.engine, engine.admit, tokenizer, name)
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
-        self._told: set[tuple[str, str]] = set()
-        """Runs that this worker does not play, with the reason, once it has said so."""
-        self._left_alone: dict[str, tuple[float, str]] = {}
-        """Runs of which nothing is claimed, the monotonic time until then, and why."""
+        self.misfits = Misfits(draining.wait)
         self.on_end: list[Callable[[Attempt, Summary], object]] = []
         """Told how each attempt ended. They must not raise."""
 
@@ -107,9 +100,9 @@ class JobRunner:
             log.error("ignoring a message: %s", e)
             return {"stop": "ignored"}
         ledger = self.ledger(run)
-        if run in self._left_alone and self._left_alone[run][0] > time.monotonic():
-            self.draining.wait(REFUSED_PAUSE_S)
+        if self.misfits.leaves(run):
             self._republish(ledger, job_id)
+            self.misfits.rest()
             return {"stop": "refused: left to other workers"}
         try:
             claim = self._claim(ledger, job_id)
@@ -126,6 +119,8 @@ class JobRunner:
             summary = self._run_attempt(attempt, claim)
         for on_end in self.on_end:
             on_end(attempt, summary)
+        if summary["stop"] == "released" and self.misfits.leaves(run):
+            self.misfits.rest()
         return summary
 
     def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
@@ -133,17 +128,9 @@ class JobRunner:
         if refusal.reason == "unreadable":
             log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
         elif refusal.reason in ("tokenizer", "schema"):
-            self._tell(ledger.run, refusal.reason, refusal.detail)
-            self.draining.wait(REFUSED_PAUSE_S)
+            self.misfits.meet(ledger.run, refusal.detail)
+            self.misfits.rest()
         return {"stop": f"refused: {refusal.reason}"}
-
-    def _tell(self, run: str, reason: str, detail: str) -> None:
-        """Log one error a run, because its messages come here again and again."""
-        if (run, reason) not in self._told:
-            if len(self._told) >= LEDGERS_KEPT:
-                self._told.clear()
-            self._told.add((run, reason))
-            log.error("this worker does not play run %s: %s", run, detail)
 
     def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
         """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a key is damaged."""
@@ -178,6 +165,7 @@ class JobRunner:
         job, started = claim.job, time.monotonic()
         try:
             trajectory = self.episodes.play(attempt, claim)
+            self.misfits.played()
             stats = count_tokens(trajectory, self.respelling)
             attempt.complete(trajectory, stats)
         except Fenced as e:
@@ -238,17 +226,8 @@ class JobRunner:
     def _leave_alone(self, attempt: Attempt, error: UnknownSchema | ForOtherWorkers) -> Summary:
         """Give the job back at no cost, because only another version of rollq can read its journal, or because only
         other workers have the file of its environment."""
-        run, now = attempt.job.run, time.monotonic()
-        self._tell(run, type(error).__name__, str(error))
-        self._left_alone = {name: left for name, left in self._left_alone.items() if left[0] > now}
-        self._left_alone[run] = now + LEFT_ALONE_S, str(error)
+        self.misfits.meet(attempt.job.run, str(error), leave=True)
         return self._release(attempt)
-
-    def left_alone(self) -> Mapping[str, str]:
-        """The runs that this worker leaves to others, and why. One stays for a while after its time, because the next
-        look at it comes with a message."""
-        now = time.monotonic()
-        return {run: why for run, (until, why) in self._left_alone.items() if until + LEFT_ALONE_S > now}
 
     def _release(self, attempt: Attempt) -> Summary:
         try:

@@ -47,14 +47,14 @@ if state == 'leased' then
   return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length }
 end
 
--- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again soon.
+-- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again at once.
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
 local plain = written or ''
 for _, known in ipairs(plain ~= schema and { 'reward', 'routed_experts', 'template_kwargs', 'spare' } or {}) do
   plain = string.gsub(plain, '%+' .. known .. '$', '')
 end
 if other or plain ~= schema then
-  redis.call('ZADD', prefix .. 'queued', 'XX', math.max(not_before, time + constants.refused_s), id)
+  redis.call('ZADD', prefix .. 'queued', 'XX', not_before > time and not_before or at_once(group.seq), id)
   return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }
 end
 if not_before > time then

@@ -48,29 +48,31 @@ if not in_grace() then
   end
 end
 
-local function read_queued(id)
+-- A score between 0 and 1: a worker has given it back.
+local function read_queued(id, score)
   local group = open_group(id)
   local state, attempt = unpack(redis.call('HMGET', typed('job:' .. id, 'hash'), 'state', 'attempt'))
   attempt = whole(attempt, 0, MOST)
   if state ~= 'queued' or not attempt then damaged(prefix .. 'job:' .. id, 'is not a queued job') end
-  local order = attempt > 0 and 'interrupted' or group.purpose
+  local order = (attempt > 0 or (score > 0 and score < 1)) and 'interrupted' or group.purpose
   return { id = id, queue = group.queue, seq = group.seq, priority = constants.priorities[order] }
 end
 
 -- With `of`, only jobs of these queues. So that others cannot hide them, it looks at more jobs than it needs.
 local function publish_between(from, to, of)
   for offset = 0, of and limit * 9 or 0, limit do
-    local ids = redis.call('ZRANGEBYSCORE', queued, from, to, 'LIMIT', offset, limit)
-    for _, id in ipairs(ids) do
+    local found = redis.call('ZRANGEBYSCORE', queued, from, to, 'WITHSCORES', 'LIMIT', offset, limit)
+    for i = 1, #found, 2 do
       if #due >= limit then return end
-      local well, job = pcall(read_queued, id)
+      local id = found[i]
+      local well, job = pcall(read_queued, id, tonumber(found[i + 1]))
       if not well then
         end_unreadable(id, reason(job), time)
       elseif not of or of[job.queue] then
         due[#due + 1] = job
       end
     end
-    if #ids < limit then return end
+    if #found < 2 * limit then return end
   end
 end
 

@@ -1,9 +1,12 @@
--- A worker took the job's message and did not claim the job: publish it again as soon as its backoff allows.
--- reads and writes  queued job:<job>
+-- A worker took the job's message and did not claim the job: publish it again as soon as its backoff allows, before those
+-- that were not published yet.
+-- reads and writes  queued job:<job> group:<group>
 -- ARGV   id
 -- reply  ok
-local queued, job = typed('queued', 'zset'), typed('job:' .. ARGV[2], 'hash')
-local not_before = backoff_end(redis.call('HGET', job, 'not_before'), now())
+local id, time = ARGV[2], now()
+local queued, job = typed('queued', 'zset'), typed('job:' .. id, 'hash')
+local not_before = backoff_end(redis.call('HGET', job, 'not_before'), time)
+if not_before <= time then not_before = at_once(whole(field('group:' .. parse(id), 'seq'), 0, MOST) or 0) end
 allow_without_memory()
-redis.call('ZADD', queued, 'XX', 'LT', not_before, ARGV[2])
+redis.call('ZADD', queued, 'XX', 'LT', not_before, id)
 return { 'ok' }

@@ -71,7 +71,7 @@ def test_an_engine_that_is_paused_then_gone_and_a_worker_that_is_killed(stack: S
     assert "engine" in operator.waits("r")
 
     tell_engine(stack, "pause_generation", mode="in_place")
-    until(lambda: operator.sees(f"the engine at {stack.engine_url} is paused, as for new weights"))
+    until(lambda: operator.sees(f"The engine at {stack.engine_url} is paused, as for new weights"))
     assert operator.seen.engines[0].state == PAUSED and "engine (paused)" in operator.waits("r")
     tell_engine(stack, "continue_generation")
     until(lambda: operator.sees("All 4 slots are taken"))

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         reader = LedgerReader(connection, args.run_name)
         check_run(reader, settings(args).redis_url)
         groups = oldest_open_groups(reader, args.groups)
-        waits = next(filter(None, (explain(reader, purpose) for purpose in Purpose)), "")
+        waits = next(filter(None, (explain(reader, purpose, partly=True) for purpose in Purpose)), "")
     if args.json:
         print(json.dumps({"run": args.run_name, "groups": [asdict(group) for group in groups], "waits": waits}))
         return 0

@@ -1,6 +1,8 @@
 """What holds a run up when it is no problem: what its episodes wait for, from a real Redis."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from rollq.client.waits import explain, holdup
 from rollq.errors import FailureClass
 from rollq.job import Purpose
 from rollq.ledger.ledger import Ledger
-from rollq.ledger.workers.live_workers import AWAY, READY, Wait
+from rollq.ledger.workers.live_workers import AWAY, READY, STALLED, Wait, live_workers
 from tests.rollq.client.fleets import live, used
 from tests.rollq.groups import finish_groups
 from tests.rollq.samples import claim, group
@@ -45,14 +47,47 @@ def test_what_the_episodes_wait_for_and_for_how_long(client: Client, ledger: Led
 def test_what_keeps_queued_jobs_waiting(client: Client, ledger: Ledger) -> None:
     ledger.submit(group("g", size=3))
     claim(ledger, "r/g/0")
-    live(ledger, busy=4, engines=(used("http://a", READY, 4, limit=4),))
+    live(ledger, busy=4, engines=(used("http://a", READY, 4),))
     assert "All 4 slots are taken: another worker, or a larger -c, would help" in holdup(client.reader)
-    live(ledger, busy=2, engines=(used("http://a", READY, 2, limit=2), used("http://b", AWAY, 0, limit=4)))
-    said = holdup(client.reader)
-    assert "1 of 2 engines generates nothing: http://b (away). The engines have as many episodes as they" in said
-    assert "can serve, 2 by their load: another engine would help, another worker would not" in said
-    live(ledger, busy=1, engines=(used("http://a", READY, 1, limit=4),))
+    live(ledger, busy=1, engines=(used("http://a", READY, 1),))
     assert holdup(client.reader).endswith("`rollq late --run r` shows the oldest")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"engines": (used("http://a", READY, 4), used("http://b", AWAY))},
+            "The engine at http://b (1 of 2) is away: ",
+        ),
+        (
+            {"engines": (used("http://a", READY, 4), used("http://b", STALLED))},
+            "The engine at http://b (1 of 2) has re",
+        ),
+        ({"left_alone": (("r", "no such file here; start it with --env FILE"),)}, "v cannot play it: no such file"),
+        ({"tokenizer": "t2"}, "v cannot play it: it has tokenizer t2 and chat template c1, the run "),
+    ],
+    ids=["an engine is away", "an engine hangs", "a worker without the file", "a worker with another tokenizer"],
+)
+def test_what_is_wrong_with_one_of_several_comes_first_and_more_workers_are_no_remedy(
+    client: Client, ledger: Ledger, wrong: dict[str, Any], said: str
+) -> None:
+    client.pin_tokenizer("t1", "c1")
+    ledger.submit(group("g", size=3))
+    live(ledger, busy=4, engines=(used("http://a", READY, 4),))
+    live(ledger, "v", busy=4, **wrong)
+    found = holdup(client.reader)
+    assert found.startswith(f"run r: {said}") and "3 queued, 0 being played" in found
+    assert "would help" not in found
+
+
+def test_a_worker_that_is_frozen_beside_others(client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.submit(group("g", size=3))
+    live(ledger, busy=4)
+    live(ledger, "v", busy=4)
+    found = [replace(worker, age_s=9.0 * (worker.name == "v")) for worker in live_workers(ledger.redis)]
+    said = holdup(client.reader, workers=found)
+    assert said.startswith("run r: Nothing was heard of v for 9 s: look whether it is frozen") and "help" not in said
 
 
 def test_jobs_that_fail_again_and_again_say_why(client: Client, ledger: Ledger) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from rollq.client.waits.bottleneck import bottleneck
 from rollq.client.waits.facts import Facts, read_facts
 from rollq.client.waits.problems import other_runs, problem
+from rollq.client.waits.troubles import troubles
 from rollq.errors import LedgerError
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader
@@ -40,15 +41,19 @@ def explain(
     own: int = 0,
     ahead: int = 0,
     workers: Sequence[LiveWorker] | None = None,
+    refuses: str | None = None,
+    partly: bool = False,
 ) -> str:
-    """Who waits for whom in this run and what to do; empty when the wait is an ordinary one.
+    """Who waits for whom in this run and what to do; empty when the wait is an ordinary one. With `partly`, also what
+    is wrong with some workers or engines while others go on.
 
     A consumer gives the number of groups that it wants and those that it holds itself, a producer the limit at which it
-    waits, and anybody else neither. `workers`: the live ones, if they are known already. It only reads. It raises no
-    LedgerError, because the wait itself meets the same one.
+    waits, and anybody else neither. `workers`: the live ones, and `refuses`: why Redis takes no writes, if they are
+    known already. It only reads. It raises no LedgerError, because the wait itself meets the same one.
     """
     try:
-        return _said(read_facts(reader, purpose, wanted=wanted, own=own, ahead=ahead, workers=workers), problem)
+        found = read_facts(reader, purpose, wanted=wanted, own=own, ahead=ahead, workers=workers, refuses=refuses)
+        return _said(found, problem) or (_said(found, troubles) if partly else "")
     except LedgerError as e:
         return str(e)
 
@@ -60,15 +65,18 @@ def holdup(
     wanted: int = 0,
     own: int = 0,
     workers: Sequence[LiveWorker] | None = None,
+    refuses: str | None = None,
 ) -> str:
-    """What holds the run up and what to do: `explain`, or what an ordinary wait is for. Empty when nothing is pending
-    and nothing died.
+    """What holds the run up and what to do: `explain`, or what is wrong with some workers or engines, and what an
+    ordinary wait is for. Empty when nothing is pending and nothing died.
 
     Without a purpose, of both; a consumer gives its own. It only reads, and raises no LedgerError.
     """
     purposes = (purpose,) if purpose else tuple(Purpose)
     try:
-        facts = [read_facts(reader, each, wanted=wanted, own=own, workers=workers) for each in purposes]
+        facts = [
+            read_facts(reader, each, wanted=wanted, own=own, workers=workers, refuses=refuses) for each in purposes
+        ]
     except LedgerError as e:
         return str(e)
     said = (_said(each, about) for about in (problem, bottleneck) for each in facts)

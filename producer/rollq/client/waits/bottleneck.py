@@ -1,13 +1,13 @@
-"""What an ordinary wait is for: work is under way, and this is what most of it waits for. Pure: it judges `Facts`."""
+"""What an ordinary wait is for: work is under way, and this is what most of it waits for. Troubles come first, and no
+advice for more workers follows them. Pure: it judges `Facts`."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 from rollq.client.waits.facts import Facts
-from rollq.ledger.workers.live_workers import READY, LiveWorker, Wait
+from rollq.client.waits.troubles import troubles
+from rollq.ledger.workers.live_workers import LiveWorker, Wait
 
-LISTED = 3
-"""Number of names of a kind that are said."""
 TAKEN = 0.9
 """Share of the slots from which on they count as taken: there is always one between two jobs."""
 
@@ -30,11 +30,12 @@ def bottleneck(facts: Facts) -> str:
 
 
 def _played(f: Facts) -> str:
-    text = f"{f.queued} queued, {f.leased} being played"
+    wrong, text = troubles(f), f"{f.queued} queued, {f.leased} being played"
     waits = [wait for worker in f.able for wait in worker.waits if wait.job_id.startswith(f"{f.run}/")]
     if waits:
         text += f": {_kinds(waits)}; {_longest(waits)}"
-    return f"{text}. {_not_ready(f)}{_failing(f) or _advice(f)}"
+    more = f"`rollq late --run {f.run}` shows the oldest" if wrong else _failing(f) or _advice(f)
+    return f"{wrong} {text}. {more}".lstrip()
 
 
 def _kinds(waits: Sequence[Wait]) -> str:
@@ -46,14 +47,6 @@ def _kinds(waits: Sequence[Wait]) -> str:
 def _longest(waits: Sequence[Wait]) -> str:
     longest = max(waits, key=lambda wait: wait.seconds)
     return f"{longest.job_id} has waited the longest, {longest.seconds:.0f} s for {longest.what}"
-
-
-def _not_ready(f: Facts) -> str:
-    """The engines that generate nothing, while others do."""
-    states = {engine.url: engine.state for worker in f.able for engine in worker.engines}
-    idle = sorted(f"{url} ({state})" for url, state in states.items() if state != READY)
-    generate = f"{len(idle)} of {len(states)} engines generate{'s' * (len(idle) == 1)} nothing"
-    return f"{generate}: {listed(idle)}. " if idle else ""
 
 
 def _failing(f: Facts) -> str:
@@ -74,12 +67,6 @@ def _advice(f: Facts) -> str:
     if f.able and sum(worker.busy for worker in f.able) >= TAKEN * _slots(f.able):
         return f"All {_slots(f.able)} slots are taken: another worker, or a larger -c, would help"
     return f"`rollq late --run {f.run}` shows the oldest"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names with commas; of many, the first ones."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _slots(workers: Sequence[LiveWorker]) -> int:

@@ -8,7 +8,7 @@ from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import Admission, Standing
 from rollq.ledger.unfinished import failure_line
-from rollq.ledger.workers.live_workers import SILENT_S, LiveWorker, live_workers
+from rollq.ledger.workers.live_workers import LiveWorker, live_workers
 from rollq.servers.health import server_info
 from rollq.servers.refusal import why_no_writes
 
@@ -60,7 +60,7 @@ class Facts:
     unclaimed_s: float = 0.0
     """Seconds for which such a message has been at the broker and the job was not claimed."""
     refuses: str = ""
-    """Why Redis takes no writes, looked up when such a job waits for long, or no worker is heard."""
+    """Why Redis takes no writes."""
     looked_at: int = 0
     """Number of jobs whose last failure was looked up: some that are being played, else some that are queued."""
     failing: Mapping[str, str] = field(default_factory=dict)
@@ -76,9 +76,23 @@ class Facts:
         return [worker for worker in self.workers if not self.queues or set(self.queues) & set(worker.queues)]
 
     @property
+    def misfits(self) -> Mapping[str, str]:
+        """Those of them that cannot play the run all the same, with the reason and the remedy."""
+        whys = {worker.name: dict(worker.left_alone).get(self.run, "") for worker in self.serving}
+        for worker in self.serving:
+            if not worker.plays(self.tokenizer, self.template):
+                whys[worker.name] = (
+                    f"it has tokenizer {worker.tokenizer[:12]} and chat template {worker.template[:12]}, the run"
+                    f" {self.tokenizer[:12]} and {self.template[:12]}: start it with the run's `--tokenizer` and"
+                    " `--template`"
+                )
+        return {name: why for name, why in whys.items() if why}
+
+    @property
     def able(self) -> Sequence[LiveWorker]:
-        """Those of them that have the run's tokenizer, too."""
-        return [worker for worker in self.serving if worker.plays(self.tokenizer, self.template)]
+        """Those of them that can."""
+        misfits = self.misfits
+        return [worker for worker in self.serving if worker.name not in misfits]
 
 
 def read_facts(
@@ -89,6 +103,7 @@ def read_facts(
     own: int = 0,
     ahead: int = 0,
     workers: Sequence[LiveWorker] | None = None,
+    refuses: str | None = None,
 ) -> Facts:
     """See `waits.explain`. Raises LedgerError."""
     standing = reader.standing(purpose)
@@ -113,6 +128,7 @@ def read_facts(
         blocked=full and standing.full == 0,
         wanted=wanted or _missed(standing),
         own=own,
+        refuses=why_no_writes(server_info(reader.redis)) if refuses is None else refuses,
     )
     if not facts.open:
         return _with_totals(facts, reader)
@@ -144,10 +160,7 @@ def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWork
     facts = replace(facts, tokenizer=tokenizer, template=template, workers=workers)
     if facts.queued:
         facts = _with_queued(facts, reader)
-    heard = any(worker.age_s < SILENT_S for worker in facts.able)
-    late = max(facts.overdue_s, facts.unclaimed_s) >= LATE_S
-    refuses = why_no_writes(server_info(reader.redis)) if late or not heard else ""
-    return replace(_with_failing(facts, reader), refuses=refuses)
+    return _with_failing(facts, reader)
 
 
 def _with_queued(facts: Facts, reader: LedgerReader) -> Facts:

@@ -4,10 +4,11 @@ import difflib
 from collections.abc import Sequence
 
 from rollq.client.waits.facts import LATE_S, Facts
+from rollq.client.waits.troubles import idle_engines, misfits
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.replies import Admission
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, STALLED, LiveWorker
+from rollq.ledger.workers.live_workers import AWAY, READY, SILENT_S, LiveWorker
 
 LISTED = 5
 """Number of runs that an explanation names."""
@@ -15,7 +16,7 @@ LISTED = 5
 
 def problem(facts: Facts) -> str:
     """Who waits for whom and what to do; empty when what is waited for is under way."""
-    cases = (_unknown, _each_other, _unread, _bounded, _exhausted, _another_consumer, _unplayed)
+    cases = (_refusing, _unknown, _each_other, _unread, _bounded, _exhausted, _another_consumer, _unplayed)
     return next(filter(None, (case(facts) for case in cases)), "")
 
 
@@ -27,6 +28,10 @@ def other_runs(run: str, runs: Sequence[str]) -> str:
     shown, more = runs[: -LISTED - 1 : -1], len(runs) - LISTED
     listed = f"runs there: {', '.join(shown)}" + (f" and {more} more (rollq stats lists them)" if more > 0 else "")
     return (f"did you mean {close[0]!r}? " if close else "") + listed
+
+
+def _refusing(f: Facts) -> str:
+    return f"{f.refuses.rstrip('.')}. {f.queued} queued, {f.leased} being played" if f.refuses else ""
 
 
 def _unknown(f: Facts) -> str:
@@ -131,8 +136,6 @@ def _unplayed(f: Facts) -> str:
         return ""
     jobs = f"{f.queued} job{' is' if f.queued == 1 else 's are'} queued and {f.leased} being played"
     back = f"; what dead workers played comes back within {LEASE_S:g} s" if f.leased else ""
-    if f.refuses and not (f.leased and any(worker.age_s < SILENT_S for worker in f.able)):
-        return f"{jobs}: {f.refuses}"  # then workers cannot register either
     if not f.workers:
         return f"{jobs}, and no worker is alive: start `rollq worker{_queues(f)}`{back}"
     if not f.serving:
@@ -143,18 +146,16 @@ def _unplayed(f: Facts) -> str:
         )
     able = f.able
     if not able:
-        return (
-            f"{jobs}, with tokenizer {f.tokenizer[:12]} and chat template {f.template[:12]}; the live workers have"
-            f" {', '.join(sorted({f'{w.tokenizer[:12]} and {w.template[:12]}' for w in f.serving}))}: start a worker"
-            " with the run's `--tokenizer`"
-        )
+        # One that left a job to others may play the rest of what it has.
+        left = f.leased and any(worker.plays(f.tokenizer, f.template) for worker in f.serving)
+        return "" if left else f"no live worker fits: {misfits(f)}. {jobs}"
     if silent := min(worker.age_s for worker in able) >= SILENT_S and max(worker.age_s for worker in able):
         return (
             f"{jobs}, and nothing was heard of {_live(able)} for {silent:g} s: if it died, start `rollq"
             f" worker{_queues(f)}`{back}"
         )
-    if text := _left_alone(f) or _engines(able):
-        return f"{jobs}, and {text}"
+    if text := _engines(able):
+        return f"{text} {jobs}"
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
         slots = sum(worker.slots for worker in able)
         return f"{jobs}: all {slots} slots of {_live(able)} play other runs; more workers would help"
@@ -172,36 +173,15 @@ def _unplayed(f: Facts) -> str:
     return ""
 
 
-def _left_alone(f: Facts) -> str:
-    """Why none of the workers that may play the run's jobs keeps one; empty when one of them may."""
-    whys = [dict(worker.left_alone).get(f.run, "") for worker in f.able]
-    if f.leased or not all(whys):
-        return ""
-    return f"{_live(f.able)} gave {'its' if len(whys) == 1 else 'their'} first one back: {whys[0]}"
-
-
 def _engines(able: Sequence[LiveWorker]) -> str:
     """Why no engine of these workers generates; empty when one may."""
     if all(worker.engine == AWAY for worker in able):
         return (
             f"the engine of {_live(able)} that may play them is away: start it, or check `--engine`. Nothing is lost"
-            " meanwhile"
+            " meanwhile."
         )
-    states = {engine.url: engine.state for worker in able for engine in worker.engines}
-    if READY in states.values():
-        return ""
-    paused, stalled = (
-        ", ".join(sorted(url for url, state in states.items() if state == idle)) for idle in (PAUSED, STALLED)
-    )
-    go_on = "repeat the `rollq sync` that failed, or send the engine `POST /continue_generation`"
-    if stalled:
-        return (
-            f"the engine at {stalled} has requests and generates nothing. It may be paused, as for new weights: if no"
-            f" update is under way, {go_on}. Otherwise it hangs: look at its log, and start it again"
-        )
-    if paused:
-        return f"the engine at {paused} is paused, as for new weights. If no update is under way, {go_on}"
-    return ""
+    stuck = all(worker.engines and all(one.state != READY for one in worker.engines) for worker in able)
+    return idle_engines(able) if stuck else ""
 
 
 def _queues(f: Facts) -> str:

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 from rollq.client.waits import explain, holdup
-from rollq.client.waits.bottleneck import listed
+from rollq.client.waits.troubles import nothing_heard
 from rollq.commands.top.server import Server, read_server
 from rollq.errors import LedgerError
 from rollq.job import Purpose
-from rollq.ledger.constants import LEASE_S
 from rollq.ledger.keys import Keys
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.live_workers import (
@@ -177,9 +176,10 @@ class FleetReader:
 
     def _holdup(self, found: Sequence[RunNow], workers: Sequence[LiveWorker], lost: dict[str, float]) -> str:
         """A problem of any run, or what the first one with work waits for; before it, workers that may be dead."""
+        heard = [worker for worker in workers if worker.age_s < SILENT_S]
         silent = lost | {worker.name: worker.age_s for worker in workers if worker.age_s >= SILENT_S}
-        dead = _maybe_dead(silent) if any(worker.age_s < SILENT_S for worker in workers) else ""
-        return " ".join(filter(None, (dead, self._of_runs(found, workers))))
+        dead = nothing_heard(silent) if heard else ""
+        return " ".join(filter(None, (dead, self._of_runs(found, heard or workers))))
 
     def _of_runs(self, found: Sequence[RunNow], workers: Sequence[LiveWorker]) -> str:
         # Also in a run without work a consumer or a producer may wait.
@@ -187,9 +187,9 @@ class FleetReader:
         readers = [LedgerReader(self._redis, run.run) for run in order[:EXPLAINED]]
         for purpose in Purpose:
             for reader in readers:
-                if text := explain(reader, purpose, workers=workers):
+                if text := explain(reader, purpose, workers=workers, refuses=""):
                     return text
-        return next(filter(None, (holdup(reader, workers=workers) for reader in readers)), "")
+        return next(filter(None, (holdup(reader, workers=workers, refuses="") for reader in readers)), "")
 
     def _lost(self, workers: Sequence[LiveWorker]) -> dict[str, float]:
         now = time.monotonic()
@@ -203,15 +203,6 @@ class FleetReader:
             if name in live or (silent and now - at < LOST_S)
         }
         return {name: now - at for name, (at, _) in self._seen.items() if name not in live}
-
-
-def _maybe_dead(silent: Mapping[str, float]) -> str:
-    if not silent:
-        return ""
-    return (
-        f"Nothing was heard of {listed(sorted(silent))} for {max(silent.values()):.0f} s: what a dead worker played"
-        f" comes back within {LEASE_S:g} s, and `rollq worker` takes its place."
-    )
 
 
 def _run(reader: LedgerReader, at: float) -> RunNow:

@@ -77,12 +77,18 @@ def test_what_is_wrong_with_one_of_several_comes_first_and_more_workers_are_no_r
     live(ledger, busy=4, engines=(used("http://a", READY, 4),))
     live(ledger, "v", busy=4, **wrong)
     found = holdup(client.reader)
-    assert found.startswith(f"run r: {said}") and "3 queued, 0 being played" in found
+    assert found.startswith(f"run r: {said}") and "play other runs" in found
+    assert "would help" not in found
+
+    ledger.claim("r/g/0", worker="w", token="t", tokenizer_hash="t1", template_hash="c1")
+    found = holdup(client.reader)
+    assert found.startswith(f"run r: {said}") and "2 queued, 1 being played" in found
     assert "would help" not in found
 
 
-def test_a_worker_that_is_frozen_beside_others(client: Client, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_frozen_beside_others(client: Client, ledger: Ledger) -> None:
     ledger.submit(group("g", size=3))
+    claim(ledger, "r/g/0")
     live(ledger, busy=4)
     live(ledger, "v", busy=4)
     found = [replace(worker, age_s=9.0 * (worker.name == "v")) for worker in live_workers(ledger.redis)]

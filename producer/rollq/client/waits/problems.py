@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from rollq.client.waits.facts import LATE_S, Facts
-from rollq.client.waits.troubles import idle_engines, misfits
+from rollq.client.waits.troubles import idle_engines, misfits, troubles
 from rollq.job import QUEUE, Purpose
 from rollq.ledger.constants import HOLD_S, LEASE_S
 from rollq.ledger.replies import Admission
@@ -157,8 +157,9 @@ def _unplayed(f: Facts) -> str:
     if text := _engines(able):
         return f"{text} {jobs}"
     if not f.leased and all(worker.busy >= worker.slots for worker in able):
-        slots = sum(worker.slots for worker in able)
-        return f"{jobs}: all {slots} slots of {_live(able)} play other runs; more workers would help"
+        slots, wrong = sum(worker.slots for worker in able), troubles(f)
+        more = "" if wrong else "; more workers would help"
+        return f"{wrong} {jobs}: all {slots} slots of {_live(able)} play other runs{more}".lstrip()
     if f.overdue_s >= LATE_S:
         return (
             f"{jobs}; for {f.overdue_s:.0f} s no message of a queued job has reached the broker: check the workers'"

@@ -83,9 +83,7 @@ def test_engines_are_those_of_all_workers(fleet: FleetReader, ledger: Ledger) ->
     register(ledger.redis, replace(other, name="u"))
     found = fleet.read()
     first, second = found.engines
-    assert (first.url, first.state, first.workers, first.episodes, first.limit, first.waiting) == (
-        ("http://a", PAUSED, 3, 9, 12, 3)
-    )
+    assert (first.url, first.state, first.workers, first.episodes) == ("http://a", PAUSED, 3, 9)
     assert (first.running, first.queued, first.token_usage) == (6, 2, 0.25)
     assert (second.state, second.running, second.token_usage) == (AWAY, None, None)
     assert (found.slots, found.in_flight, found.turns_s, found.tokens_s) == (12, 7, 3.5, 30.0)

@@ -5,7 +5,8 @@
 #
 #   deploy/secrets.sh [FOLDER]     # else the ROLLQ_SECRETS of .env, else ./secrets; relative to rollq's folder
 #
-# For a Redis of your own, write its addresses into worker-url, producer-url, trainer-url and flower-url (docs/deploy.md).
+# For a Redis of your own, write its addresses into worker-url, producer-url, trainer-url, reader-url and flower-url
+# (docs/deploy.md).
 set -eu
 cd "$(dirname "$0")/.."
 named=$(sed -n 's/^ROLLQ_SECRETS=//p' .env 2>/dev/null || true)
@@ -27,7 +28,9 @@ eval "$(deploy/redis/passwords.sh)"
 put worker-url "redis://worker:$ROLLQ_WORKER_PASSWORD@redis:6379/0"
 put producer-url "redis://producer:$ROLLQ_PRODUCER_PASSWORD@redis:6379/0"
 put trainer-url "redis://trainer:$ROLLQ_TRAINER_PASSWORD@redis:6379/0"
+put reader-url "redis://reader:$ROLLQ_READER_PASSWORD@redis:6379/0"
 put flower-url "redis://flower:$ROLLQ_FLOWER_PASSWORD@redis:6379/0"
+put admin-url "redis://admin:$ROLLQ_ADMIN_PASSWORD@redis:6379/0"
 put flower-login "$FLOWER_BASIC_AUTH"
 put grafana-password "$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"
 
@@ -37,7 +40,8 @@ password() { # USER: of its file
 if [ -n "$(password worker)" ]; then # the Redis of compose
   rm -f "$folder/redis-users.acl"
   ROLLQ_WORKER_PASSWORD=$(password worker) ROLLQ_PRODUCER_PASSWORD=$(password producer) \
-    ROLLQ_TRAINER_PASSWORD=$(password trainer) ROLLQ_FLOWER_PASSWORD=$(password flower) \
+    ROLLQ_TRAINER_PASSWORD=$(password trainer) ROLLQ_READER_PASSWORD=$(password reader) \
+    ROLLQ_FLOWER_PASSWORD=$(password flower) ROLLQ_ADMIN_PASSWORD=$(password admin) \
     deploy/redis/users.sh >"$folder/redis-users.acl"
 fi
 [ -e "$folder/redis-users.acl" ] || : >"$folder/redis-users.acl"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Prints the users of rollq's Redis as an ACL file: one for each part, each with no more rights than it needs.
 #
-#   ROLLQ_WORKER_PASSWORD=... ROLLQ_PRODUCER_PASSWORD=... ROLLQ_TRAINER_PASSWORD=... ROLLQ_FLOWER_PASSWORD=... \
-#     deploy/redis/users.sh > users.acl
+#   ROLLQ_WORKER_PASSWORD=... ROLLQ_PRODUCER_PASSWORD=... ROLLQ_TRAINER_PASSWORD=... ROLLQ_READER_PASSWORD=... \
+#     ROLLQ_FLOWER_PASSWORD=... ROLLQ_ADMIN_PASSWORD=... deploy/redis/users.sh > users.acl
 #   redis-server --aclfile users.acl --appendonly yes --maxmemory-policy noeviction
 #
 # The file holds hashes of the passwords. Keys that may only be read (%R~) or only be written (%W~) need Redis 7. For
@@ -20,7 +20,9 @@ hash() {
 worker=$(hash ROLLQ_WORKER_PASSWORD)
 producer=$(hash ROLLQ_PRODUCER_PASSWORD)
 trainer=$(hash ROLLQ_TRAINER_PASSWORD)
+reader=$(hash ROLLQ_READER_PASSWORD)
 flower=$(hash ROLLQ_FLOWER_PASSWORD)
+admin=$(hash ROLLQ_ADMIN_PASSWORD)
 
 # Celery's events.
 events='&/0.celeryev/*'
@@ -46,6 +48,11 @@ echo 'user default reset off ~* &* +@all'
 user worker "$worker" "~rollq* ~_kombu.* $events $commands +publish"
 user producer "$producer" "~rollq:* $sending ~_kombu.* $events $commands +publish"
 user trainer "$trainer" "$delivery $commands"
+# No command that writes, so none within its scripts either.
+user reader "$reader" "~rollq* +@connection +@transaction +@read -@dangerous -@admin +eval +evalsha +script|load
+  +script|exists +time +info"
 user flower "$flower" "$counting $asking $events $commands +@pubsub"
+# For people, when a script does not end or a client must go. It reads no key.
+user admin "$admin" "+@connection +client +script|kill +slowlog +latency +info"
 # For health checks, which need no password: it may ask whether Redis is well, and nothing else.
 echo 'user health reset resetchannels on nopass -@all +ping'

@@ -68,7 +68,7 @@ def test_no_password_is_in_an_environment_or_has_a_default() -> None:
 class TestSecrets:
     def test_they_are_for_this_machines_user_and_containers_only(self, folder: Path) -> None:
         assert (folder / "secrets").stat().st_mode & 0o777 == 0o700
-        assert {path.name for path in (folder / "secrets").iterdir()} == {*FILE["secrets"]}
+        assert {path.name for path in (folder / "secrets").iterdir()} == {*FILE["secrets"], "admin-url"}
         assert all(path.stat().st_mode & 0o777 == 0o644 for path in (folder / "secrets").iterdir())
         ignored = (REPO / ".gitignore").read_text().split()
         assert "/secrets/" in ignored and "/.env" in ignored
@@ -100,7 +100,7 @@ class TestSecrets:
         assert (folder / "secrets" / "worker-url").read_text() == before
         (folder / ".env").write_text(f"ROLLQ_SECRETS={folder}/safe\n")
         make_secrets(folder)
-        assert {path.name for path in (folder / "safe").iterdir()} == {*FILE["secrets"]}
+        assert {path.name for path in (folder / "safe").iterdir()} == {*FILE["secrets"], "admin-url"}
         assert not (folder / "deploy" / "secrets").exists()
         refused = subprocess.run(["deploy/secrets.sh", "./other"], cwd=folder, capture_output=True, text=True)
         assert refused.returncode == 1 and f".env says ROLLQ_SECRETS={folder}/safe" in refused.stderr

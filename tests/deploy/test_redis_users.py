@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,16 +20,18 @@ from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
+from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
+from rollq.viewer.live_run import LiveRun
 from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
 from tests.rollq.samples import group, play, reader
 from tests.waiting import until
 
-USERS = ("worker", "producer", "trainer", "flower")
+USERS = ("worker", "producer", "trainer", "reader", "flower", "admin")
 
 
 class Server:
@@ -43,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, port, made = tmp_path_factory.mktemp("users"), free_port(), made_passwords()
     (folder / "users.acl").write_text(users_file(made))
     command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command += ["--lua-time-limit", "100"]
     with started_redis([*command, "--aclfile", str(folder / "users.acl")], port) as process:
         yield Server(port, made)
         process.kill()
@@ -58,7 +63,7 @@ def worker(server: Server) -> Iterator["redis.Redis"]:
 def test_the_file_holds_no_password(server: Server) -> None:
     rules = users(server.made).stdout
     assert not any(password in rules for password in server.made.values())
-    assert len(set(server.made.values())) == len(server.made) == 5
+    assert len(set(server.made.values())) == len(server.made) == 7
 
 
 @pytest.mark.parametrize("password", [None, "", "short"])
@@ -194,6 +199,49 @@ def test_flower_reads_no_ledger(server: Server, worker: "redis.Redis") -> None:
         for command in (["HGETALL", "rollq:{seen}:run"], ["SMEMBERS", "rollq:runs"]):
             with pytest.raises(redis.ResponseError, match=REFUSED):
                 flower.execute_command(*command)
+
+
+def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "redis.Redis") -> None:
+    submitted(server, "read")
+    with connect(server.url("reader")) as client:
+        ledger = Ledger(client, "read")
+        assert reader(ledger).stats()["submitted"] == 2
+        assert {row.state for row in LiveRun(reader(ledger)).listing().rows.values()} == {"queued"}
+        assert [len(each.jobs) for each in oldest_open_groups(reader(ledger), 5)] == [2]
+        assert reader(ledger).trajectory("read/g0/0").job.task == 1
+        assert RunMetrics(client, "read").read()[0].value == 1
+        letters = DeadLetters(client, "read")
+        for call in (ledger.reap, letters.forget_run, lambda: letters.cancel("read/g0/0"), ledger.seal):
+            with pytest.raises((LedgerError, NoPermissionError), match=REFUSED):
+                call()
+        for command in (["HSET", ledger.keys.meta, "x", 1], ["DEL", "rollq:runs"], ["LPUSH", "rollq", "x"]):
+            with pytest.raises(NoPermissionError):
+                client.execute_command(*command)
+    assert reader(Ledger(worker, "read")).stats()["queued"] == 2
+
+
+def test_an_administrator_ends_a_script_that_loops(server: Server, worker: "redis.Redis") -> None:
+    def loop() -> None:
+        with redis.Redis.from_url(server.url("trainer")) as trainer, suppress(redis.ResponseError):
+            trainer.eval("while true do end", 0)
+
+    looping = Thread(target=loop)
+    looping.start()
+    with redis.Redis.from_url(server.url("worker")) as other, redis.Redis.from_url(server.url("admin")) as admin:
+        until(lambda: _busy(other))
+        with pytest.raises(NoPermissionError):
+            other.script_kill()
+        admin.script_kill()
+        looping.join(30)
+        assert not _busy(other)
+        assert admin.client_list() and admin.slowlog_len() is not None
+
+
+def _busy(client: "redis.Redis") -> bool:
+    try:
+        return not client.ping()
+    except redis.ResponseError as e:
+        return "BUSY" in str(e)
 
 
 @pytest.mark.timeout(900)

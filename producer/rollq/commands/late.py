@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _described(group: OpenGroup) -> list[str]:
     opened = "" if group.open_s is None else f", open for {age(group.open_s)}"
+    if group.damage:
+        return [f"group {clean(group.group)} ({group.purpose}): {clean(group.damage)}", ""]
     title = f"group {clean(group.group)} ({group.purpose}): {group.graded} of {group.size} graded{opened}"
     return [title, *(f"  {line}" for line in _table(group.jobs)), ""]
 

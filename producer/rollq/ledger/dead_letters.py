@@ -15,6 +15,7 @@ from rollq.errors import FailureClass, LedgerError
 from rollq.job import Purpose
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.scripts import Scripts, short_reason
+from rollq.ledger.stored import text
 
 PAGE = 500
 """Number of jobs that are looked at in one round trip."""
@@ -67,7 +68,7 @@ class DeadLetters:
         for purpose in Purpose:
             key = f"{self.keys.prefix}open:{purpose}"
             names += self.scripts.guard(key, partial(self.redis.zrange, key, 0, -1))
-        return [name.decode() for name in names]
+        return [text(name) for name in names]
 
     def cancel_group(self, group: str, reason: str = "cancelled") -> int:
         """End the unfinished members of a group as dead, of class cancelled. Returns how many there were. Raises

@@ -33,6 +33,7 @@ from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import check_group, entries, joined, kwargs_text, sample_of
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State, Submission
 from rollq.ledger.scripts import Scripts, short_reason
+from rollq.ledger.stored import text
 from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
 from rollq.wire.blob import SCHEMA
@@ -114,7 +115,7 @@ class Ledger:
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
         if status == b"template_kwargs":
             return SettingsError(
-                f"run {self.run} is played with template_kwargs {rest[0].decode()}, not {kwargs_text(jobs[0])}: use the"
+                f"run {self.run} is played with template_kwargs {text(rest[0])}, not {kwargs_text(jobs[0])}: use the"
                 " run's, or another run"
             )
         return ContractError(
@@ -189,7 +190,7 @@ class Ledger:
         Raises SettingsError when the run has others.
         """
         ours = [tokenizer_hash, template_hash]
-        theirs = [value.decode() for value in self.scripts.call("pin_tokenizer", ours, durable=True)]
+        theirs = [text(value) for value in self.scripts.call("pin_tokenizer", ours, durable=True)]
         if theirs != ours:
             raise SettingsError(self._other_tokenizer(theirs, ours))
 
@@ -232,9 +233,9 @@ class Ledger:
         status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, SCHEMA])
         match status:
             case b"tokenizer":
-                return Refusal("tokenizer", detail=self._other_tokenizer([value.decode() for value in rest], ours))
+                return Refusal("tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours))
             case b"schema":
-                detail = f"job {job_id} has schema {rest[0].decode()}, and this rollq reads {SCHEMA}. Upgrade rollq."
+                detail = f"job {job_id} has schema {text(rest[0])}, and this rollq reads {SCHEMA}. Upgrade rollq."
                 return Refusal("schema", detail=detail)
             case b"claimed":
                 return self._claim(job_id, token, *rest)
@@ -308,8 +309,8 @@ class Ledger:
             "total_tokens": total_tokens,
             **token_stats.counts,
         }
-        text = " ".join(f"{name} {number}" for name, number in tally.items() if number)
-        reply = self.scripts.call("complete", [job_id, lease, index, text, *entries(index, blobs)])
+        totals = " ".join(f"{name} {number}" for name, number in tally.items() if number)
+        reply = self.scripts.call("complete", [job_id, lease, index, totals, *entries(index, blobs)])
         self._check_written(reply, job_id, lease, index)
 
     def fail(self, job_id: str, lease: str, failure: FailureClass, reason: str, *, final: bool = False) -> Outcome:

@@ -20,6 +20,7 @@ from rollq.ledger.records import joined, sample_of
 from rollq.ledger.replies import DeadLetter, JobState, Standing, State
 from rollq.ledger.routed_experts import with_routed_experts
 from rollq.ledger.scripts import Scripts
+from rollq.ledger.stored import text
 from rollq.ledger.versions import read_policy
 from rollq.ledger.workers.reaping import RUNS_REMEDY
 from rollq.servers.refusal import guarded
@@ -83,7 +84,7 @@ class LedgerReader:
         """Where the run's jobs and its groups of that purpose are, all at the same instant."""
         known, sealed, queued, leased, _, *rest = self.scripts.call("snapshot", [0])
         groups, waits = (rest[:3], rest[6:8]) if purpose is Purpose.TRAIN else (rest[3:6], rest[8:10])
-        published, admission = read_policy(*rest[10])
+        published, admission = read_policy(self.keys.meta, *rest[10])
         return Standing(
             open=groups[0],
             ready=groups[1],
@@ -105,9 +106,7 @@ class LedgerReader:
             pipe.hget(self.keys.group(name), "state")
             pipe.exists(self.keys.acked(name))
         found = self.scripts.guard("groups", pipe.execute)
-        return [
-            _text(state) or ("acked" if acked else "") for state, acked in zip(found[::2], found[1::2], strict=True)
-        ]
+        return [text(state) or ("acked" if acked else "") for state, acked in zip(found[::2], found[1::2], strict=True)]
 
     def journal(self, job_id: str, attempt: int) -> list[bytes]:
         """The journal that was set aside under `attempt`: header and events, encoded."""
@@ -220,24 +219,24 @@ class LedgerReader:
         submitted: bytes | None,
         acked: bytes | None,
     ) -> JobState:
-        attempt, body, state = int(got["attempt"]), got.get("body", group_body), State(_text(got["state"]))
+        attempt, body, state = int(got["attempt"]), got.get("body", group_body), State(text(got["state"]))
         gone = "discarded" in got or state is State.SURPLUS
-        held = f"{job_id}#{attempt}#{_text(got.get('token'))}"
+        held = f"{job_id}#{attempt}#{text(got.get('token'))}"
         return JobState(
             id=job_id,
             job=replace(sample_of(body, job_id), seq=int(seq or 0)) if body and not gone else None,
             state=state,
             attempt=attempt,
-            worker=_text(got.get("worker")),
-            purpose=Purpose(_text(purpose) or Purpose.TRAIN),
-            group_state="acked" if acked else _text(group_state),
+            worker=text(got.get("worker")),
+            purpose=Purpose(text(purpose) or Purpose.TRAIN),
+            group_state="acked" if acked else text(group_state),
             failures={c: int(n) for c in FailureClass if (n := got.get(f"fail:{c}")) and int(n)},
-            failure=FailureClass(_text(got["class"])) if "class" in got else None,
-            reason=_text(got.get("reason")),
+            failure=FailureClass(text(got["class"])) if "class" in got else None,
+            reason=text(got.get("reason")),
             submitted=float(submitted or 0.0),
             not_before=float(got.get("not_before", b"0")),
             lease_until=self.scripts.guard(self.keys.leased, lambda: self.redis.zscore(self.keys.leased, held)),
-            set_aside=[int(n) for n in _text(got.get("aside")).split()],
+            set_aside=[int(n) for n in text(got.get("aside")).split()],
             journal=journal,
         )
 
@@ -247,25 +246,25 @@ class LedgerReader:
         rows = self.scripts.guard(key, lambda: self.redis.zrevrange(key, 0, last, withscores=True))
         pipe = self.redis.pipeline(transaction=False)
         for job_id, _ in rows:
-            pipe.hmget(self.keys.job(_text(job_id)), "class", "reason", "attempt", "worker", "turned")
+            pipe.hmget(self.keys.job(text(job_id)), "class", "reason", "attempt", "worker", "turned")
         records = self.scripts.guard(key, lambda: pipe.execute(raise_on_error=False))
         now = self.scripts.now()
         letters = zip(rows, records, strict=True)
-        return [self._dead_letter(_text(job_id), now - died, record) for (job_id, died), record in letters]
+        return [self._dead_letter(text(job_id), now - died, record) for (job_id, died), record in letters]
 
     def _dead_letter(self, job_id: str, age_s: float, record: Any) -> DeadLetter:
         try:
             failure, reason, attempts, worker, turns = record
-            kind, numbers = FailureClass(_text(failure)), (int(attempts), int(turns or 0))
+            kind, numbers = FailureClass(text(failure)), (int(attempts), int(turns or 0))
         except (TypeError, ValueError):  # TypeError: Redis refused to read it
             reason, worker = f"{self.keys.job(job_id)} cannot be read".encode(), b""
             kind, numbers = FailureClass.JOB, (0, 0)
         return DeadLetter(
             job_id=job_id,
             failure=kind,
-            reason=_text(reason),
+            reason=text(reason),
             attempts=numbers[0],
-            worker=_text(worker),
+            worker=text(worker),
             turns=numbers[1],
             age_s=age_s,
         )
@@ -274,7 +273,7 @@ class LedgerReader:
         """How many jobs and groups are in each state, and the totals since the run began (keys: docs/ledger.md)."""
         _, sealed, queued, leased, dead, *groups, policy, raw = self.scripts.call("snapshot", [1])
         try:
-            counts = {_text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
+            counts = {text(name): float(value) for name, value in zip(raw[::2], raw[1::2], strict=True)}
             if odd := [name for name, value in counts.items() if not isfinite(value)]:
                 raise ValueError(f"not a finite number: {odd[0]}")
         except ValueError as e:
@@ -286,7 +285,7 @@ class LedgerReader:
         for place, train, evaluation in zip(("open", "ready", "held"), groups[:3], groups[3:6], strict=True):
             stats[f"groups_{place}"] = train + evaluation
         stats["extension_ratio"] = TokenStats(**{name: stats[name] for name in TokenStats().counts}).extension_ratio
-        published, admission = read_policy(*policy)
+        published, admission = read_policy(self.keys.meta, *policy)
         stats["policy"] = asdict(published) if published else None
         stats["admission"] = asdict(admission) if admission else None
         stats["failures"] = _by_name(counts, "failures:")
@@ -307,10 +306,6 @@ def _with_extras(
     if isinstance(trajectory, ContractError):
         return trajectory
     return extras if isinstance(extras, ContractError) else replace(trajectory, extras=extras)
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("utf-8", "replace")
 
 
 def _by_name(counts: Mapping[str, float], prefix: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ import redis
 from rollq.errors import ContractError, LedgerError, Unconfirmed
 from rollq.job import LARGEST_GROUP, Purpose, parse_id
 from rollq.ledger import constants
-from rollq.ledger.keys import Keys
+from rollq.ledger.keys import QUEUE, Keys
 from rollq.servers.connection import RetryLoop
 from rollq.servers.durability import Durability, confirmed
 from rollq.servers.refusal import translated
@@ -173,6 +173,7 @@ def _constants() -> dict[str, Any]:
         "wake_s": constants.WAKE_S,
         "longest_backoff_s": constants.LONGEST_BACKOFF_S,
         "largest_group": LARGEST_GROUP,
+        "default_queue": f"'{QUEUE}'",
         **TABLES,
     }
 

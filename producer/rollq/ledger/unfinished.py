@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollq.errors import FailureClass
+from rollq.errors import FailureClass, LedgerError, Unwritable
 from rollq.job import Purpose
 from rollq.ledger.constants import LEASE_S
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import State
+from rollq.ledger.stored import group_size, number, text, whole
 from rollq.ledger.workers.live_workers import (
     AWAY,
     READY,
@@ -70,6 +71,8 @@ class OpenGroup:
     open_s: float | None
     """Seconds since it was submitted; None for a group that an older rollq submitted."""
     jobs: tuple[UnfinishedJob, ...]
+    damage: str = ""
+    """Why its record, or that of a member, cannot be read. It is dropped once a worker meets it."""
 
 
 def oldest_open_groups(reader: LedgerReader, limit: int) -> list[OpenGroup]:
@@ -78,10 +81,21 @@ def oldest_open_groups(reader: LedgerReader, limit: int) -> list[OpenGroup]:
     for purpose in Purpose:
         key = f"{reader.keys.prefix}open:{purpose}"
         oldest = partial(reader.redis.zrange, key, 0, limit - 1, withscores=True)
-        found += [(seq, name.decode(), purpose) for name, seq in reader.scripts.guard(key, oldest)]
+        found += [(seq, text(name), purpose) for name, seq in reader.scripts.guard(key, oldest)]
     workers = {worker.name: worker for worker in live_workers(reader.redis)}
     now = reader.scripts.now()
-    return [_group(reader, name, purpose, workers, now) for _, name, purpose in sorted(found)[:limit]]
+    return [_group_or_damage(reader, name, purpose, workers, now) for _, name, purpose in sorted(found)[:limit]]
+
+
+def _group_or_damage(
+    reader: LedgerReader, name: str, purpose: Purpose, workers: Mapping[str, LiveWorker], now: float
+) -> OpenGroup:
+    try:
+        return _group(reader, name, purpose, workers, now)
+    except Unwritable:
+        raise
+    except LedgerError as e:
+        return OpenGroup(group=name, purpose=purpose, size=0, graded=0, open_s=None, jobs=(), damage=str(e))
 
 
 def _group(
@@ -89,38 +103,38 @@ def _group(
 ) -> OpenGroup:
     key = reader.keys.group(name)
     got = reader.scripts.guard(key, lambda: reader.redis.hmget(key, _OF_GROUP))
-    size, spare, graded = (int(value or 0) for value in got[1:4])
-    ids = [f"{reader.run}/{name}/{sample}" for sample in range(size + spare)]
+    (size, members), submitted = group_size(got[1], got[2], key), number(got[4])
+    ids = [f"{reader.run}/{name}/{sample}" for sample in range(members)]
     pipe = reader.redis.pipeline(transaction=False)
     for id in ids:
         pipe.hmget(reader.keys.job(id), _OF_JOB)
-    members = zip(ids, reader.scripts.guard(key, pipe.execute), strict=True)
-    jobs = [_job(id, raw, workers, now) for id, raw in members if raw[0] in (b"queued", b"leased")]
+    records = zip(ids, reader.scripts.guard(key, pipe.execute), strict=True)
+    jobs = [_job(id, reader.keys.job(id), raw, workers, now) for id, raw in records if raw[0] in (b"queued", b"leased")]
     return OpenGroup(
         group=name,
         purpose=purpose,
         size=size,
-        graded=graded,
-        open_s=now - float(got[4]) if got[4] else None,
+        graded=whole(got[3], key, "done"),
+        open_s=None if submitted is None else now - submitted,
         jobs=tuple(sorted(jobs, key=lambda job: (job.state is State.QUEUED, -job.played_s, job.job_id))),
     )
 
 
-def _job(id: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
+def _job(id: str, key: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float) -> UnfinishedJob:
     state, attempt, worker, claimed, turns, not_before, failure, reason, *failures = raw
     leased = state == b"leased"
-    playing = (worker or b"").decode("utf-8", "replace") if leased else ""
-    failed = sum(int(count or 0) for count in failures)
-    what, seconds = _played(id, playing, workers) if leased else (_queued(float(not_before or 0.0) - now), None)
+    playing = text(worker) if leased else ""
+    failed = sum(whole(count, key, "count of failures") for count in failures)
+    what, seconds = _played(id, playing, workers) if leased else (_queued((number(not_before) or 0.0) - now), None)
     return UnfinishedJob(
         job_id=id,
         state=State.LEASED if leased else State.QUEUED,
-        attempt=int(attempt or 0),
+        attempt=whole(attempt, key, "attempt"),
         failures=failed,
         last_failure=failure_line(failure, reason) if failed else "",
-        turns=int(turns or 0),
+        turns=whole(turns, key, "turned"),
         worker=playing,
-        played_s=now - float(claimed or now) if leased else 0.0,
+        played_s=now - (number(claimed) or now) if leased else 0.0,
         waits_for=what,
         waits_s=seconds,
     )
@@ -129,13 +143,9 @@ def _job(id: str, raw: list[Any], workers: Mapping[str, LiveWorker], now: float)
 def failure_line(failure: bytes | None, reason: bytes | None) -> str:
     """Class of a job's last failure, and the first line of its reason: short, and in printable characters, because
     others wrote it."""
-    first, *_ = _text(reason).strip().splitlines() or [""]
+    first, *_ = text(reason).strip().splitlines() or [""]
     short = first if len(first) <= LONGEST_LINE else first[: LONGEST_LINE - 3] + "..."
-    return f"{_text(failure)}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")
+    return f"{text(failure)}: {''.join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in short)}"
 
 
 def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:

@@ -10,6 +10,7 @@ import redis
 from rollq.errors import SettingsError
 from rollq.ledger.replies import Admission, Published
 from rollq.ledger.scripts import Scripts
+from rollq.ledger.stored import text, whole
 
 MOST_GROUPS = 1_000_000
 """Largest number that `admit` takes."""
@@ -43,8 +44,9 @@ class Versions:
 
     def published(self) -> Published | None:
         """What was published last; None when nothing was."""
-        step, version = self.scripts.guard(self.keys.meta, lambda: self.redis.hmget(self.keys.meta, "step", "version"))
-        return Published(int(step), version.decode()) if step else None
+        key = self.keys.meta
+        step, version = self.scripts.guard(key, lambda: self.redis.hmget(key, "step", "version"))
+        return Published(whole(step, key, "step"), text(version)) if step else None
 
     def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None) -> None:
         """Fix how many groups for training may run ahead of the trainer. Raises SettingsError for wrong numbers, and
@@ -61,7 +63,10 @@ class Versions:
         ours = [groups_per_batch, max_staleness, max_running or 0]
         status, *theirs = self.scripts.call("admit", ours)
         if status == b"other":
-            batch, staleness, running = (int(number) for number in theirs)
+            names = ("batch", "staleness", "running")
+            batch, staleness, running = (
+                whole(each, self.keys.meta, of) for each, of in zip(theirs, names, strict=True)
+            )
             raise SettingsError(
                 f"run {self.run} admits groups for batches of {batch} with max_staleness {staleness} and max_running"
                 f" {running or None}, not {groups_per_batch}, {max_staleness} and {max_running}: admission is fixed for"
@@ -74,15 +79,15 @@ class Versions:
             return {}
         key = f"{self.keys.prefix}versions"
         found: Sequence[bytes | None] = self.scripts.guard(key, lambda: self.redis.hmget(key, list(names)))
-        steps = {name: int(step) for name, step in zip(names, found, strict=True) if step is not None}
+        steps = {name: whole(step, key, name) for name, step in zip(names, found, strict=True) if step is not None}
         return {name: int(name) for name in names if name.isascii() and name.isdigit()} | steps
 
 
 def read_policy(
-    step: bytes, version: bytes, batch: int, staleness: int, running: int, trained: int, capacity: int
+    key: str, step: bytes, version: bytes, batch: int, staleness: int, running: int, trained: int, capacity: int
 ) -> tuple[Published | None, Admission | None]:
-    """What lua/snapshot.lua says of the run's policy."""
-    published = Published(int(step), version.decode("utf-8", "replace")) if step else None
+    """What lua/snapshot.lua says of the run's policy. `key`: where that is. Raises LedgerError."""
+    published = Published(whole(step, key, "step"), text(version)) if step else None
     if not batch:
         return published, None
     now = published.step if published else 0

@@ -14,6 +14,7 @@ from rollq.errors import FailureClass, LedgerError
 from rollq.events import GRADED
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader, runs
+from rollq.ledger.stored import number, text
 from rollq.ledger.workers.live_workers import AWAY, live_workers
 from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.ledger.workers.time_spent import WAITS, time_spent
@@ -178,9 +179,10 @@ class RunMetrics:
         for purpose in Purpose:
             key = f"{reader.keys.prefix}{place}:{purpose}"
             for name in reader.scripts.guard(key, partial(self._redis.zrange, key, 0, LOOKED_AT - 1)):
-                pipe.hmget(reader.keys.group(name.decode()), "at", "started")
+                pipe.hmget(reader.keys.group(text(name)), "at", "started")
         rows = reader.scripts.guard("groups", pipe.execute)
-        return [float(at) for at, _ in rows if at], [int(started) for _, started in rows if started]
+        found = [(number(at), number(started)) for at, started in rows]
+        return [at for at, _ in found if at is not None], [int(step) for _, step in found if step is not None]
 
     def _dead_by_class(self, reader: LedgerReader) -> dict[str, float]:
         """Each dead job is looked up once, because its class does not change."""

@@ -14,10 +14,11 @@ from typing import Any
 
 from rollq.errors import ContractError, LedgerError
 from rollq.events import Closed
-from rollq.job import LARGEST_GROUP, Job, Purpose, parse_id
+from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.records import sample_of
 from rollq.ledger.replies import State
+from rollq.ledger.stored import group_size, number, text
 from rollq.servers.connection import CONNECTION_ERRORS
 from rollq.viewer.place import Listing
 from rollq.viewer.rows import Row, last_line, short, why
@@ -64,8 +65,8 @@ class LiveRun:
         self._rows: dict[str, Row] = {}
         self._ids: dict[str, dict[str, None]] = {}
         """The jobs of each group."""
-        self._bodies: dict[str, bytes | None] = {}
-        """The first job of each group. None: the group's record cannot be read."""
+        self._bodies: dict[str, bytes | LedgerError] = {}
+        """The first job of each group, or why the group's record cannot be read."""
         self._states: dict[str, str] = {}
 
     def listing(self) -> Listing:
@@ -101,7 +102,7 @@ class LiveRun:
             self._forget()
             self._version += 1
         of_dead = dict.fromkeys(_group(id) for id in seen.dead)
-        self._find_groups([name for name in {**seen.groups, **of_dead} if self._bodies.get(name) is None])
+        self._find_groups([name for name in {**seen.groups, **of_dead} if type(self._bodies.get(name)) is not bytes])
         for id in seen.dead:  # all that is known of a group that was acknowledged before
             self._ids[_group(id)][id] = None
         gone = {**self._states, **of_dead}.keys() - seen.groups.keys()
@@ -127,13 +128,13 @@ class LiveRun:
         for key in (keys.queued, keys.leased, keys.dead):
             pipe.zrange(key, 0, -1)
         exists, *groups, queued, leased, dead = self.reader.scripts.guard(keys.queued, pipe.execute)
-        states = {_text(name): state for (state, _), names in zip(places, groups, strict=True) for name in names}
+        states = {text(name): state for (state, _), names in zip(places, groups, strict=True) for name in names}
         return Glance(
             exists=bool(exists),
             groups=states,
-            queued=frozenset(map(_text, queued)),
-            leased=frozenset(_text(held).partition("#")[0] for held in leased),
-            dead=[id for id in map(_text, dead) if id in self._rows or self._is_job(id)],
+            queued=frozenset(map(text, queued)),
+            leased=frozenset(text(held).partition("#")[0] for held in leased),
+            dead=[id for id in map(text, dead) if id in self._rows or self._is_job(id)],
         )
 
     def _is_job(self, id: str) -> bool:
@@ -146,7 +147,7 @@ class LiveRun:
         """Notes new groups, in the order of submission."""
         keys = self.reader.keys
         records = self._replies(names, lambda pipe, name: pipe.hmget(keys.group(name), *OF_GROUP))
-        found = [(*_shape(record), name) for name, record in records.items()]
+        found = [(*_shape(record, keys.group(name)), name) for name, record in records.items()]
         for _, members, body, name in sorted(found, key=lambda each: each[0]):
             self._ids[name] = dict.fromkeys(f"{self.reader.run}/{name}/{sample}" for sample in range(members))
             self._bodies[name] = body
@@ -197,19 +198,19 @@ class LiveRun:
     def _row(self, id: str, record: Any, end: Any, tally: Any) -> Row | None:
         group_body = self._bodies[_group(id)]
         try:
-            if group_body is None:
-                raise ContractError(f"{self.reader.keys.group(_group(id))} cannot be read")
+            if isinstance(group_body, LedgerError):
+                raise group_body
             state, attempt, failure, reason, turned, claimed, body = record
             if state is None:
                 return None
             job = sample_of(body or group_body, id)
-            row = _job_row(job, _text(state), int(attempt or 0), int(turned or 0), float(claimed or 0.0))
+            row = _job_row(job, text(state), int(attempt or 0), int(turned or 0), float(claimed or 0.0))
             if row.state == State.DONE and end is None:
                 return replace(row, why="its journal is gone, with its dropped group")
             if row.state == State.DONE:
                 return _graded(row, decode_event(end, id), _numbers(tally))
-            return replace(row, failure=_text(failure), why=short(last_line(_text(reason))))
-        except (ContractError, TypeError, ValueError) as e:
+            return replace(row, failure=text(failure), why=short(last_line(text(reason))))
+        except (ContractError, LedgerError, TypeError, ValueError) as e:
             return _unreadable(id, self.reader.run, str(e))
 
 
@@ -217,14 +218,16 @@ def _group(id: str) -> str:
     return id.split("/")[1]
 
 
-def _shape(record: Any) -> tuple[int, int, bytes | None]:
-    """Sequence, number of members, and first job of a group. Of a damaged one: one member, and no job."""
+def _shape(record: Any, key: str) -> tuple[float, int, bytes | LedgerError]:
+    """Sequence, number of members, and first job of a group. A damaged one counts as one member."""
     try:
         seq, size, spare, body = record
-        number, members = int(seq or 0), int(size or 0) + int(spare or 0)
-    except (TypeError, ValueError):
-        return 0, 1, None
-    return (number, members, body or b"") if 0 <= members <= LARGEST_GROUP else (number, 1, None)
+        members = group_size(size, spare, key)[1] if size else 0
+    except TypeError:  # Redis refused to read it
+        return 0, 1, LedgerError(f"{key} cannot be read: {record}")
+    except LedgerError as e:
+        return 0, 1, e
+    return number(seq) or 0, members, body or b""
 
 
 def _acked(row: Row) -> Row:
@@ -262,14 +265,10 @@ def _graded(row: Row, end: Any, numbers: Mapping[str, float]) -> Row:
 
 
 def _numbers(tally: bytes | None) -> dict[str, float]:
-    words = _text(tally).split()
+    words = text(tally).split()
     return {name: float(number) for name, number in zip(words[::2], words[1::2], strict=False)}
 
 
 def _unreadable(id: str, run: str, wrong: str) -> Row:
     place = {"group": _group(id), "sample": int(id.split("/")[2])}
     return Row(key=id, job=id, run=run, env="", split="", task=0, state=UNREADABLE, why=short(wrong), **place)  # type: ignore[arg-type]
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("utf-8", "replace")

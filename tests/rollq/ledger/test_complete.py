@@ -34,7 +34,7 @@ def played(ledger: Ledger, text: str, group: dict[str, str], totals: dict[str, s
     redis, keys = ledger.redis, ledger.keys
     redis.flushdb()
     redis.hset(keys.meta, "any", 1)
-    redis.hset(keys.group("g"), mapping={"seq": 1, "handed": 0} | group)
+    redis.hset(keys.group("g"), mapping={"seq": 1, "handed": 0, "queue": "rollq"} | group)
     redis.zadd(f"{keys.prefix}open:{group['purpose']}", {"g": 1})
     if totals:
         redis.hset(keys.count, mapping=totals)
@@ -47,6 +47,6 @@ def played(ledger: Ledger, text: str, group: dict[str, str], totals: dict[str, s
         try:
             replies.append(str(redis.eval(text, 2, keys.prefix, keys.meta, *args)))
         except ResponseError as e:
-            replies.append(str(e).partition("DAMAGED")[2])
+            replies.append(str(e).partition("DAMAGED")[2].partition(" script: ")[0])  # which names the script
     hashes = [redis.hgetall(key) for key in (keys.group("g"), keys.job("r/g/0"), keys.count)]
     return [*replies, *hashes, sorted(redis.keys())]

@@ -13,6 +13,7 @@ from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import State
+from rollq.ledger.workers.time_spent import report_time
 from rollq.wire.events import encode_event
 from tests.rollq.groups import ack, finish_groups, take
 from tests.rollq.samples import claim, closed, events, group, journal, play, reader, reap
@@ -243,6 +244,7 @@ def test_a_run_that_was_deleted_stays_deleted(ledger: Ledger, letters: DeadLette
         ledger.append("r/g/0", lease, 0, [b"header"])
     with pytest.raises(Fenced):
         ledger.fail("r/g/0", lease, FailureClass.ENV, "broke")
+    report_time(ledger.scripts, "w", {"engine": 1.0})
     ledger.reap()
     assert not list(ledger.redis.scan_iter(r"rollq:*"))
 

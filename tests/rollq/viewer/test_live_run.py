@@ -176,7 +176,7 @@ def test_a_damaged_record_costs_its_own_row(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", "4294967296"), ("size", "-1"), ("size", "x"), ("seq", "x"), ("seq", b"\xff"), ("spare", "9" * 5000)],
+    [("size", "4294967296"), ("size", "-1"), ("size", "x"), ("spare", "9" * 5000)],
 )
 def test_a_damaged_group_costs_its_own_rows(ledger: Ledger, field: str, value: str) -> None:
     for name in "gh":
@@ -185,7 +185,7 @@ def test_a_damaged_group_costs_its_own_rows(ledger: Ledger, field: str, value: s
     run = LiveRun(reader(ledger))
     found = rows(run)
     assert [found[key].state for key in ("r/g/0", "r/h/0", "r/h/1")] == ["unreadable", "queued", "queued"]
-    assert (len(found), found["r/g/0"].why) == (3, f"{ledger.keys.group('g')} cannot be read")
+    assert len(found) == 3 and f"{ledger.keys.group('g')} has no readable {field}" in found["r/g/0"].why
     ledger.redis.hset(ledger.keys.group("g"), mapping={"size": 2, "seq": 1, "spare": 0})
     assert {row.state for row in rows(run).values()} == {"queued"} and len(rows(run)) == 4
 

@@ -19,6 +19,7 @@ from rollq.client.celery_publisher import Publisher
 from rollq.errors import LedgerError, RollqError, Unwritable
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Publication
+from rollq.ledger.stored import text
 from rollq.ledger.workers.live_workers import (
     REGISTER_EVERY_S,
     LiveWorker,
@@ -282,5 +283,5 @@ class _Run:
             meta = self.ledger.keys.meta
             names = ("tokenizer_hash", "template_hash")
             found = self.ledger.scripts.guard(meta, lambda: self.ledger.redis.hmget(meta, names))
-            self._hashes = tuple((value or b"").decode() for value in found)  # type: ignore[assignment]
+            self._hashes = tuple(map(text, found))  # type: ignore[assignment]
         return self._hashes

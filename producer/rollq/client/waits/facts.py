@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollq.job import Purpose, parse_id
+from rollq.job import Purpose
 from rollq.ledger.constants import CONFIRMED_S, LONGEST_BACKOFF_S
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.replies import Admission, Standing
+from rollq.ledger.stored import text
 from rollq.ledger.unfinished import failure_line
 from rollq.ledger.workers.live_workers import LiveWorker, live_workers
 from rollq.servers.health import server_info
@@ -155,7 +156,7 @@ def _with_totals(facts: Facts, reader: LedgerReader) -> Facts:
 def _with_workers(facts: Facts, reader: LedgerReader, workers: Sequence[LiveWorker] | None) -> Facts:
     fields = ("tokenizer_hash", "template_hash")
     found = reader.scripts.guard(reader.keys.meta, lambda: reader.redis.hmget(reader.keys.meta, *fields))
-    tokenizer, template = ((value or b"").decode() for value in found)
+    tokenizer, template = map(text, found)
     workers = live_workers(reader.redis) if workers is None else workers
     facts = replace(facts, tokenizer=tokenizer, template=template, workers=workers)
     if facts.queued:
@@ -172,12 +173,12 @@ def _with_queued(facts: Facts, reader: LedgerReader) -> Facts:
     # A job is due when its backoff ends, or long after its message went out.
     pipe.zrangebyscore(key, now + 2 * LONGEST_BACKOFF_S, "+inf", start=0, num=1, withscores=True)
     first, due, published = reader.scripts.guard(key, pipe.execute)
-    for group in dict.fromkeys(parse_id(job_id.decode())[1] for job_id in first):
+    for group in dict.fromkeys(text(job_id).partition("/")[2].partition("/")[0] for job_id in first):
         pipe.hget(reader.keys.group(group), "queue")
     found = reader.scripts.guard(key, pipe.execute)
     return replace(
         facts,
-        queues=sorted({queue.decode() for queue in found if queue}),
+        queues=sorted({text(queue) for queue in found if queue}),
         overdue_s=max(0.0, now - due[0][1]) if due else 0.0,
         unclaimed_s=max(0.0, now + CONFIRMED_S - published[0][1]) if published else 0.0,
     )
@@ -188,7 +189,7 @@ def _with_failing(facts: Facts, reader: LedgerReader) -> Facts:
     keys, pipe = reader.keys, reader.redis.pipeline(transaction=False)
     key = keys.leased if facts.leased else keys.queued
     found = reader.scripts.guard(key, lambda: reader.redis.zrange(key, 0, SOME_JOBS - 1))
-    ids = list(dict.fromkeys(member.decode().partition("#")[0] for member in found))
+    ids = list(dict.fromkeys(text(member).partition("#")[0] for member in found))
     for id in ids:
         pipe.hmget(keys.job(id), "class", "reason")
     last = reader.scripts.guard("jobs", pipe.execute)

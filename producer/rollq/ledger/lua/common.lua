@@ -6,7 +6,7 @@
 -- ARGV[2]  and on: the script's own arguments, which its head names from here on
 --
 -- `constants` are lease_s, publishing_s, confirmed_s, outage_s, grace_s, wake_s, longest_backoff_s,
--- largest_group, budgets (failures by class), infrastructure (true by class), priorities; scripts.py puts their values
+-- largest_group, default_queue, budgets (failures by class), infrastructure (true by class), priorities; scripts.py puts their values
 -- in their places.
 --
 -- A script reads and checks everything before its first write, because Redis keeps what a failing script has written.
@@ -61,6 +61,11 @@ end
 local function whole(text, least, most)
   local number = type(text) == 'string' and #text <= 10 and string.find(text, '^%d+$') and tonumber(text)
   return number and number >= least and number <= most and number or nil
+end
+
+-- A stored name of a queue; nil when it is none.
+local function queue_name(text)
+  return type(text) == 'string' and string.find(text, '^%w[%w._-]*$') and text or nil
 end
 
 -- A stored number, such as a time; 0 when it is missing.
@@ -139,22 +144,23 @@ local function read_group(name, ...)
   local key = prefix .. 'group:' .. name
   local got = checked('group:' .. name, 'hash', 'HMGET', 'seq', 'size', 'viable', 'purpose', 'done', 'dead', 'state',
     'token', 'handed', 'discarded', 'queue', 'spare', 'surplus', 'started', ...)
-  local size, spare = whole(got[2], 1, constants.largest_group), whole(got[12] or '0', 0, constants.largest_group)
+  local size = whole(got[2], 1, constants.largest_group)
+  local spare = whole(got[12] or '0', 0, constants.largest_group - (size or 0))
   local members = size and spare and size + spare or 0
   local group = {
     size = size, spare = spare, members = members, seq = whole(got[1], 0, MOST), handed = whole(got[9], 0, MOST),
     viable = whole(got[3], 1, size or 0), done = whole(got[5], 0, members), dead = whole(got[6], 0, members),
     discarded = whole(got[10] or '0', 0, members), surplus = whole(got[13] or '0', 0, members),
-    purpose = PURPOSES[got[4]] and got[4], state = GROUP_STATES[got[7]] and got[7],
+    purpose = PURPOSES[got[4]] and got[4], state = GROUP_STATES[got[7]] and got[7], queue = queue_name(got[11]),
   }
   if not (size and spare and group.seq and group.handed and group.viable and group.done and group.dead
-    and group.discarded and group.surplus and group.purpose and group.state) then
+    and group.discarded and group.surplus and group.purpose and group.state and group.queue) then
     for _, of in ipairs({ 'size', 'spare', 'seq', 'handed', 'viable', 'done', 'dead', 'discarded', 'surplus', 'purpose',
-      'state' }) do
+      'state', 'queue' }) do
       if not group[of] then damaged(key, 'has no readable ' .. of) end
     end
   end
-  group.name, group.key, group.token, group.queue, group.started = name, key, got[8], got[11] or '', got[14] or ''
+  group.name, group.key, group.token, group.started = name, key, got[8], got[14] or ''
   return group, unpack(got, 15)
 end
 

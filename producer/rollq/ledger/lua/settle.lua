@@ -216,7 +216,8 @@ local function drop_group(name, why, time)
     members = members + 1
   end
   local kept = {}
-  for _, of in ipairs({ 'body', 'schema', 'queue' }) do kept[of] = field('group:' .. name, of) end
+  for _, of in ipairs({ 'body', 'schema' }) do kept[of] = field('group:' .. name, of) end
+  kept.queue = queue_name(field('group:' .. name, 'queue')) or constants.default_queue
   redis.call('DEL', key)
   wake_consumers(purpose)
   wake_producers()

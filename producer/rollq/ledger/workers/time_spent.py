@@ -15,9 +15,9 @@ Python code, and an agent program's own work."""
 
 
 def report_time(scripts: Scripts, worker: str, seconds: Mapping[str, float]) -> None:
-    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. Raises LedgerError."""
-    key, text = scripts.keys.spent, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)
-    scripts.guard(key, lambda: scripts.redis.hset(key, worker, text))
+    """Say how many seconds the episodes of this run have spent in each of WAITS on this worker. A run
+    that was dropped stays so. Raises LedgerError."""
+    scripts.call("report_time", [worker, " ".join(f"{seconds.get(wait, 0.0):.3f}" for wait in WAITS)])
 
 
 def time_spent(scripts: Scripts) -> dict[str, float]:

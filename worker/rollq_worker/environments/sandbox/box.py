@@ -6,8 +6,7 @@
 Inside there are the system's programs and this interpreter's own library, read-only, and an empty folder WORK. There
 is no network, no file of the worker's (its home, its virtual environment, its keys) and no variable of its environment.
 All of it ends with the worker. `shell` runs inside. What is not confined: the CPU time that commands take
-beside each other, and the kernel's buffers of pipes and sockets, which no limit of memory counts. It does not know
-tools.
+beside each other, and memory of the kernel's for pipes, sockets, locks and mappings. It does not know tools.
 """
 
 import json
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.errors import EnvironmentFailure, JobFailure
-from rollq_worker.environments.sandbox.system_calls import refusing_filter
+from rollq_worker.environments.sandbox.system_calls import system_call_filter
 
 WORK = "/work"
 """The scratch folder inside: where commands begin, and their home."""
@@ -40,6 +39,8 @@ PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
 FIRST_USER = 2_000_000_000
 """The sandboxes of a worker that is root have users of their own from here on, so that each has its own count of
 processes."""
+FIRST_TO_GO = 'echo 1000 > /proc/self/oom_score_adj && exec "$@"'
+"""Where memory runs out, the kernel ends a sandbox before its worker. Inside, /proc cannot be written."""
 START_S = 30.0
 """Longest start of a sandbox in seconds."""
 GRACE_S = 15.0
@@ -51,7 +52,7 @@ STOPPED = {
     "time": "it ran longer than {seconds:g} s",
     "memory": "it used more than {megabytes} MB of memory",
     "output": "it wrote more than 1 MB",
-    "files": "it made more than 50,000 files",
+    "files": "the sandbox held more than 50,000 files, and all of them were removed",
 }
 
 
@@ -90,7 +91,10 @@ class Sandbox:
         """Raises JobFailure where the system has no sandbox, and EnvironmentFailure when it does not start."""
         check_system()
         self._limits = limits
-        self._process = _start(limits)
+        self._open()
+
+    def _open(self) -> None:
+        self._process = _start(self._limits)
         try:
             _answer(self._process, START_S)
         except EnvironmentFailure:
@@ -120,6 +124,9 @@ class Sandbox:
         except (OSError, ValueError) as e:  # ValueError: it was closed
             raise EnvironmentFailure("the sandbox has ended") from e
         reply, output = _answer(self._process, self._limits.seconds + GRACE_S)
+        if reply["stopped"] == "files":
+            self.close()  # so that commands cannot go on to add some in each of their last moments
+            self._open()
         return Result(output.decode(errors="replace"), reply["code"], reply["stopped"])
 
     def why_stopped(self, result: Result) -> str:
@@ -158,8 +165,9 @@ def _start(limits: Limits) -> "subprocess.Popen[bytes]":
     root = os.geteuid() == 0
     user = FIRST_USER + secrets.randbelow(100_000_000) if root else 0
     shell = _readable(Path(__file__).with_name("shell.py").read_bytes())
-    refused = _readable(refusing_filter())
+    refused = _readable(system_call_filter())
     confined = [
+        *("/bin/sh", "-c", FIRST_TO_GO, "sh"),
         str(shutil.which("bwrap")),
         *_walls(limits, root),
         "--seccomp",
@@ -224,12 +232,18 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         yield from ("--ro-bind-try", file, file)
     if sys.base_prefix != PYTHON_FOLDER:
         yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
+        yield from (
+            "--setenv",
+            "LD_LIBRARY_PATH",
+            f"{PYTHON_FOLDER}/lib",
+        )  # it may name its libpython by the path outside
     size = str(limits.disk)
     yield from (
         "--proc",
         "/proc",
         "--dev",
         "/dev",
+        *("--dev-bind", "/dev/full", "/dev/zero"),  # it reads as zeros, too, and cannot be mapped as memory
         "--perms",
         "1777",
         "--size",
@@ -251,7 +265,7 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         "--tmpfs",
         WORK,
     )
-    yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK)
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", WORK)
     for name, value in (
         ("PATH", f"{os.path.dirname(PYTHON)}:/usr/bin:/bin"),
         ("HOME", WORK),

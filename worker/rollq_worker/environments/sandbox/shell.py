@@ -24,12 +24,15 @@ SHOWN = 32_768
 LONGEST = 1 << 20
 """Number of bytes of output after which a command is stopped."""
 FILES = 50_000
-"""Number of files that a command may add; each takes memory of the kernel's."""
+"""Number of files that a sandbox may hold; each takes memory of the kernel's."""
+COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
+"""The lines of a process's status that count as its memory; pages of programs and libraries are everybody's."""
 FOLDERS = ("/work", "/tmp", "/dev/shm")
 """The folders that take files."""
 OPEN_FILES = 128
+SIGNALS = 1024
+"""Number of signals that wait and of timers, of the whole sandbox."""
 PR_SET_DUMPABLE = 4
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -37,8 +40,6 @@ def main() -> None:
     limits, user = json.loads(sys.argv[1]), int(sys.argv[2])
     if os.getpid() != 1:
         sys.exit("the shell of a sandbox must be the first process of its PID namespace")
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # rather this than the worker
     _bound(limits)
     if user:
         os.setgroups([])
@@ -63,6 +64,7 @@ def _bound(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_SIGPENDING, SIGNALS),
     ):
         resource.setrlimit(kind, (value, value))
 
@@ -116,7 +118,7 @@ def _start(argv: list[str], output: int) -> int:
 def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
     """Read the output until the command ends. Returns it, and which limit stopped the command ("": none)."""
     output, size, deadline = b"", 0, time.monotonic() + limits["seconds"]
-    waiting, files = [ended, read], _files()
+    waiting = [ended, read]
     while True:
         ready, _, _ = select.select(waiting, [], [], WATCH_S)
         if read in ready:
@@ -126,30 +128,31 @@ def _watch(read: int, ended: int, limits: dict[str, Any]) -> tuple[bytes, str]:
             if not part:
                 waiting.remove(read)
         if ended in ready:
-            return output, ""
+            return output, "files" if _files() > FILES else ""
         if size > LONGEST:
             return output, "output"
         if time.monotonic() > deadline:
             return output, "time"
-        if _resident() > limits["memory"]:
+        if _memory() > limits["memory"]:
             return output, "memory"
-        if _files() > files + FILES:
+        if _files() > FILES:
             return output, "files"
         if select.select([sys.stdin], [], [], 0)[0]:
             os._exit(0)  # nothing is asked while a command runs, so the worker has gone
 
 
-def _resident() -> int:
-    """Bytes of memory of all processes of this sandbox but this one. Shared memory counts for each."""
-    pages = 0
+def _memory() -> int:
+    """Bytes of memory of all processes of this sandbox but this one, and of the kernel's tables of their pages. Shared
+    memory counts for each."""
+    kilobytes = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
-                with open(f"/proc/{name}/statm") as file:
-                    pages += int(file.read().split()[1])
-            except (OSError, IndexError):
+                with open(f"/proc/{name}/status") as file:
+                    kilobytes += sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
+            except OSError:
                 continue  # it has ended
-    return pages * PAGE
+    return kilobytes << 10
 
 
 def _files() -> int:

@@ -1,0 +1,38 @@
+"""What a record of the ledger holds, read. Another program may have written anything there."""
+
+from math import isfinite
+
+from rollq.errors import LedgerError
+from rollq.job import LARGEST_GROUP
+from rollq.servers.refusal import KEY_REMEDY
+
+
+def text(value: bytes | None) -> str:
+    """Bytes that are no UTF-8 are shown as \\xff."""
+    return (value or b"").decode("utf-8", "backslashreplace")
+
+
+def number(value: bytes | None) -> float | None:
+    """None when it is missing or no finite number."""
+    try:
+        found = float(value or b"nan")
+    except ValueError:
+        return None
+    return found if isfinite(found) else None
+
+
+def whole(value: bytes | None, key: str, field: str) -> int:
+    """A count or a step; 0 when it is missing. Raises LedgerError for anything else."""
+    found = text(value)
+    if not ((found.isascii() and found.isdigit() and len(found) <= 10) or not found):
+        raise LedgerError(f"{key} has no readable {field}. {KEY_REMEDY}")
+    return int(found or 0)
+
+
+def group_size(size: bytes | None, spare: bytes | None, key: str) -> tuple[int, int]:
+    """The graded members that a group needs, and how many members it has. Raises LedgerError."""
+    graded = whole(size, key, "size")
+    members = graded + whole(spare, key, "spare")
+    if not 0 < graded <= members <= LARGEST_GROUP:
+        raise LedgerError(f"{key} has no readable size: a group has 1 to {LARGEST_GROUP} members. {KEY_REMEDY}")
+    return graded, members

@@ -168,6 +168,8 @@ def pauses(trajectories: list[Trajectory]) -> dict[str, float]:
     """Seconds in which slots had no request, from one turn of an episode to its next."""
     played = [turns_of(one) for one in trajectories]
     between = sorted(later.at - turn.end for turns in played for turn, later in pairwise(turns))
+    if not between:
+        sys.exit("every episode ended with its first turn: raise --max-new-tokens")
     return {
         "between_turns_s_p50": round(between[len(between) // 2], 4),
         "between_turns_s_p99": round(between[int(0.99 * len(between))], 4),

@@ -5,17 +5,16 @@
     load = dataset(Path(__file__).with_name("maths.jsonl"), reward=lambda answer, row: float(row["answer"] in answer))
 
 A row of JSON Lines or Parquet has `prompt` (a text, or messages in OpenAI's form: one of the user's, perhaps behind a
-system message) and `answer`. `system` is optional. So are `calls` and `response`: the tool calls that a perfect agent
-makes, and what it says if that is not the answer. `labels` come back in the grade's info. What else a row has is for
-the reward function. Of these fields null counts as none, as Parquet has it. This module does not know how the file is
-named in a job.
+system message) and `answer`. Rows as verl (`reward_model.ground_truth`), slime (`label`) and OpenAI's fine-tuning (a
+last message of the assistant's) write them are read as they are. `system` is optional. So are `calls` and `response`:
+the tool calls that a perfect agent makes, and what it says if that is not the answer. `labels` come back in the grade's
+info. What else a row has is for the reward function. Of these fields null counts as none, as Parquet has it. This
+module does not know how the file is named in a job.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -24,22 +23,18 @@ from typing import Any
 from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
+from rollq_worker.environments.graders import GRADERS, IN_A_BOX, Grader, in_a_box
 from rollq_worker.environments.mcp import Tools
 from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 
 Row = Mapping[str, Json]
 Reward = Callable[[str, Row], float | Grade]
 """What an answer earns: it gets what the policy said, without its reasoning, and the row."""
-PROMPTS = ("prompt", "question", "problem")
+PROMPTS = ("prompt", "question", "problem", "messages")
 """Names of the field with the prompt. The first one that a row has counts."""
-ANSWERS = ("answer", "ground_truth", "solution")
-RESPONSES = ("response", *ANSWERS)
-NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+ANSWERS = ("answer", "ground_truth", "solution", "label")
 PARQUET_ROWS = 1000
 """Number of rows that are decoded at a time."""
-_BOX = "\\boxed{"
-_SAME = (("\\left", ""), ("\\right", ""), ("\\!", ""), ("\\,", ""), ("dfrac", "frac"), ("tfrac", "frac"), ("$", ""))
-"""What may be left out of a formula, and other ways to write the same."""
 
 
 def dataset(
@@ -51,8 +46,9 @@ def dataset(
 ) -> Callable[[str | None], "Dataset"]:
     """The `load` of an environment with the rows of a file as its tasks, or of one file for each split.
 
-    `reward` is a name in REWARDS or a function. `system` is the system prompt of rows that have none. `tools` opens the
-    tools of an episode (`mcp_server`). Raises JobFailure for an unknown name and for a file that cannot be read.
+    `reward` is a name in `graders.GRADERS` or a function. `system` is the system prompt of rows that have none. `tools`
+    opens the tools of an episode (`mcp_server`). Raises JobFailure for an unknown name and for a file that cannot be
+    read.
     """
     files = data if isinstance(data, Mapping) else {"train": data}
     chosen = _reward(reward)
@@ -87,10 +83,10 @@ class Dataset:
     def task(self, split: str, index: int) -> Task:
         row = self._row(split, index)
         _, question = self._prompt(row)
-        if self._reward in REWARDS.values():
+        if isinstance(self._reward, _Graded):
             self._reward("", row)  # before anything is sampled for an answer that nothing can be compared with
-        response = _found(row, RESPONSES)
-        moves = () if response is None else (*_calls(row), Action(RESPOND, {"content": _as_text(response)}))
+        response = self._perfect(row)
+        moves = () if response is None else (*_calls(row), Action(RESPOND, {"content": response}))
         return Task(
             id=f"{split}/{index}",
             hash=sha256(self._rows[split][index]).hexdigest()[:16],
@@ -115,13 +111,21 @@ class Dataset:
         row: Row = json.loads(rows[index])
         return row
 
+    def _perfect(self, row: Row) -> str | None:
+        """What a perfect agent says at the end; None where the row does not tell."""
+        if (response := row.get("response")) is not None:
+            return _as_text(response)
+        if (answer := _answer(row)) is None:
+            return None
+        return self._reward.perfect(_as_text(answer)) if isinstance(self._reward, _Graded) else _as_text(answer)
+
     def _prompt(self, row: Row) -> tuple[str, str]:
         """System prompt and question."""
         found = _field(row, PROMPTS)
         system = self._system if row.get("system") is None else row["system"]
         if isinstance(found, list):
-            messages = [(m.get("role"), m.get("content")) for m in found if isinstance(m, dict)]
-            if [role for role, _ in messages] not in (["user"], ["system", "user"]) or len(messages) < len(found):
+            messages = _messages(found)
+            if [role for role, _ in messages] not in (["user"], ["system", "user"]):
                 raise JobFailure("the row's prompt must be one message of the user's, after a system message or none")
             system, found = (messages[0][1] if len(messages) > 1 else system), messages[-1][1]
         if not isinstance(found, str) or not found.strip() or not isinstance(system, str):
@@ -162,38 +166,28 @@ class Question:
             self._tools.close()
 
 
-def exact(answer: str, row: Row) -> float:
-    """1.0 for the answer itself, without white space around it."""
-    return float(answer.strip() == _truth(row))
+class _Graded:
+    """A reward by the name of its grader."""
 
+    def __init__(self, grader: Grader) -> None:
+        self._grader = grader
 
-def number(answer: str, row: Row) -> float:
-    """1.0 when the last number is that of the row's answer. What follows `####` there counts alone, as in GSM8K."""
-    said, truth = NUMBER.findall(answer), NUMBER.findall(_truth(row).rpartition("####")[2])
-    if not truth:
-        raise JobFailure(f"the row's answer holds no number: {_truth(row)!r:.100}")
-    return float(bool(said) and _value(said[-1]) == _value(truth[-1]))
+    def __call__(self, answer: str, row: Row) -> float:
+        return float(self._grader(answer, _truth(row)))
 
-
-def boxed(answer: str, row: Row) -> float:
-    """1.0 when the last \\boxed{...} holds the row's answer, as a text: `\\dfrac12` is not `0.5`."""
-    truth = _plain(_last_box(_truth(row)))
-    if not truth:
-        raise JobFailure(f"the row's answer has nothing in its box: {_truth(row)!r:.100}")
-    return float(_plain(_last_box(answer)) == truth)
-
-
-REWARDS: Mapping[str, Reward] = {"exact": exact, "number": number, "boxed": boxed}
+    def perfect(self, truth: str) -> str:
+        """An answer that earns the reward."""
+        return in_a_box(truth) if self._grader in IN_A_BOX else truth
 
 
 def _reward(reward: str | Reward) -> Reward:
     if callable(reward):
         return reward
-    if reward not in REWARDS:
+    if reward not in GRADERS:
         raise JobFailure(
-            f"there is no reward {reward!r} of answers; there are {', '.join(REWARDS)}, or give a function"
+            f"there is no reward {reward!r} of answers; there are {', '.join(GRADERS)}, or give a function"
         )
-    return REWARDS[reward]
+    return _Graded(GRADERS[reward])
 
 
 def _read(path: Path) -> list[bytes]:
@@ -238,9 +232,37 @@ def _found(row: Row, names: Sequence[str]) -> Any:
 
 def _field(row: Row, names: Sequence[str]) -> Any:
     if (found := _found(row, names)) is None:
-        have = ", ".join(name for name, value in row.items() if value is not None)
-        raise JobFailure(f"the row has no {' or '.join(names)}; it has {have or 'nothing'}")
+        raise _lacks(row, names)
     return found
+
+
+def _lacks(row: Row, names: Sequence[str]) -> JobFailure:
+    have = ", ".join(name for name, value in row.items() if value is not None)
+    return JobFailure(f"the row has no {' or '.join(names)}; it has {have or 'nothing'}")
+
+
+def _messages(found: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Role and content of each message of a prompt, but for an answer of the assistant's behind them."""
+    messages = [(m.get("role"), _content(m.get("content"))) if isinstance(m, dict) else (None, None) for m in found]
+    return messages[:-1] if messages and messages[-1][0] == "assistant" else messages
+
+
+def _content(content: Any) -> Any:
+    """Text, also of a list of text parts."""
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+def _answer(row: Row) -> Any:
+    """The truth, where the formats that are read have it; None without one."""
+    if (found := _found(row, ANSWERS)) is not None:
+        return found
+    graded = row.get("reward_model")
+    if isinstance(graded, dict) and graded.get("ground_truth") is not None:
+        return graded["ground_truth"]
+    last = prompt[-1] if isinstance(prompt := _found(row, PROMPTS), list) and prompt else None
+    return _content(last.get("content")) if isinstance(last, dict) and last.get("role") == "assistant" else None
 
 
 def _calls(row: Row) -> Iterator[Action]:
@@ -253,33 +275,12 @@ def _calls(row: Row) -> Iterator[Action]:
 
 
 def _truth(row: Row) -> str:
-    if text := _as_text(_field(row, ANSWERS)).strip():
+    if (answer := _answer(row)) is None:
+        raise _lacks(row, ANSWERS)
+    if text := _as_text(answer).strip():
         return text
     raise JobFailure("the row's answer is an empty text, which nothing can be compared with")
 
 
 def _as_text(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _value(text: str) -> Decimal:
-    return Decimal(text.replace(",", ""))
-
-
-def _last_box(text: str) -> str:
-    """What the last box holds; without a box, the whole text."""
-    _, box, rest = text.rpartition(_BOX)
-    if not box:
-        return text
-    depth = 1
-    for at, char in enumerate(rest):
-        depth += (char == "{") - (char == "}")
-        if not depth:
-            return rest[:at]
-    return rest
-
-
-def _plain(text: str) -> str:
-    for written, same in _SAME:
-        text = text.replace(written, same)
-    return "".join(text.split()).rstrip(".")

@@ -1,0 +1,96 @@
+"""What an answer earns, as docs/environments.md says."""
+
+import pytest
+
+from rollq.errors import JobFailure
+from rollq_worker.environments.graders import GRADERS, IN_A_BOX, in_a_box
+
+MINUS = "\u2212"
+
+NUMBERS = [
+    ("First 3, then 1,234.50", "x #### 1234.5", True),
+    ("about 5", "4 #### 5", True),
+    ("4", "4 #### 5", False),
+    ("minus -7.", "-7", True),
+    ("none", "5", False),
+    (".5", "0.50", True),
+    (f"x = {MINUS}5", "-5", True),
+    (f"x = {MINUS}5", "5", False),
+    ("(-7)", "-7", True),
+    ("costs $-3", "-3", True),
+    ("+7", "7", True),
+    ("The answer is 1e3", "1000", True),
+    ("1.5e-3", "0.0015", True),
+    ("1e9999", "1e9999", True),
+    ("The roots are 1,2,3", "3", True),
+    ("1,23", "123", False),
+    ("1,234,56", "56", True),
+    ("1\u202f000", "1000", True),
+    ("$1,000$", "1000", True),
+    ("3-5", "5", True),
+    ("between 3\u20135 apples", "5", True),
+    ("x-5", "5", True),
+]
+BOXES = [
+    (r"so \boxed{3} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}", True),
+    (r"\boxed{\dfrac{1}{2}}", r"It is $\boxed{\tfrac{1}{2}}$", True),
+    (r"\boxed{ \left( 1, 2 \right) }", "(1,2)", True),
+    (r"\boxed{4}", "3", False),
+    ("72", "72", False),
+    (r"so it is \boxed{72", "72", False),
+    (r"\boxed{72} or \boxed{72", "72", False),
+    (r"\boxed {72}", "72", True),
+    (r"\boxed 7", "7", True),
+    (r"\fbox{72}", "72", True),
+    (r"\boxed{\text{Paris}}", "Paris", True),
+    (r"\boxed{1,000}", "1000", True),
+    (r"\boxed{1{,}000}", "1000", True),
+    (r"\boxed{(1,200)}", "(1200)", False),
+    (r"\boxed{90^\circ}", "90", True),
+    (r"\boxed{90^{\circ}}", "90", True),
+    (r"\boxed{50\%}", "50", True),
+    (r"\boxed{-3}", f"{MINUS}3", True),
+    (r"\boxed{}", "x", False),
+]
+FORMULAS = [
+    (r"\boxed{0.5}", "1/2", True),
+    (r"\boxed{10^3}", "1000", True),
+    (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", True),
+    (r"$\frac{3}{4}$", "0.75", True),
+    (f"x = {MINUS}5", "-5", True),
+    ("4", "5", False),
+    (r"so it is \boxed{72", "72", False),
+    ("", "72", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("grader", "answer", "truth", "earns"),
+    [
+        ("exact", " Paris\n", "Paris", True),
+        ("exact", "paris", "Paris", False),
+        *(("number", *row) for row in NUMBERS),
+        *(("boxed", *row) for row in BOXES),
+        *(("math", *row) for row in FORMULAS),
+    ],
+)
+def test_an_answer_earns_its_reward(grader: str, answer: str, truth: str, earns: bool) -> None:
+    assert GRADERS[grader](answer, truth) is earns
+
+
+@pytest.mark.parametrize(
+    ("grader", "truth", "says"),
+    [
+        ("number", "5 #### none", "holds no number"),
+        ("boxed", r"\boxed{ }", "nothing in its box"),
+        ("math", "$$", "no formula that math-verify can read"),
+    ],
+)
+def test_a_truth_that_nothing_can_be_compared_with(grader: str, truth: str, says: str) -> None:
+    with pytest.raises(JobFailure, match=says):
+        GRADERS[grader]("5", truth)
+
+
+@pytest.mark.parametrize("truth", ["72", r"\boxed{72}", r"\frac12", "x^2+1"])
+def test_a_perfect_answer_earns_it(truth: str) -> None:
+    assert all(grader(in_a_box(truth), truth) for grader in IN_A_BOX)

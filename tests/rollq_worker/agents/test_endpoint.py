@@ -4,8 +4,10 @@ import asyncio
 import gc
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import openai
@@ -13,12 +15,16 @@ import pytest
 import requests
 
 from rollq.errors import AgentFailure, EngineFailure, JobFailure
-from rollq.events import Finish, Sampled, Stop
-from rollq_worker.agents.endpoint import CONNECTIONS
+from rollq.events import Closed, Finish, Sampled, Stop
+from rollq_worker.agents import connections, endpoint, growth
+from rollq_worker.agents.chat_request import RequestRefused
+from rollq_worker.agents.connections import CONNECTIONS
+from rollq_worker.agents.endpoint import BODIES, LARGEST_BODY, THREADS
 from rollq_worker.agents.programs import Episode
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
+from tests.waiting import until
 
 CALL = '{"name": "look", "arguments": {"at": 1}}'
 
@@ -243,17 +249,143 @@ class TestFailures:
             play(agent, "hi", journal=FakeJournal(stop=Drained("stopping"), limit=0))
 
 
-class TestHostile:
-    def test_connections_that_are_held(self) -> None:
+class TestBounds:
+    def test_requests_whose_clients_have_gone_are_dropped_before_they_begin(self) -> None:
+        engine, begun = FakeEngine(["hi"]), []
+        generate, go_on = engine.generate, threading.Event()
+
+        def slow(ids: Any, **options: Any) -> Any:
+            begun.append(ids)
+            go_on.wait(30)
+            return generate(ids, **options)
+
+        engine.generate = slow  # type: ignore[method-assign]
+
         def agent(episode: Episode) -> None:
-            host, port = episode.base_url.split("/")[2].split(":")
-            held = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS + 20)]
+            held = [sent(episode, {"messages": [user(str(n))]}) for n in range(THREADS)]
+            until(lambda: len(begun) == THREADS, 30)
+            for n in range(20):
+                sent(episode, {"messages": [user(f"gone {n}")]}).close()
             time.sleep(0.2)
-            alive = sum(_is_open(one) for one in held)
-            assert alive <= CONNECTIONS
+            go_on.set()
+            ask(episode, episode.messages)
+            for one in held:
+                one.close()
+
+        assert play(agent, engine=engine, budget={"max_turns": 100}).turns == THREADS + 1
+
+    def test_more_bytes_under_way_than_an_episode_may_have(self) -> None:
+        def agent(episode: Episode) -> None:
+            head = {"Content-Length": LARGEST_BODY}
+            held = [sent(episode, None, head) for _ in range(BODIES // LARGEST_BODY)]
+            time.sleep(0.2)
+            with pytest.raises(Refused, match="429 rate_limit_exceeded: 2 requests of 16777216 bytes are under way"):
+                ask(episode, episode.messages)
+            with pytest.raises(Refused, match="429 rate_limit_exceeded"):
+                post(episode, {"name": "add", "arguments": {}}, path="/../episode/step")
             for one in held:
                 one.close()
             time.sleep(0.2)
+            ask(episode, episode.messages)
+
+        play(agent, "hi")
+
+    def test_more_requests_under_way_than_an_episode_may_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(endpoint, "REQUESTS", 3)
+
+        def agent(episode: Episode) -> None:
+            held = [sent(episode, None, {"Content-Length": 9}) for _ in range(3)]
+            time.sleep(0.2)
+            with pytest.raises(Refused, match="429 rate_limit_exceeded: 3 requests of 27 bytes"):
+                ask(episode, episode.messages)
+            held.pop().close()
+            time.sleep(0.2)
+            ask(episode, episode.messages)
+            for one in held:
+                one.close()
+
+        play(agent, "hi")
+
+    @pytest.mark.parametrize(("limit", "code"), [("STEPS", "steps_spent"), ("LARGEST", "journal_full")])
+    def test_steps_end(self, monkeypatch: pytest.MonkeyPatch, limit: str, code: str) -> None:
+        monkeypatch.setattr(growth, limit, {"STEPS": 4, "LARGEST": 2200}[limit])  # the opening is a step
+
+        def agent(episode: Episode) -> None:
+            ask(episode, episode.messages)
+            for _ in range(3):
+                episode.step("add", {"a": "x" * 300})
+            with pytest.raises(RequestRefused) as caught:
+                while True:
+                    episode.step("add", {"a": "x" * 300})
+            assert caught.value.code == code
+            raise RuntimeError("it cannot go on")
+
+        played = play(agent, "hi")
+        assert (played.stop, played.reward) == ({"STEPS": Stop.TURNS, "LARGEST": Stop.LENGTH}[limit], 0.0)
+
+        # Another worker, whose agent does the same, comes to the same end.
+        again = play(agent, "hi", recorded=[event for event in played.events if not isinstance(event, Closed)])
+        assert (again.stop, len(again.events)) == (played.stop, len(played.events))
+
+    def test_requests_that_the_journal_has_no_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(growth, "LARGEST", 30_000)
+
+        def agent(episode: Episode) -> None:
+            with pytest.raises(Refused, match="400 journal_full"):
+                for n in range(20):
+                    ask(episode, [user("x" * 500 + str(n))])
+
+        assert 3 < play(agent, "hi", budget={"max_turns": 20}).turns < 12
+
+
+class TestHostile:
+    def test_connections_that_are_held(self, caplog: pytest.LogCaptureFixture) -> None:
+        def agent(episode: Episode) -> None:
+            held = [connected(episode) for _ in range(CONNECTIONS + 20)]
+            ask(episode, episode.messages)
+            assert [_is_open(one) for one in held] == [False] * 21 + [True] * (CONNECTIONS - 1)
+            for one in held:
+                one.close()
+
+        play(agent, "hi")
+        assert not caplog.records
+
+    def test_what_is_no_http_is_answered_and_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        def agent(episode: Episode) -> None:
+            for text in (b"hello\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n"):
+                with connected(episode) as one:
+                    one.sendall(text)
+                    assert b" 400 " in one.recv(1000)
+            ask(episode, episode.messages)
+
+        play(agent, "hi")
+        assert not caplog.records
+
+    def test_a_connection_with_the_key_stays(self) -> None:
+        def agent(episode: Episode) -> None:
+            mine = HTTPConnection(episode.base_url.split("/")[2])
+            mine.auto_open = 0  # it does not come again by itself
+            mine.connect()
+            for _ in range(2):
+                mine.request("GET", "/v1/models", headers={"Authorization": f"Bearer {episode.api_key}"})
+                assert json.load(mine.getresponse())["data"]
+                held = [connected(episode) for _ in range(CONNECTIONS + 20)]
+                until(lambda: not _is_open(held[0]), 10)  # noqa: B023
+                for one in held:
+                    one.close()
+            mine.close()
+            ask(episode, episode.messages)
+
+        play(agent, "hi")
+
+    def test_strangers_have_seconds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections, "STRANGER_S", 0.2)
+
+        def agent(episode: Episode) -> None:
+            with client(episode) as openai, connected(episode) as held:
+                openai.models.list()
+                until(lambda: not _is_open(held), 10)
+                openai.models.list()
             ask(episode, episode.messages)
 
         play(agent, "hi")
@@ -341,6 +473,21 @@ class TestHostile:
         play(agent, "hi")
         with pytest.raises(requests.ConnectionError):
             ask(known[0], known[0].messages)
+
+
+def connected(episode: Episode) -> socket.socket:
+    host, port = episode.base_url.split("/")[2].split(":")
+    return socket.create_connection((host, int(port)))
+
+
+def sent(episode: Episode, body: Any, head: dict[str, Any] | None = None) -> socket.socket:
+    """The connection of a request for a turn, whose answer nobody has read."""
+    data = b"" if body is None else json.dumps(body).encode()
+    lines = {"Host": "x", "Authorization": f"Bearer {episode.api_key}", **(head or {"Content-Length": len(data)})}
+    text = "POST /v1/chat/completions HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    one = connected(episode)
+    one.sendall(text.encode() + b"\r\n" + data)
+    return one
 
 
 def _is_open(one: socket.socket) -> bool:

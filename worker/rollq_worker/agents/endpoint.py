@@ -1,8 +1,7 @@
 """The OpenAI-compatible endpoint of an episode, on loopback: `/v1/chat/completions`, `/v1/models` and `/episode`.
 
-Each episode has a port, a key and threads of its own, so a program that holds connections harms its own episode only.
-One thread reads and writes for all of them. Every error has OpenAI's form. It knows requests and replies, and nothing
-of tokens.
+Each episode has a port, a key and threads of its own, and what its requests may hold at a time is bounded. One thread
+reads and writes for all of them. Every error has OpenAI's form. It knows requests and replies, and nothing of tokens.
 """
 
 import asyncio
@@ -13,21 +12,25 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from rollq_worker.agents.chat_reply import chunks, completion, error, model, models
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, read_request
+from rollq_worker.agents.connections import Connections
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
+from rollq_worker.protocols import Observation
 
 HOST = "127.0.0.1"
-CONNECTIONS, THREADS = 64, 16
-"""Number of connections that an agent may hold, and of its requests that are carried out at once; more wait."""
+THREADS = 16
+"""Number of an agent's requests that are carried out at once; more wait."""
 LARGEST_BODY = 8 << 20
 """Longest request in bytes."""
+REQUESTS, BODIES = 64, 16 << 20
+"""Number of requests of an episode that are under way or wait, and bytes of all their bodies; more are refused."""
 CLOSE_S = 1.0
 """Seconds for which open requests are waited for at the end."""
 
@@ -72,10 +75,19 @@ class _Asked:
     body: bytes
     http: web.BaseRequest
     """The last time that it came: a client that gives up waiting sends it again, on another connection."""
-    answer: asyncio.Future[tuple[ChatRequest, Turn]]
+    moved: asyncio.Future[None]
+    """Done when it has come again, and the connection before need not be answered."""
+    answer: asyncio.Future[tuple[ChatRequest, Turn]] = field(init=False)
 
     def has_hung_up(self) -> bool:
-        return self.http.transport is None or self.http.transport.is_closing()
+        return _has_hung_up(self.http)
+
+    def is_dropped(self) -> bool:
+        return self.answer.done() and self.answer.exception() is not None
+
+
+def _has_hung_up(http: web.BaseRequest) -> bool:
+    return http.transport is None or http.transport.is_closing()
 
 
 class _Served:
@@ -85,6 +97,9 @@ class _Served:
         self.key = f"rollq-{secrets.token_urlsafe(24)}"
         self._episode = episode
         self._asked: list[_Asked] = []
+        self._bodies: dict[int, int] = {}
+        """The size of each request that is under way or waits, by its `id`."""
+        self._free = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollq-agent-request")
         self._routes: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             ("POST", "/v1/chat/completions"): self._complete,
@@ -101,7 +116,7 @@ class _Served:
         def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
 
-        self._web = _LimitedServer(self._handle, request_factory=request, access_log=None)
+        self._web = Connections(self._handle, request_factory=request)
         self._server = await loop.create_server(self._web, HOST, 0)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -113,6 +128,7 @@ class _Served:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             self._authorise(request)
+            self._web.has_shown_the_key(request.protocol)
             route = self._routes.get((request.method, request.path))
             if route is None:
                 paths = ", ".join(f"{method} {path}" for method, path in self._routes)
@@ -121,6 +137,7 @@ class _Served:
                 )
             return await route(request)
         except RequestRefused as e:
+            e.__traceback__ = None  # its frames hold what was asked, and it, until somebody collects garbage
             return web.json_response(error(e), status=e.status)
         except web.HTTPRequestEntityTooLarge:
             return web.json_response(error(RequestRefused("the request is too large", status=413)), status=413)
@@ -130,20 +147,52 @@ class _Served:
         if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
             raise RequestRefused("this is not the key of this episode", code="invalid_api_key", status=401)
 
-    async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
-        body = await http.read()
-        asked = next((asked for asked in self._asked if asked.body == body and asked.has_hung_up()), None)
-        if asked is None:
-            asked = _Asked(body, http, asyncio.ensure_future(self._in_thread(self._answer, body)))
-            self._asked.append(asked)
-        asked.http = http
+    @contextmanager
+    def _place(self, http: web.BaseRequest) -> Iterator[None]:
+        """A block in which the request takes one of the episode's places. Raises RequestRefused when there is none."""
+        known = http.content_length is not None and "Content-Encoding" not in http.headers
+        size = min(http.content_length or 0, LARGEST_BODY) if known else LARGEST_BODY
+        held = sum(self._bodies.values())
+        if len(self._bodies) >= REQUESTS or held + size > BODIES:
+            raise RequestRefused(
+                f"{len(self._bodies)} requests of {held} bytes are under way; at most {REQUESTS} of {BODIES} may be",
+                code="rate_limit_exceeded",
+                status=429,
+            )
+        self._bodies[id(http)] = size
         try:
-            request, turn = await asyncio.shield(asked.answer)
+            yield
         finally:
-            if asked.http is http:
-                self._asked.remove(asked)
-        if asked.http is not http:
-            return web.Response(status=499)  # its client has sent it again, and that request takes the answer
+            del self._bodies[id(http)]
+
+    async def _read(self, http: web.BaseRequest) -> bytes:
+        body = await http.read()
+        self._bodies[id(http)] = len(body)
+        return body
+
+    async def _complete(self, http: web.BaseRequest) -> web.StreamResponse:
+        with self._place(http):
+            body, moved = await self._read(http), asyncio.get_running_loop().create_future()
+            again = (asked for asked in self._asked if asked.body == body and asked.has_hung_up())
+            asked = next((asked for asked in again if not asked.is_dropped()), None)
+            if asked is None:
+                asked = _Asked(body, http, moved)
+                asked.answer = asyncio.ensure_future(self._in_thread(asked.has_hung_up, self._answer, body))
+                asked.answer.add_done_callback(asyncio.Future.exception)  # nobody may be left who asks for it
+                self._asked.append(asked)
+            else:
+                asked.moved.set_result(None)
+                asked.http, asked.moved = http, moved
+            try:
+                await asyncio.wait((asked.answer, moved), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not moved.done():
+                    self._asked.remove(asked)
+            if moved.done():
+                return web.Response(status=499)  # its client has sent it again, and that request takes the answer
+            return await self._reply(asked, *asked.answer.result())
+
+    async def _reply(self, asked: _Asked, request: ChatRequest, turn: Turn) -> web.StreamResponse:
         if asked.has_hung_up():
             self._episode.not_delivered(turn)
             return web.Response(status=499)
@@ -151,7 +200,7 @@ class _Served:
             return web.json_response(completion(turn))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with suppress(ConnectionError):
-            await stream.prepare(http)
+            await stream.prepare(asked.http)
             for chunk in chunks(turn, request):
                 await stream.write(f"data: {json.dumps(chunk)}\n\n".encode())
             await stream.write(b"data: [DONE]\n\n")
@@ -176,28 +225,28 @@ class _Served:
 
     async def _step(self, http: web.BaseRequest) -> web.StreamResponse:
         """One action in the environment: `{"name": ..., "arguments": {...}}`. Returns `{"text": ..., "done": ...}`."""
-        body = _json(await http.read())
-        name, arguments = (body.get("name"), body.get("arguments", {})) if isinstance(body, dict) else (None, None)
+        with self._place(http):
+            body = await self._read(http)
+            observed = await self._in_thread(lambda: _has_hung_up(http), self._act, body)
+            return web.json_response({"text": observed.text, "done": observed.done})
+
+    def _act(self, body: bytes) -> Observation:
+        step = _json(body)
+        name, arguments = (step.get("name"), step.get("arguments", {})) if isinstance(step, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise RequestRefused('a step is {"name": "...", "arguments": {...}}')
-        observed = await self._in_thread(self._episode.step, name, arguments)
-        return web.json_response({"text": observed.text, "done": observed.done})
+        return self._episode.step(name, arguments)
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        except RuntimeError as e:  # the pool is closed
-            raise RequestRefused("the episode is over", code="episode_over", status=503) from e
-        return await running
-
-
-class _LimitedServer(web.Server):
-    """Cuts connections above CONNECTIONS."""
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self.connections) > CONNECTIONS:
-            transport.abort()
+    async def _in_thread(self, has_hung_up: Callable[[], bool], function: Callable[[bytes], Any], body: bytes) -> Any:
+        """What the function returns for the body. One whose client has gone is dropped before it begins."""
+        async with self._free:
+            if has_hung_up():
+                raise RequestRefused("its client has gone", status=499)
+            try:
+                running = asyncio.get_running_loop().run_in_executor(self._threads, function, body)
+            except RuntimeError as e:  # the pool is closed
+                raise RequestRefused("the episode is over", code="episode_over", status=503) from e
+            return await running
 
 
 def _json(body: bytes) -> Any:

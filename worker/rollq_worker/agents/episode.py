@@ -20,6 +20,7 @@ from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, with_asked
+from rollq_worker.agents.growth import Growth, Spent
 from rollq_worker.agents.recorded import AgentJournal, Answers
 from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.world import World
@@ -68,6 +69,7 @@ class AgentEpisode:
         """Number of requests under way."""
         self._asked = 0
         """Number of requests so far."""
+        self._growth = Growth()
         self._failure: BaseException | None = None
         self._over = False
         self._lock = threading.RLock()
@@ -153,6 +155,7 @@ class AgentEpisode:
         if self._turns >= self.job.budget.max_turns:
             self.refused = Stop.TURNS
             raise RequestRefused(f"the job's {self.job.budget.max_turns} turns are played", code="turns_spent")
+        self._check_growth()
         job, place = self._place(request)
         if isinstance(place, Prompt):
             trace = self._tree.open(place)
@@ -199,6 +202,13 @@ class AgentEpisode:
             if over:
                 return
             time.sleep(ABORT_PAUSE_S)
+
+    def _check_growth(self) -> None:
+        try:
+            self._growth.check()
+        except Spent as e:
+            self.refused = e.stop
+            raise
 
     def _no_room(self) -> RequestRefused:
         self.refused = Stop.LENGTH
@@ -277,7 +287,11 @@ class AgentEpisode:
             made.set_exception(RequestRefused("the environment has ended the episode", code="episode_over", status=409))
             return
         try:
+            if not self.world.repeats:
+                self._check_growth()
             made.set_result(self.world.act(action))
+        except Spent as e:
+            made.set_exception(e)
         except BaseException:
             made.set_exception(self._refusal())
             raise
@@ -321,7 +335,11 @@ class AgentEpisode:
 
     def _record(self, event: Event) -> None:
         self._journal.hold_back(event)
+        self._know(event)
+
+    def _know(self, event: Event) -> None:
         self.events.append(event)
+        self._growth.add(event)
 
     def _restore(self, recorded: Sequence[Event]) -> None:
         """Bring the traces to where the journal ends."""
@@ -345,6 +363,6 @@ class AgentEpisode:
                 if turn.message is None:  # interrupted, and then there was no room
                     self._tree.end(turn, cut=True)
                 self._tree.answer(event)
-            self.events.append(event)
+            self._know(event)
         for turn in sampling.values():
             self._answers.add(turn, recorded=True)

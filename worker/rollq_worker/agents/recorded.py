@@ -88,6 +88,10 @@ class RecordedSteps:
         self.said: list[str] = []
         """What the user said in the step under way."""
 
+    @property
+    def go_on(self) -> bool:
+        return bool(self._steps)
+
     def take(self, action: Mapping[str, Json]) -> Acted | None:
         """The recorded step, which must be the same action; None when the journal has no more. Raises AgentDiverged."""
         self.said = []

@@ -52,6 +52,11 @@ class World:
         opening = self._environment.reset(self._user)
         return opening if isinstance(opening, Observation) else Observation(opening)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the next step is one that an earlier attempt made."""
+        return self._steps.go_on
+
     def act(self, action: Action) -> Observation:
         """Carry out an action. Raises EnvironmentFailure, and AgentDiverged when another one was recorded."""
         self.acted = True

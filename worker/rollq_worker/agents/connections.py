@@ -1,0 +1,54 @@
+"""The connections that an endpoint holds: so many at a time, and a stranger's for a few seconds.
+
+A stranger is a connection that has not shown the episode's key. Where there are too many connections, the oldest
+stranger's is closed, so programs without the key do not keep those that have it away. It knows no requests.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+CONNECTIONS = 64
+"""Number of connections to an episode's endpoint."""
+STRANGER_S = 5.0
+"""Seconds in which a connection must show the key."""
+
+log = logging.getLogger(__name__)
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""Where the server writes what goes wrong in it. What is no HTTP is answered and not written: anybody can send it."""
+
+
+class Connections(web.Server):
+    """A server that bounds its connections."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, logger=log, access_log=None, **options)
+        self._open: set[web.RequestHandler] = set()
+        self._strangers: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+        """The oldest first."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        loop = asyncio.get_running_loop()
+        self._open.add(handler)
+        self._strangers[handler] = transport, loop.call_later(STRANGER_S, transport.abort)
+        if len(self._open) > CONNECTIONS:
+            oldest = next(iter(self._strangers))
+            loop.call_soon(self._strangers[oldest][0].abort)  # soon: the newest has not begun yet
+            self._lost(oldest)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._lost(handler)
+
+    def has_shown_the_key(self, handler: web.RequestHandler) -> None:
+        """This connection is no stranger's."""
+        if stranger := self._strangers.pop(handler, None):
+            stranger[1].cancel()
+
+    def _lost(self, handler: web.RequestHandler) -> None:
+        self._open.discard(handler)
+        self.has_shown_the_key(handler)

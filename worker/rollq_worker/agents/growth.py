@@ -1,0 +1,50 @@
+"""How far the journal of an agent program's episode has grown, and where that ends. It knows events only."""
+
+import json
+
+from rollq.events import Acted, Event, Observed, Prompt, Stop
+from rollq.job import Json
+from rollq_worker.agents.chat_request import RequestRefused
+
+TOKEN, ELEMENT = 12, 64
+"""Number of bytes of a token, with its logprob, and of an element of a list or of an object in memory."""
+STEPS = 10_000
+"""Number of an episode's steps."""
+LARGEST = 64 << 20
+"""Size of an episode's events in memory, about in bytes, at which no turn and no step may begin."""
+
+
+class Spent(RequestRefused):
+    """A request for which the journal has no room. `stop` is how an episode ends that cannot go on without."""
+
+    def __init__(self, message: str, code: str, stop: Stop) -> None:
+        super().__init__(message, code=code)
+        self.stop = stop
+
+
+class Growth:
+    """The number of steps and the size of one journal."""
+
+    def __init__(self) -> None:
+        self._steps = self._size = 0
+
+    def add(self, event: Event) -> None:
+        texts: list[Json] = []
+        match event:
+            case Prompt():
+                texts = [list(event.messages), list(event.tools)]
+            case Observed():
+                texts = [event.message, list(event.replies)]
+            case Acted():
+                texts = [event.text, dict(event.action)]
+                self._steps += 1
+        text = json.dumps(texts, ensure_ascii=False)
+        self._size += len(text) + ELEMENT * sum(map(text.count, "[{,"))
+        self._size += TOKEN * len(getattr(event, "ids", ()))
+
+    def check(self) -> None:
+        """Raises Spent when it has no room."""
+        if self._size >= LARGEST:
+            raise Spent(f"the episode's journal has {LARGEST >> 20} MB", "journal_full", Stop.LENGTH)
+        if self._steps >= STEPS:
+            raise Spent(f"the episode's {STEPS} steps are made", "steps_spent", Stop.TURNS)

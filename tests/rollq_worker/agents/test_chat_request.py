@@ -23,6 +23,8 @@ def refused(**given: Any) -> RequestRefused:
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -116,6 +118,34 @@ def test_messages_in_normal_form() -> None:
     assert read.asked == {}
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reasoning": "because"},
+        {"reasoning_content": "because", "reasoning": "because"},
+        {"reasoning_content": "because", "thinking_blocks": [{"type": "thinking", "thinking": "because"}]},
+        {"reasoning_content": "because", "reasoning_details": [{"type": "reasoning.text", "text": "because"}]},
+        {"reasoning_content": "because", "provider_specific_fields": {"refusal": None}},
+        {"reasoning_content": "because", "cache_control": {"type": "ephemeral"}},
+    ],
+)
+def test_what_frameworks_add_for_other_services_changes_nothing(more: dict[str, Any]) -> None:
+    read = read_request({"messages": [*turn(), {"role": "assistant", "content": "I", **more}, *ASK["messages"]]})
+    assert read.messages[1] == {"role": "assistant", "content": "I", "reasoning_content": "because"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"logprobs": False, "top_logprobs": 0},
+        {"ignore_eos": False},
+    ],
+)
+def test_values_that_say_what_happens_anyway(more: dict[str, Any]) -> None:
+    assert read_request({**ASK, **more}).asked == {}
+
+
 def turn(**more: Any) -> list[dict[str, Any]]:
     call = {"id": "a", "function": {"name": "f", "arguments": more.pop("arguments", '{"x": 1}')}}
     return [{"role": "assistant", "content": "said", "tool_calls": [call], **more}]
@@ -147,7 +177,8 @@ def test_a_schema_for_the_reply_becomes_a_grammar() -> None:
 
 
 def test_no_tools_when_none_may_be_called() -> None:
-    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    function = {"name": "f", "strict": True, "cache_control": {"type": "ephemeral"}, "parameters": {"type": "object"}}
+    tool = {"type": "function", "function": function}
     assert read_request({**ASK, "tools": [tool], "tool_choice": "none"}).tools == []
     assert read_request({**ASK, "tools": [tool]}).tools == [
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -31,10 +31,16 @@ NEUTRAL: Mapping[str, Sequence[Json]] = {
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "functions": ([],),
+    "top_logprobs": (0,),
+    "ignore_eos": (False,),
 }
 """Parameters of which only these values are carried out."""
+UNSEEN = ("strict", "cache_control")
+"""What the model is not shown of a tool. Calls are sampled freely, because a grammar would change the logprobs."""
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 KNOWN_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+IGNORED_KEYS = {"reasoning_details", "thinking_blocks", "provider_specific_fields", "cache_control"}
+"""What frameworks add to messages for other services: it asks for nothing, and repeats the reasoning at most."""
 
 
 class RequestRefused(Exception):
@@ -86,7 +92,7 @@ def read_request(body: Any) -> ChatRequest:
         )
     if not isinstance(stream, bool):
         raise RequestRefused("stream must be true or false", param="stream")
-    if not isinstance(options, dict) or options.keys() - {"include_usage"}:
+    if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise RequestRefused("stream_options has include_usage only", param="stream_options")
     read = [_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
     if read[-1]["role"] == "assistant":
@@ -152,8 +158,7 @@ def _tools(tools: Any) -> list[Json]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict):
             raise RequestRefused('a tool is {"type": "function", "function": {...}}', param="tools")
-        # `strict` is not shown to the model: calls are sampled freely, because a grammar would change the logprobs.
-        kept = {name: value for name, value in function.items() if name != "strict" and value is not None}
+        kept = {name: value for name, value in function.items() if name not in UNSEEN and value is not None}
         shown.append({"type": "function", "function": kept})
     try:
         return checked_schemas(plain(shown, "they are"))
@@ -168,7 +173,9 @@ def _message(message: Any, where: str) -> Message:
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestRefused(f"{where} has the role {role!r}; there is {', '.join(sorted(ROLES))}", param=where)
-    if unknown := sorted(given.keys() - KNOWN_KEYS):
+    if "reasoning" in given:  # what OpenRouter and vLLM call it
+        given.setdefault("reasoning_content", given.pop("reasoning"))
+    if unknown := sorted(given.keys() - KNOWN_KEYS - IGNORED_KEYS):
         raise RequestRefused(f"{where} has {unknown[0]}, which is not supported here", param=f"{where}.{unknown[0]}")
     read: Message = {"role": "system" if role == "developer" else role, "content": _text(given.get("content"), where)}
     for key in ("name", "tool_call_id", "reasoning_content"):

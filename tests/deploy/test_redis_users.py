@@ -24,7 +24,7 @@ from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.workers.live_workers import live_workers
 from rollq.metrics.of_runs import RunMetrics
 from rollq.servers.connection import connect
-from rollq.viewer.live_run import LiveRun
+from rollq.viewer.redis_place import RedisPlace
 from rollq_worker.process.redis_rights import Part, missing, missing_at_broker
 from tests.conftest import free_port, redis_binary, started_redis
 from tests.deploy.redis_users import made_passwords, reads_are_apart, users, users_file
@@ -206,7 +206,11 @@ def test_a_reader_sees_everything_and_writes_nothing(server: Server, worker: "re
     with connect(server.url("reader")) as client:
         ledger = Ledger(client, "read")
         assert reader(ledger).stats()["submitted"] == 2
-        assert {row.state for row in LiveRun(reader(ledger)).listing().rows.values()} == {"queued"}
+        place = RedisPlace(client, "redis://here")
+        assert [run["queued"] for run in place.runs() if run["run"] == "read"] == [2]
+        listing = place.listing("read")
+        assert (len(listing.rows), listing.facts["states"], listing.facts["trouble"]) == (2, {"queued": 2}, "")
+        assert place.rollout("read", "read/g0/0", None)["state"] == "queued"
         assert [len(each.jobs) for each in oldest_open_groups(reader(ledger), 5)] == [2]
         assert reader(ledger).trajectory("read/g0/0").job.task == 1
         assert RunMetrics(client, "read").read()[0].value == 1

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from rollq.errors import ContractError, LedgerError
+from rollq.errors import ContractError, LedgerError, Unwritable
 from rollq.events import Closed
 from rollq.job import Job, Purpose, parse_id
 from rollq.ledger.reader import LedgerReader
@@ -87,10 +87,12 @@ class LiveRun:
         for read in (self._read_facts, self._read_rows):
             try:
                 read()
-            except LedgerError as e:
-                wrong.append(str(e))
             except CONNECTION_ERRORS as e:
                 return f"Redis does not answer: {e}"
+            except Unwritable as e:  # it is busy
+                return str(e)
+            except LedgerError as e:
+                wrong.append(str(e))
         return "; ".join(wrong)
 
     def _read_facts(self) -> None:

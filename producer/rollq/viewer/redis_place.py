@@ -40,7 +40,7 @@ class RedisPlace:
         except LedgerError as e:
             if not self._seen:
                 raise
-            return [run | {"why": f"{e}. This was read before."} for run in self._seen]
+            return [run | {"why": f"this was read before: {e}"} for run in self._seen]
         return self._seen
 
     def _totals(self, name: str) -> dict[str, Any]:

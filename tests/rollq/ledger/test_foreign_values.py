@@ -8,10 +8,11 @@ import pytest
 import redis
 
 from rollq.client.waits import explain
-from rollq.errors import FailureClass, RollqError
+from rollq.errors import FailureClass, LedgerError, RollqError
 from rollq.job import Purpose
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
+from rollq.ledger.reader import LedgerReader
 from rollq.ledger.unfinished import oldest_open_groups
 from rollq.ledger.versions import Versions
 from rollq.metrics.of_runs import RunMetrics
@@ -38,13 +39,19 @@ def used_run(client: "redis.Redis", run: str) -> Ledger:
     return ledger
 
 
+def view(look: LedgerReader) -> None:
+    """The viewer's page says what is wrong, beside all that can be read."""
+    if trouble := LiveRun(look).listing().facts["trouble"]:
+        raise LedgerError(trouble)
+
+
 def looks(ledger: Ledger) -> list[Callable[[], object]]:
     """What shows many jobs and groups to people."""
     letters, look = DeadLetters(ledger.redis, ledger.run), reader(ledger)
     return [
         lambda: oldest_open_groups(look, 5),
         lambda: [explain(look, purpose) for purpose in Purpose],
-        lambda: LiveRun(look).listing(),
+        lambda: view(look),
         lambda: RunMetrics(ledger.redis, ledger.run).read(),
         lambda: (look.dead(), look.standing(), look.group_states(["g"])),
         lambda: (letters.open_groups(), list(letters.unfinished()), letters.ids(FailureClass.JOB)),

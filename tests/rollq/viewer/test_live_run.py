@@ -119,7 +119,7 @@ def test_without_redis_the_page_has_what_was_known_and_why(ledger: Ledger, monke
     assert after.facts["trouble"] == "Redis does not answer: refused"
     assert after.facts["age_s"] > before.facts["age_s"] == 0.0
     [shown] = place.runs()
-    assert (shown["queued"], shown["why"][:42]) == (2, "Redis at redis://here does not answer: ref")
+    assert shown["queued"] == 2 and "read before: Redis at redis://here does not answer: ref" in shown["why"]
     for ask in (never.listing, RedisPlace(ledger.redis, "redis://here").runs):
         with pytest.raises(LedgerError, match="does not answer"):
             ask()

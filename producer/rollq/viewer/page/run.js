@@ -65,7 +65,7 @@ function cards(facts, go) {
   return [
     card('rollouts', count(facts.rollouts), stateBar(facts.states, facts.rollouts, facts.acked || 0), many(facts.groups, 'group')),
     card('reward', fixed(facts.reward_mean, 3), known ? bars(histogram) : null, `mean of ${count(facts.graded)} graded${some && known ? `; bars of ${count(known)}` : ''}`),
-    card('solved', percent(known ? solved / known : null), null, `${count(solved)} of ${count(known)}${some ? ' that are listed below' : ''}`),
+    card('solved', percent(known ? solved / known : null), null, known ? `${count(solved)} of ${count(known)}${some ? ' that are listed below' : ''}` : 'no graded rollout is listed'),
     card('ended', null, outcomeBars(facts.outcomes, facts.rollouts, go), null),
     facts.spent ? card('time', null, spentBars(facts.spent), null) : null,
     facts.slots === undefined ? null : card('workers', `${facts.busy} / ${facts.slots}`, null,

@@ -141,7 +141,7 @@ function words(facts) {
 
 // Redis does not answer, or something cannot be read: the page shows what was known before.
 function trouble({ trouble, age_s: age }) {
-  if (trouble) failed(new Error(typeof age === 'number' ? `${trouble}. This was read ${duration(age)} ago.` : trouble));
+  if (trouble) failed(new Error(typeof age === 'number' ? `${trouble.replace(/\.$/, '')}. This was read ${duration(age)} ago.` : trouble));
 }
 
 function reading(share) {

@@ -9,6 +9,7 @@ import pytest
 
 from rollq import cli
 from rollq.errors import FailureClass
+from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
 from rollq.viewer.exported import ExportedFile
 from rollq.viewer.redis_place import RedisPlace
@@ -81,6 +82,29 @@ def test_a_group_that_is_played_grows_without_a_reload(ledger: Ledger, opens: Op
         rows.wait_for_selector(f"{IN_SIGHT} .reward.bad")
         ledger.submit(group("later"))
         rows.wait_for_selector("text=later / 1")
+
+
+def test_what_a_trainer_takes_is_counted_and_its_group_says_where_it_is(ledger: Ledger, opens: Opens) -> None:
+    for name in ("g", "h"):
+        ledger.submit(group(name))
+    with served(RedisPlace(ledger.redis, "redis://here"), run="r") as server:
+        page = opens(server.url)
+        page.wait_for_selector("text=4 queued")
+        for sample in range(2):
+            play(ledger, f"r/g/{sample}", float(sample))
+        page.wait_for_selector(f"{IN_SIGHT} .reward.bad")
+        deliveries = Deliveries(ledger.redis, "r")
+        deliveries.take(1, "session/1")
+        deliveries.ack("session/1")
+        page.wait_for_selector("text=No longer in Redis: 2 acknowledged (see your exported file).")
+        assert [page.inner_text(f".card-{name} b") for name in ("rollouts", "reward")] == ["4", "0.500"]
+        beside = opens(f"{server.url}#/run/r/group/g")
+        beside.wait_for_selector(".member")
+        assert beside.locator(".member b").all_inner_texts() == ["0.0", "1.0"]
+        assert beside.locator(".error, .parts").count() == 0
+        assert beside.locator("text=Acknowledged: its conversation is in your exported file.").count() == 2
+        fresh = opens(f"{server.url}#/run/r/group/none")
+        fresh.wait_for_selector("text=they are in your exported file only")
 
 
 def test_everything_can_be_reached_by_keys(tmp_path: Path, opens: Opens) -> None:

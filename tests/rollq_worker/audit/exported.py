@@ -3,14 +3,16 @@
 import json
 import math
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollq_worker.audit.comparison import Auditor
 from rollq_worker.audit.exported_file import read
+from rollq_worker.audit.floor import Floor, turns_to_decode
 from rollq_worker.audit.report import Report
-from rollq_worker.audit.scorer import Scores, ScoringRefused
+from rollq_worker.audit.scorer import SampledTokens, Scores, ScoringRefused
 
 
 def true_logprob(ids: "array[int]", i: int) -> float:
@@ -24,8 +26,8 @@ class FakeScorer:
     def __init__(self, *, noise: float = 0.0, max_tokens: int = 1000, refusal: str = "", lists: bool = True) -> None:
         self.noise, self.max_tokens, self.refusal, self.lists = noise, max_tokens, refusal, lists
         self.calls: list[tuple[list[int], int, int]] = []
-        self.next_calls: list[tuple[int, int, float]] = []
-        """Tokens before it, token, temperature."""
+        self.sampled: list[tuple[int, dict[str, Any]]] = []
+        """Tokens before it, what was asked for."""
 
     def score(self, ids: "array[int]", start: int, *, likeliest: int = 0) -> Scores:
         self.calls.append((ids.tolist(), start, likeliest))
@@ -37,9 +39,20 @@ class FakeScorer:
         # Two tokens share all the mass: the sampled one and another.
         return Scores(logprobs, [sorted((p, math.log(max(1e-9, 1 - math.exp(p)))), reverse=True) for p in logprobs])
 
-    def score_next(self, ids: "array[int]", token: int, *, temperature: float) -> float:
-        self.next_calls.append((len(ids), token, temperature))
-        return true_logprob(ids + array("I", [token]), len(ids))
+    def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+        """Decodes without noise."""
+        self.sampled.append((len(ids), dict(sampling)))
+        new, count, temperature = array("I"), sampling["max_new_tokens"], sampling.get("temperature") or 1.0
+        for i in range(count):
+            new.append((7 * i * i + ids[-1]) % 40)
+        known = [true_logprob(ids + new, len(ids) + i) for i in range(count)]
+        return SampledTokens(new, array("d", [at_temperature(p, temperature) for p in known]), True)
+
+
+def at_temperature(p: float, temperature: float) -> float:
+    """Of the sampled one of two tokens that share all the mass."""
+    other = math.log(max(1e-9, 1 - math.exp(p)))
+    return p / temperature - math.log(math.exp(p / temperature) + math.exp(other / temperature))
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -66,10 +79,13 @@ def write_file(folder: Path, *lines: object) -> Path:
 
 def audit(*records: object, scorer: FakeScorer | None = None, vocabulary: int = 50) -> dict[str, Any]:
     """The report on these records as JSON, with the `reasons` of the verdict and the tokens skipped `by_reason`."""
-    auditor = Auditor(scorer or FakeScorer(), frozenset(["v1"]), vocabulary)
-    report = Report()
+    scorer = scorer or FakeScorer()
+    auditor = Auditor(scorer, frozenset(["v1"]), vocabulary)
     with TemporaryDirectory() as folder:
-        for trajectory in read(write_file(Path(folder), *records)):
-            report.add(auditor.audit(trajectory))
-    report.revise(auditor.decode)
+        trajectories = list(read(write_file(Path(folder), *records)))
+    floor = Floor(auditor.audit_again(*turn) for turn in turns_to_decode(trajectories, len(trajectories)))
+    scorer.calls.clear()
+    report = Report(floor)
+    for trajectory in trajectories:
+        report.add(auditor.audit(trajectory, floor.outlier))
     return {**report.as_json(), "reasons": report.reasons, "by_reason": dict(report.total.skipped)}

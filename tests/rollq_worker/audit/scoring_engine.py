@@ -17,5 +17,12 @@ def scores(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
     return {"output_ids": [], "meta_info": {"weight_version": "v1", "input_token_logprobs": entries, **meta}}
 
 
-def next_reply(*entries: Any, version: str = "v1") -> tuple[int, Any]:
-    return 200, {"output_ids": [3], "meta_info": {"weight_version": version, "output_token_ids_logprobs": [entries]}}
+def sampled(body: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    """As many tokens as were asked for, with the logprobs that `scores` gives."""
+    entries = [[-0.5, 7, None]] * body["sampling_params"]["max_new_tokens"]
+    said = {"weight_version": "v1", "output_token_logprobs": entries, "finish_reason": {"type": "stop", "matched": 7}}
+    return {"output_ids": [7] * len(entries), "meta_info": {**said, **meta}}
+
+
+def scored_or_sampled(body: dict[str, Any]) -> dict[str, Any]:
+    return scores(body) if "logprob_start_len" in body else sampled(body)

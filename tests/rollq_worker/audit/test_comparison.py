@@ -1,18 +1,17 @@
 """What is compared, and what is skipped and why."""
 
-import math
 from array import array
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABULARY, WEIGHTS, Auditor, ComparedToken
+from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABULARY, WEIGHTS
 from rollq_worker.audit.exported_file import read
+from rollq_worker.audit.floor import TURNS, turns_to_decode
 from rollq_worker.audit.report import MIN_COMPARED
 from rollq_worker.audit.scorer import Scores
-from tests.rollq_worker.audit.exported import FakeScorer, audit, record, write_file
+from tests.rollq_worker.audit.exported import FakeScorer, at_temperature, audit, record, write_file
 
 
 def test_what_was_sampled_is_compared() -> None:
@@ -61,9 +60,7 @@ def test_another_temperature(temperature: float) -> None:
     sampled = record(sampling={"temperature": temperature})
     for i, p in enumerate(sampled["logprobs"]):
         if sampled["mask"][i]:
-            other = math.log(max(1e-9, 1 - math.exp(p)))
-            normaliser = math.log(math.exp(p / temperature) + math.exp(other / temperature))
-            sampled["logprobs"][i] = p / temperature - normaliser
+            sampled["logprobs"][i] = at_temperature(p, temperature)
     found = audit(sampled)
     assert found["tokens"] == 8 and found["max_abs"] < 0.005 and found["verdict"] == "ok"
     assert audit(record(sampling={"temperature": temperature}))["verdict"] == "bad"
@@ -103,9 +100,7 @@ def test_what_the_engine_cannot_take_is_not_sent() -> None:
 def test_each_reply_of_the_engine_is_scored_at_its_own_temperature() -> None:
     sampled, pieces = record(), [[4, "stop", {"temperature": 0.3}], [4, "stop"]]
     for i in range(5, 9):
-        p = sampled["logprobs"][i]
-        other = math.log(max(1e-9, 1 - math.exp(p)))
-        sampled["logprobs"][i] = p / 0.3 - math.log(math.exp(p / 0.3) + math.exp(other / 0.3))
+        sampled["logprobs"][i] = at_temperature(sampled["logprobs"][i], 0.3)
     report = audit({**sampled, "pieces": pieces})
     assert (report["tokens"], report["verdict"]) == (8, "ok") and report["max_abs"] < 1e-9
     assert audit({**sampled, "pieces": [piece[:2] for piece in pieces]})["verdict"] == "bad"
@@ -117,12 +112,30 @@ def test_only_the_replies_that_asked_for_a_parameter_cannot_be_compared() -> Non
     assert report["tokens"] == 4 and report["by_reason"] == {"sampled with frequency_penalty": 4}
 
 
-def test_the_worst_tokens_are_decoded_at_the_temperature_of_their_reply() -> None:
-    scorer = FakeScorer(noise=0.05)
-    auditor = Auditor(scorer, frozenset(["v1"]), 50)
-    with TemporaryDirectory() as folder:
-        made = record(pieces=[[4, "stop", {"temperature": 0.3}], [4, "stop"]])
-        [found] = read(write_file(Path(folder), made))
-    for position in (5, 8, 12, 15):
-        auditor.decode(ComparedToken(found, 0, position, 0.0))
-    assert [temperature for _, _, temperature in scorer.next_calls] == [0.3, 0.3, 1.0, 1.0]
+def test_turns_are_sampled_anew_as_they_were_sampled() -> None:
+    scorer = FakeScorer()
+    made = record(
+        pieces=[[4, "stop", {"temperature": 0.3}], [4, "length"]],
+        sampling={"temperature": 1.0, "top_k": 9, "stop": "x"},
+    )
+    floor = audit(made, scorer=scorer)["floor"]
+    assert floor["tokens"] == 4 * TURNS and floor["max_abs"] < 0.005
+    asked = {"top_k": 9, "max_new_tokens": 4}
+    first = (5, {**asked, "temperature": 0.3, "stop_token_ids": [made["tokens"][8]]})
+    assert scorer.sampled == [first, (12, {**asked, "temperature": 1.0})] * (TURNS // 2)
+
+
+@pytest.mark.parametrize("changes", [{"versions": ["v0"] * 16}, {"sampling": {"regex": "a"}}, {"tokens": [60] * 16}])
+def test_what_cannot_be_compared_is_not_sampled_anew(changes: dict[str, Any]) -> None:
+    scorer = FakeScorer()
+    assert audit(record(**changes), scorer=scorer)["verdict"] == "incomplete" and not scorer.sampled
+
+
+@pytest.mark.parametrize("count", [1, 3, 63, 64, 65, 640])
+def test_turns_from_all_over_a_file_are_sampled_anew(tmp_path: Path, count: int) -> None:
+    file = list(read(write_file(tmp_path, *[record(job=f"r/g/{i}") for i in range(count)])))
+    found = list(turns_to_decode(file, count))
+    jobs = [int(trajectory.job[4:]) for trajectory, _ in found]
+    assert len(found) == TURNS and jobs == sorted(jobs) and len(set(jobs)) == min(count, TURNS)
+    assert jobs[0] == 0 and jobs[-1] >= count * 0.98 - 1
+    assert [turn.begin for _, turn in found].count(5) == TURNS // 2

@@ -10,8 +10,8 @@ import pytest
 from rollq.errors import EngineFailure
 from rollq_worker.audit import scorer as scorer_module
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
-from tests.rollq_worker.audit.scoring_engine import next_reply, scores, scoring_engine
-from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply
+from tests.rollq_worker.audit.scoring_engine import sampled, scores, scoring_engine
+from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
 IDS = array("I", [5, 6, 7, 8])
 
@@ -72,41 +72,29 @@ def test_what_ends_an_audit(engine: ScriptedEngine, answer: Any, said: str) -> N
     assert len(engine.bodies()) == 1  # what broke an engine is never sent again
 
 
-def test_a_token_as_the_next_one(engine: ScriptedEngine) -> None:
-    engine.answers = [next_reply([-0.25, 9, None])] * 2
-    scorer = connect(engine)
-    assert [scorer.score_next(IDS, 9, temperature=0.7) for _ in range(2)] == [-0.25] * 2
-    bodies = engine.bodies()
-    assert len({body.pop("extra_key") for body in bodies}) == 2  # nothing cached is used
-    assert bodies[0] == {
-        "input_ids": [5, 6, 7, 8],
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0.7},
-        "return_logprob": True,
-        "token_ids_logprob": [9],
-    }
+def test_tokens_that_the_engine_samples(engine: ScriptedEngine) -> None:
+    engine.answers = [sampled]
+    found = connect(engine).sample(IDS, {"max_new_tokens": 2, "top_k": 4})
+    assert (found.ids.tolist(), found.logprobs.tolist(), found.stopped) == ([7, 7], [-0.5, -0.5], True)
+    sent = {"input_ids": [5, 6, 7, 8], "sampling_params": {"max_new_tokens": 2, "top_k": 4}, "return_logprob": True}
+    assert engine.bodies() == [sent]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        next_reply(),
-        next_reply([-0.25, 8, None]),
-        next_reply([-1, 9], [-1, 9]),
-        next_reply([-1, 9], version="v2"),
-        (200, {"meta_info": {"weight_version": "v1", "output_token_ids_logprobs": 5}}),
+        lambda body: sampled(body, output_token_logprobs=[[None, 7, None]]),
+        lambda body: sampled(body, output_token_logprobs=[[math.nan, 7, None]]),
+        lambda body: sampled(body, output_token_logprobs=5),
+        lambda body: sampled(body, finish_reason=None),
+        lambda body: sampled(body, weight_version="v2"),
         "reset",
     ],
 )
-def test_a_broken_reply_for_the_next_token(engine: ScriptedEngine, answer: Any) -> None:
+def test_a_broken_sample(engine: ScriptedEngine, answer: Any) -> None:
     engine.answers = [answer]
     with pytest.raises(EngineFailure, match=engine.url):
-        connect(engine).score_next(IDS, 9, temperature=1.0)
-
-
-def test_an_engine_that_cannot_score_a_next_token(engine: ScriptedEngine) -> None:
-    engine.answers = [(200, reply([3]))]
-    with pytest.raises(ScoringRefused, match="does not score"):
-        connect(engine).score_next(IDS, 9, temperature=1.0)
+        connect(engine).sample(IDS, {"max_new_tokens": 2})
 
 
 def test_a_refusal_does_not_end_the_audit(engine: ScriptedEngine) -> None:

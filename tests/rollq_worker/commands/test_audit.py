@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from rollq import cli
+from rollq_worker.audit.floor import TURNS
 from tests.conftest import free_port
-from tests.rollq_worker.audit.scoring_engine import next_reply, scores, scoring_engine
+from tests.rollq_worker.audit.scoring_engine import scored_or_sampled, scoring_engine
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine
 
 RECORD = {
     "job": "r/g/0",
-    "tokens": [5, 6, 7, 8],
-    "mask": [0, 0, 1, 1],
-    "logprobs": [0.0, 0.0, -0.5, -0.5],
-    "versions": [None, None, "v1", "v1"],
-    "traces": [4],
+    "tokens": [5, 6, 7, 7, 7, 8],
+    "mask": [0, 0, 1, 1, 1, 1],
+    "logprobs": [0.0, 0.0, -0.5, -0.5, -0.5, -0.5],
+    "versions": [None, None, "v1", "v1", "v1", "v1"],
+    "traces": [6],
     "sampling": {},
 }
 
@@ -27,6 +28,7 @@ RECORD = {
 @pytest.fixture
 def engine() -> Iterator[ScriptedEngine]:
     with scoring_engine() as engine:
+        engine.then = scored_or_sampled
         yield engine
 
 
@@ -46,49 +48,33 @@ def audit(file: Path, url: str, *flags: str) -> int:
 
 
 def test_a_good_file(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.answers = [scores, scores]
     assert audit(file, engine.url) == 0
     shown = capsys.readouterr().out
     assert "r/g/0" in shown and shown.rstrip().endswith("verdict: ok")
     assert audit(file, engine.url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == (
-        "trajectories tokens skipped mean_abs p99_abs max_abs max_abs_prefill revised shift classes faulty faults worst"
+        "trajectories tokens skipped mean_abs p99_abs max_abs floor detectable shift classes faulty faults worst"
         " verdict".split()
     )
-    assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 2, 0.0, "ok")
+    assert found["floor"] == {"tokens": 256, "mean_abs": 0.0, "p99_abs": 0.0, "max_abs": 0.0}
+    assert found["detectable"]["outliers"]["file"] == {"of": 4, "least": 3}
+    assert (found["trajectories"], found["tokens"], found["mean_abs"], found["verdict"]) == (1, 4, 0.0, "ok")
 
 
 def test_a_bad_file(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.answers = [scores]
-    write(file, logprobs=[0.0, 0.0, -0.9, -0.5])
+    write(file, logprobs=[0.0, 0.0, -0.9, -0.8, -0.8, -0.8])
     assert audit(file, engine.url) == 1
     shown = capsys.readouterr().out
-    assert "recorded -0.9000, scored -0.5000\n" in shown and "verdict: bad; the mean difference is 0.20" in shown
-
-
-def test_a_token_that_was_rounded_the_other_way(
-    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    n = 60
-    logprobs = [0.0] * 2 + [-0.5] * (n - 1) + [-0.56]
-    columns = {"tokens": [5] * 2 + [7] * n, "mask": [0] * 2 + [1] * n, "versions": [None] * 2 + ["v1"] * n}
-    write(file, **columns, logprobs=logprobs, traces=[n + 2])
-    engine.answers = [scores, next_reply([-0.555, 7, None])]
-    assert audit(file, engine.url) == 0
-    shown = capsys.readouterr().out
-    assert "recorded -0.5600, scored -0.5000, decoded -0.5550\n" in shown
-    assert "revised: decoding gives what was recorded for 1 of the worst tokens; " in shown
-    assert "largest difference then 0.005000, by prefill 0.060000" in shown and len(engine.bodies()) == 2
+    assert "recorded -0.9000, scored -0.5000\n" in shown and "verdict: bad; 4 of all tokens (4) are off by" in shown
 
 
 def test_weights_by_another_name(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(file, versions=[None, None, "step-4", "step-4"])
+    write(file, versions=[None, None] + ["step-4"] * 4)
     assert audit(file, engine.url) == 1
     shown = capsys.readouterr().out
-    assert "skipped: 2 tokens sampled by other weights" in shown and "verdict: incomplete; 0 of 2" in shown
+    assert "skipped: 4 tokens sampled by other weights" in shown and "verdict: incomplete; 0 of 4" in shown
     assert not engine.bodies()
-    engine.answers = [scores]
     assert audit(file, engine.url, "--versions", "step-3,step-4") == 0
 
 
@@ -101,22 +87,22 @@ def test_an_engine_that_does_not_report_its_weights(
 
 
 def test_an_unknown_id_is_not_sent(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(file, tokens=[5, 400000, 7, 8])
+    write(file, tokens=[5, 400000, 7, 7, 7, 8])
     assert audit(file, engine.url) == 1
     assert "holds token id 400000, which the tokenizer of rollq does not know" in capsys.readouterr().err
     assert not engine.bodies()
-    write(file, tokens=[5, 6, 400000, 8])  # a model's padding id may well be sampled
+    write(file, tokens=[5, 6, 400000, 7, 7, 8])  # a model's padding id may well be sampled
     assert audit(file, engine.url) == 1
-    assert "2 tokens in a trace with an id beyond the vocabulary" in capsys.readouterr().out
+    assert "4 tokens in a trace with an id beyond the vocabulary" in capsys.readouterr().out
     assert not engine.bodies()
 
 
 def test_an_engine_that_breaks(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(file.read_text() * 3)
-    engine.answers = [scores, scores, "reset"]
+    engine.answers = [scored_or_sampled] * (2 * TURNS + 2) + ["reset"]
     assert audit(file, engine.url, "-c", "1") == 1
     captured = capsys.readouterr()
-    assert "the engine broke" in captured.err and "2 of 3 trajectories were scored" in captured.err
+    assert "the engine broke" in captured.err and "2 of 3 trajectories were compared" in captured.err
     assert captured.out.count("r/g/0") == 2 and "verdict" not in captured.out
 
 

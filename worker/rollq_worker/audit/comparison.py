@@ -9,14 +9,14 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from rollq.job import Json
-from rollq_worker.audit.exported_file import ExportedTrajectory
+from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
 from rollq_worker.audit.scorer import Scorer, ScoringRefused
-from rollq_worker.audit.token_classes import Fault, Tally, TokenClass
+from rollq_worker.audit.token_classes import Part, SampledTurn, Tally, TokenClass
 
 LIKELIEST = 128
 """Number of likeliest tokens from which the normaliser at a temperature other than 1 is computed."""
@@ -27,6 +27,10 @@ MAX_UNCERTAINTY = 0.005
 WORST = 10
 """Number of tokens that are reported one by one."""
 SHIFTS = (-1, 0, 1)
+LONGEST = 64
+"""Number of tokens of a turn that are sampled anew."""
+SAMPLED_WITH = ("temperature", "top_p", "top_k", "min_p")
+"""Parameters that say which tokens are sampled. Tokens sampled with those that change logprobs are not compared."""
 
 WEIGHTS = "sampled by other weights than the engine has now"
 CONTEXT = "beyond the engine's context"
@@ -40,14 +44,10 @@ class ComparedToken:
     """One sampled token. It keeps its whole trajectory in memory, so keep few."""
 
     trajectory: ExportedTrajectory
-    trace_start: int
-    """Where its trace begins, as an index into the trajectory's lists."""
     position: int
     """Where the token is, as an index into the trajectory's lists."""
     scored: float
     """Its logprob by prefill."""
-    decoded: float | None = None
-    """Its logprob when the engine decodes it right after its prompt; None if the engine was not asked."""
 
     @property
     def recorded(self) -> float:
@@ -65,7 +65,6 @@ class ComparedToken:
             "version": self.trajectory.versions[self.position],
             "recorded": self.recorded,
             "scored": self.scored,
-            "decoded": self.decoded,
             "abs": self.difference,
         }
 
@@ -85,8 +84,10 @@ class ComparisonResult:
     """Number of tokens in those sums."""
     classes: dict[TokenClass, Tally] = field(default_factory=lambda: {kind: Tally() for kind in TokenClass})
     """The tokens by their place in a turn."""
-    faults: list[Fault] = field(default_factory=list)
-    """The trajectory, or turns of it, with too many outliers."""
+    parts: int = 0
+    """Number of trajectories and turns with compared tokens."""
+    suspects: list[Part] = field(default_factory=list)
+    """The trajectory, then turns of it, that have more than one outlier."""
     worst: list[ComparedToken] = field(default_factory=list)
     """The WORST tokens with the largest differences, largest first."""
 
@@ -102,28 +103,48 @@ class Auditor:
         self._versions = versions
         self._vocabulary_end = vocabulary_end
 
-    def audit(self, trajectory: ExportedTrajectory) -> ComparisonResult:
-        """Scores and compares one trajectory. Raises EngineFailure."""
+    def audit(self, trajectory: ExportedTrajectory, outlier: float) -> ComparisonResult:
+        """Scores and compares one trajectory. Tokens off by more than `outlier` are outliers. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
         start, scored = 0, dict[int, float]()
         for length in trajectory.traces:
             scored |= self._compare_trace(trajectory, start, start + length, result)
             start += length
-        _classify(trajectory, scored, result)
+        _classify(trajectory, trajectory.turns(), scored, result, outlier)
         return result
 
-    def decode(self, token: ComparedToken) -> float | None:
-        """The token's logprob when it is the one token generated after its prompt; None if the engine refuses.
-
-        Raises EngineFailure.
-        """
-        trajectory, i = token.trajectory, token.position
-        prompt = trajectory.tokens[token.trace_start : i]
+    def audit_again(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> ComparisonResult:
+        """Has the engine sample the turn anew, up to LONGEST tokens, and compares those. Raises EngineFailure."""
+        result = ComparisonResult(trajectory.job)
+        prompt, version = trajectory.tokens[turn.trace_start : turn.begin], trajectory.versions[turn.begin]
+        comparable = version in self._versions and not trajectory.conditions[turn.begin].incomparable
+        known = max(trajectory.tokens[turn.trace_start : turn.end]) < self._vocabulary_end
+        if not comparable or not known or len(prompt) + LONGEST > self._scorer.max_tokens:
+            return result
+        asked = {name: turn.sampling[name] for name in SAMPLED_WITH if name in turn.sampling}
+        asked["max_new_tokens"] = min(LONGEST, turn.end - turn.begin)
+        if turn.stopped:
+            asked["stop_token_ids"] = [trajectory.tokens[turn.end - 1]]
         try:
-            temperature = trajectory.conditions[i].temperature
-            return self._scorer.score_next(prompt, trajectory.tokens[i], temperature=temperature)
-        except ScoringRefused:
-            return None
+            sampled = self._scorer.sample(prompt, asked)
+        except ScoringRefused as e:
+            result.skipped[f"refused: {e}"] += 1
+            return result
+        begin, end = len(prompt), len(prompt) + len(sampled.ids)
+        again = replace(
+            trajectory,
+            tokens=prompt + sampled.ids,
+            mask=bytes(begin) + b"\1" * len(sampled.ids),
+            logprobs=array("d", bytes(8 * begin)) + sampled.logprobs,
+            versions=[version] * end,
+            traces=[end],
+            pieces=[Piece(len(sampled.ids), "", {})],
+            sampling=turn.sampling,
+        )
+        scored = self._compare_trace(again, 0, end, result)
+        turn = replace(turn, trace_start=0, begin=begin, end=end, pieces=[end], stopped=sampled.stopped)
+        _classify(again, [turn], scored, result, math.inf)
+        return result
 
     def _compare_trace(
         self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult
@@ -154,7 +175,7 @@ class Auditor:
                 result.skipped[FLAT] += 1
             else:
                 scored[i] = logprob
-        _compare(trajectory, start, scored, result)
+        _compare(trajectory, scored, result)
         return scored
 
     def _positions(self, trajectory: ExportedTrajectory, start: int, end: int, result: ComparisonResult) -> list[int]:
@@ -189,36 +210,40 @@ def rescale(logprob: float, top: Sequence[float], temperature: float) -> float |
     return logprob / temperature - math.log(known + (low + high) / 2) if tight else None
 
 
-def _compare(
-    trajectory: ExportedTrajectory, trace_start: int, scored: Mapping[int, float], result: ComparisonResult
-) -> None:
+def _compare(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:
     for i, logprob in scored.items():
         recorded = trajectory.logprobs[i]
         difference = abs(recorded - logprob)
         result.differences.append(difference)
         if len(result.worst) < WORST or difference > result.worst[-1].difference:
-            result.worst = largest_differences([*result.worst, ComparedToken(trajectory, trace_start, i, logprob)])
+            result.worst = largest_differences([*result.worst, ComparedToken(trajectory, i, logprob)])
         if i - 1 in scored and i + 1 in scored:
             result.shifted += 1
             for shift in SHIFTS:
                 result.shifts[shift] += abs(recorded - scored[i + shift])
 
 
-def _classify(trajectory: ExportedTrajectory, scored: Mapping[int, float], result: ComparisonResult) -> None:
-    """Tally the compared tokens by class, and look for turns that are off. A trajectory that is off as a whole is one
-    fault."""
-    whole, faults = Tally(), list[Fault]()
-    for number, turn in enumerate(trajectory.turns()):
+def _classify(
+    trajectory: ExportedTrajectory,
+    turns: Iterable[SampledTurn],
+    scored: Mapping[int, float],
+    result: ComparisonResult,
+    outlier: float,
+) -> None:
+    """Tally the compared tokens by class, by turn and as a whole."""
+    whole = Part(result.job, None, Tally())
+    parts = [whole]
+    for number, turn in enumerate(turns):
         of_turn = Tally()
         for i, kind in turn.classes():
             if i in scored:
                 difference = abs(trajectory.logprobs[i] - scored[i])
-                result.classes[kind].add(difference)
-                of_turn.add(difference)
-        whole.join(of_turn)
-        if of_turn.bad("turn"):
-            faults.append(Fault(result.job, number, of_turn))
-    result.faults = [Fault(result.job, None, whole)] if whole.bad("trajectory") else faults
+                result.classes[kind].add(difference, outlier)
+                of_turn.add(difference, outlier)
+        whole.tally.join(of_turn)
+        parts.append(Part(result.job, number, of_turn))
+    result.parts = sum(part.tally.tokens > 0 for part in parts)
+    result.suspects = [part for part in parts if part.tally.outliers > 1]
 
 
 def largest_differences(tokens: Sequence[ComparedToken]) -> list[ComparedToken]:

@@ -80,19 +80,26 @@ class ExportedTrajectory:
 
     def turns(self) -> Iterator[SampledTurn]:
         """The sampled tokens of each turn, in order."""
-        starts, pieces = list(accumulate(self.traces)), iter(self.pieces)
-        end, number, trace = 0, 0, -1
+        starts, pieces = [0, *accumulate(self.traces)], iter(self.pieces)
+        end, number, trace = 0, 0, 0
         while (begin := self.mask.find(1, end)) >= 0:
             found = self.mask.find(0, begin)
             end = found if found >= 0 else len(self.mask)
-            ends, finish = [begin], ""
+            ends, replies = [begin], list[Piece]()
             while ends[-1] < end:
-                piece = next(pieces)
-                ends.append(ends[-1] + piece.length)
-                finish = piece.finish
+                replies.append(next(pieces))
+                ends.append(ends[-1] + replies[-1].length)
             before, trace = trace, bisect_right(starts, begin)
-            calls = number < len(self.calls) and self.calls[number]
-            yield SampledTurn(begin, end, trace != before, calls, ends[1:], finish == Finish.STOP)
+            yield SampledTurn(
+                trace_start=starts[trace - 1],
+                begin=begin,
+                end=end,
+                opens_trace=trace != before,
+                calls=number < len(self.calls) and self.calls[number],
+                pieces=ends[1:],
+                stopped=replies[-1].finish == Finish.STOP,
+                sampling={**self.sampling, **replies[0].asked},
+            )
             number += 1
 
     @property

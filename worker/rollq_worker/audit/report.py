@@ -1,63 +1,38 @@
-"""The result of an audit: the numbers over all trajectories, and the verdict.
+"""The result of an audit: the numbers over all trajectories, what could be seen, and the verdict.
 
-The invariant: only the prefill's numbers decide the verdict. It keeps eight bytes a token and the worst tokens, so a
-file may be long. It knows nothing of engines.
+It keeps eight bytes a token and the worst tokens, so a file may be long. It knows nothing of engines.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
-from rollq.job import Json
-from rollq_worker.audit.comparison import SHIFTS, WORST, ComparedToken, ComparisonResult, largest_differences
-from rollq_worker.audit.token_classes import OUTLIER
+from rollq_worker.audit.comparison import SHIFTS, WORST, ComparisonResult, largest_differences
+from rollq_worker.audit.floor import Floor, spread
+from rollq_worker.audit.significance import LEVEL, chance, fewest_outliers, highest_mean
+from rollq_worker.audit.token_classes import Part, Tally, TokenClass
 
-MAX_MEAN = 0.01
-"""Largest mean difference of a good file, in nats.
-
-Decoding and prefill differ only by kernels and rounding. In bf16, SGLang's means are up to 2e-6 on GPUs with like
-kernels and 1e-4 on a CPU with a tiny model. Two bf16 engines differ by 0.005 to 0.006 (dense 32B). A temperature wrong
-by 0.1, an index off by one or weights of another step give tenths.
-"""
-MAX_P99 = 0.1
-"""Largest 99th percentile of a good file, in nats. The worst single token between two bf16 engines is 0.084, and 0.061
-on the CPU."""
+MAX_NOISE = 0.15
+"""Largest mean difference, in nats, between an engine's own decoding and prefill. A network of 28 layers in bf16 has
+0.06. A temperature wrong by 0.5 makes 0.16."""
+LOW_MEAN = 0.01
+"""A mean difference, in nats, that is no fault on any engine: two bf16 engines differ by 0.005 to 0.006 (dense 32B)."""
 MIN_COMPARED = 0.95
 """Share of the sampled tokens that must be compared."""
-ROUNDING = (0.01, OUTLIER)
-"""Differences in nats that one rounding step of a bf16 logit explains: 0.0625 for logits from 8 to 16, 0.125 up to 32.
-
-Smaller differences count as equal. Larger ones have another cause.
-"""
 MIN_SHIFT_MEAN = 0.001
 """Mean difference below which a shift proves nothing: a confident policy's logprobs are all about 0."""
-
-
-def spread(differences: Sequence[float]) -> dict[str, Json]:
-    """Number, mean, 99th percentile (the nearest rank below) and maximum; None if there are no differences."""
-    if not differences:
-        return {"tokens": 0, "mean_abs": None, "p99_abs": None, "max_abs": None}
-    n = len(differences)
-    top = heapq.nlargest(n - int(0.99 * (n - 1)), differences)
-    return {"tokens": n, "mean_abs": math.fsum(differences) / n, "p99_abs": top[-1], "max_abs": top[0]}
-
-
-def _revised(token: ComparedToken) -> float:
-    """The difference by decoding if decoding gives what was recorded, else the difference by prefill."""
-    decoded = math.inf if token.decoded is None else abs(token.recorded - token.decoded)
-    return decoded if decoded <= ROUNDING[0] else token.difference
 
 
 class Report:
     """The sum of the results of all trajectories."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: Floor) -> None:
+        self.floor = floor
         self.trajectories = 0
-        self.faulty = 0
-        """Number of trajectories with a fault."""
         self.total = ComparisonResult("all")
+        self._suspects: list[list[Part]] = []
+        """Of each trajectory that has some."""
 
     def add(self, result: ComparisonResult) -> None:
         self.trajectories += 1
@@ -68,23 +43,10 @@ class Report:
             self.total.shifts[shift] += value
         for kind, tally in result.classes.items():
             self.total.classes[kind].join(tally)
-        self.faulty += bool(result.faults)
-        self.total.faults = (self.total.faults + result.faults)[:WORST]
+        self.total.parts += result.parts
+        if result.suspects:
+            self._suspects.append(result.suspects)
         self.total.worst = largest_differences([*self.total.worst, *result.worst])
-
-    def revise(self, decode: Callable[[ComparedToken], float | None]) -> None:
-        """Have the engine decode the worst tokens of a good file as well, if rounding can explain them. Such tokens are
-        rare.
-
-        It changes the largest difference and nothing else.
-        """
-        least, most = ROUNDING
-        numbers = spread(self.total.differences)
-        if numbers["tokens"] and not self._mismatches() and numbers["p99_abs"] <= least:
-            self.total.worst = [
-                replace(token, decoded=decode(token)) if least < token.difference <= most else token
-                for token in self.total.worst
-            ]
 
     @property
     def shift(self) -> int:
@@ -93,26 +55,67 @@ class Report:
         best = min(SHIFTS, key=lambda shift: (sums[shift], abs(shift)))
         return best if n and sums[0] / n > MIN_SHIFT_MEAN and sums[best] < sums[0] / 2 else 0
 
+    @cached_property
+    def whole(self) -> Tally:
+        tally = Tally()
+        for of_class in self.total.classes.values():
+            tally.join(of_class)
+        return tally
+
+    @property
+    def level(self) -> float:
+        """Of one test, so that all of them together keep LEVEL: the mean and the outliers of the file and of each
+        class, and the outliers of each part."""
+        return LEVEL / (2 + 2 * len(TokenClass) + self.total.parts)
+
+    @cached_property
+    def faults(self) -> list[list[Part]]:
+        """For each trajectory with too many outliers, where they are: in all of it, or in some of its turns."""
+        found = [[part for part in parts if self._improbable(part.tally)] for parts in self._suspects]
+        return [parts[:1] if parts[0].turn is None else parts for parts in found if parts]
+
     def as_json(self) -> dict[str, Any]:
         """The object that `rollq audit --json` prints."""
-        numbers, worst = spread(self.total.differences), self.total.worst
-        others = heapq.nlargest(WORST + 1, self.total.differences)[WORST:]
-        revised = [_revised(token) for token in worst]
+        numbers = spread(self.total.differences)
         return {
             "trajectories": self.trajectories,
             "tokens": numbers.pop("tokens"),
             "skipped": self.total.skipped.total(),
             **numbers,
-            "max_abs": max(revised + others, default=None),
-            "max_abs_prefill": numbers["max_abs"],
-            "revised": sum(new < token.difference for new, token in zip(revised, worst, strict=True)),
+            "floor": self.floor.numbers,
+            "detectable": self.detectable,
             "shift": self.shift,
             "classes": {kind.value: tally.as_json() for kind, tally in self.total.classes.items()},
-            "faulty": self.faulty,
-            "faults": [fault.as_json() for fault in self.total.faults],
-            "worst": [token.as_json() for token in worst],
+            "faulty": len(self.faults),
+            "faults": [part.as_json() for parts in self.faults for part in parts][:WORST],
+            "worst": [token.as_json() for token in self.total.worst],
             "verdict": self.verdict,
         }
+
+    @property
+    def detectable(self) -> dict[str, Any]:
+        """The smallest faults that this audit can see, in trajectories and turns of average length."""
+        tokens, turns = self.whole.tokens, self.total.parts - self.trajectories
+        limit = self._highest_mean(self.whole, self.floor.whole)
+        sizes = {"file": tokens, "trajectory": tokens // max(1, self.trajectories), "turn": tokens // max(1, turns)}
+        return {
+            "mean_abs": limit if limit < math.inf else None,
+            "outlier": self.floor.outlier,
+            "outliers": {
+                name: {"of": size, "least": fewest_outliers(size, self.floor.share, self.level)}
+                for name, size in sizes.items()
+            },
+        }
+
+    @property
+    def sight(self) -> str:
+        """`detectable`, in words."""
+        found, counts = self.detectable, []
+        for name, outliers in found["outliers"].items():
+            least = "not even all" if outliers["least"] is None else outliers["least"]
+            counts.append(f"{least} of the {outliers['of']} tokens of a {name}")
+        mean = "" if found["mean_abs"] is None else f"a mean above {found['mean_abs']:.4f}; "
+        return f"a fault shows as: {mean}tokens off by more than {found['outlier']:.3g}, {', '.join(counts)}"
 
     @property
     def verdict(self) -> str:
@@ -125,29 +128,50 @@ class Report:
         """Why the verdict is not ok, in words."""
         return [*self._mismatches(), *self._gaps()]
 
+    def _improbable(self, tally: Tally) -> bool:
+        return chance(tally.outliers, tally.tokens, self.floor.share) < self.level
+
+    def _highest_mean(self, tally: Tally, floor: Tally) -> float:
+        return max(LOW_MEAN, highest_mean(tally, floor, self.level))
+
     def _mismatches(self) -> list[str]:
-        numbers, reasons = spread(self.total.differences), []
-        if numbers["tokens"] and numbers["mean_abs"] > MAX_MEAN:
-            reasons.append(f"the mean difference is {numbers['mean_abs']:.4f}, above {MAX_MEAN:g}")
-        if numbers["tokens"] and numbers["p99_abs"] > MAX_P99:
-            reasons.append(f"the 99th percentile is {numbers['p99_abs']:.4f}, above {MAX_P99:g}")
+        reasons, noise = [], self.floor.numbers["mean_abs"]
+        if noise is not None and noise > MAX_NOISE:
+            reasons.append(
+                f"the engine contradicts itself: its prefill is off by {noise:.4f} on average from what it decoded"
+                f" during this audit, above {MAX_NOISE:g}"
+            )
         if self.shift:
             direction = "later" if self.shift > 0 else "earlier"
             reasons.append(f"the recorded logprobs fit the tokens one position {direction}")
-        return [*reasons, *self._outliers()]
-
-    def _outliers(self) -> Iterator[str]:
-        """Faults that are too rare to move the numbers of the whole file."""
+        reasons += self._beyond(self.whole, self.floor.whole, "all tokens")
         for kind, tally in self.total.classes.items():
-            if tally.bad("class"):
-                off = f"{tally.outliers} of {tally.tokens}"
-                yield f"{off} tokens of class {kind} are off by more than {OUTLIER:g}"
-        if self.faulty:
-            first = self.total.faults[0]
+            reasons += self._beyond(tally, self.floor.of(kind), f"the tokens of class {kind}")
+        if self.faults:
+            first = self.faults[0][0]
             where = first.job if first.turn is None else f"turn {first.turn} of {first.job}"
-            yield f"too many tokens are off in {self.faulty} of {self.trajectories} trajectories, first in {where}"
+            reasons.append(
+                f"too many tokens are off in {len(self.faults)} of {self.trajectories} trajectories, first in {where}"
+            )
+        return reasons
+
+    def _beyond(self, tally: Tally, floor: Tally, what: str) -> Iterator[str]:
+        """How these tokens differ by more than the engine's noise and chance explain."""
+        if not tally.tokens:
+            return
+        limit = self._highest_mean(tally, floor)
+        if tally.mean > limit:
+            yield f"the mean difference of {what} is {tally.mean:.4f}, above {limit:.4f}"
+        if self._improbable(tally):
+            yield f"{tally.outliers} of {what} ({tally.tokens}) are off by more than {self.floor.outlier:.3g}"
 
     def _gaps(self) -> list[str]:
         compared, skipped = len(self.total.differences), self.total.skipped.total()
-        enough = compared >= MIN_COMPARED * max(1, compared + skipped)
-        return [] if enough else [f"{compared} of {compared + skipped} sampled tokens could be compared"]
+        gaps = []
+        if compared < MIN_COMPARED * max(1, compared + skipped):
+            gaps.append(f"{compared} of {compared + skipped} sampled tokens could be compared")
+        if compared and not self.floor.whole.tokens:
+            gaps.append("the engine's own noise could not be measured")
+        if compared and fewest_outliers(compared, self.floor.share, self.level) is None:
+            gaps.append(f"{compared} tokens are too few to prove anything")
+        return gaps

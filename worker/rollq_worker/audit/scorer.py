@@ -8,14 +8,15 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import json
 import math
-import uuid
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rollq.errors import EngineFailure, RollqError
+from rollq.events import Finish
+from rollq.job import Json
 from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.limits import ContextLimits, read_limits
 from rollq_worker.engine.reply import read_error
@@ -45,6 +46,17 @@ class Scores:
     """array('d'): log_softmax(logits), whatever the sampling parameters."""
     likeliest: Sequence[Sequence[float]] | None
     """The logprobs of the likeliest tokens at each position, falling; None if the engine does not report them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens that the engine sampled, with the logprobs that it reported."""
+
+    ids: array[int]
+    logprobs: array[float]
+    """array('d')."""
+    stopped: bool
+    """Whether the last one ended the turn."""
 
 
 class Scorer:
@@ -87,26 +99,17 @@ class Scorer:
         with self._typed_errors():
             return self._read(self._generate(body), ids[start:], bool(likeliest))
 
-    def score_next(self, ids: array[int], token: int, *, temperature: float) -> float:
-        """The logprob of `token` right after `ids`, computed as for sampling at that temperature.
-
-        Nothing that the engine has cached is used (routers may ignore that). Raises ScoringRefused, EngineFailure.
-        """
-        body = {
-            "input_ids": ids.tolist(),
-            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
-            "return_logprob": True,
-            "token_ids_logprob": [token],
-            "extra_key": uuid.uuid4().hex,
-        }
+    def sample(self, ids: array[int], sampling: Mapping[str, Json]) -> SampledTokens:
+        """Tokens that the engine decodes after `ids`. Raises ScoringRefused, EngineFailure."""
+        body = {"input_ids": ids.tolist(), "sampling_params": sampling, "return_logprob": True}
         with self._typed_errors():
-            entries = self._generate(body).get("output_token_ids_logprobs")
-            if entries is None:
-                raise ScoringRefused("the engine does not score tokens that it did not sample")
-            ((logprob, scored, *_),) = entries[0]
-            if scored != token or not math.isfinite(logprob):
-                raise ValueError(f"{logprob} for token {scored}, asked for {token}")
-            return float(logprob)
+            meta = self._generate(body)
+            entries = meta["output_token_logprobs"]
+            logprobs = array("d", [entry[0] for entry in entries])
+            if not all(map(math.isfinite, logprobs)):
+                raise ValueError("a logprob is not finite")
+            stopped = meta["finish_reason"]["type"] == Finish.STOP
+            return SampledTokens(array("I", [entry[1] for entry in entries]), logprobs, stopped)
 
     def close(self) -> None:
         self._http.close()

@@ -6,18 +6,11 @@ are counted for themselves. It knows nothing of engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rollq.job import Json
-
-OUTLIER = 0.125
-"""Largest difference in nats that one rounding step of a bf16 logit explains. Tokens farther off are outliers."""
-LEAST_OUTLIERS = 3
-"""Fewer outliers prove nothing: one token in thousands may be far off where two logits are close."""
-MAX_SHARE = {"class": 0.002, "trajectory": 0.01, "turn": 0.1}
-"""The share of outliers above which a class of tokens, a trajectory or a turn is bad."""
 
 
 class TokenClass(StrEnum):
@@ -43,31 +36,37 @@ class Tally:
 
     tokens: int = 0
     total: float = 0.0
-    """Sum of the differences, in nats."""
+    squares: float = 0.0
+    """Sums of the differences and of their squares, in nats."""
     outliers: int = 0
 
-    def add(self, difference: float) -> None:
+    def add(self, difference: float, limit: float) -> None:
         self.tokens += 1
         self.total += difference
-        self.outliers += difference > OUTLIER
+        self.squares += difference * difference
+        self.outliers += difference > limit
 
     def join(self, other: Tally) -> None:
         self.tokens += other.tokens
         self.total += other.total
+        self.squares += other.squares
         self.outliers += other.outliers
 
-    def bad(self, what: str) -> bool:
-        """Whether it has too many outliers for a class, a trajectory or a turn."""
-        return self.outliers >= LEAST_OUTLIERS and self.outliers > MAX_SHARE[what] * self.tokens
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens
+
+    @property
+    def variance_of_mean(self) -> float:
+        return max(0.0, self.squares - self.total * self.mean) / self.tokens**2
 
     def as_json(self) -> dict[str, Json]:
-        mean = self.total / self.tokens if self.tokens else None
-        return {"tokens": self.tokens, "mean_abs": mean, "outliers": self.outliers}
+        return {"tokens": self.tokens, "mean_abs": self.mean if self.tokens else None, "outliers": self.outliers}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A trajectory, or one turn of it, with too many outliers."""
+class Part:
+    """A trajectory, or one turn of it."""
 
     job: str
     turn: int | None
@@ -82,6 +81,8 @@ class Fault:
 class SampledTurn:
     """The sampled tokens `[begin, end)` of one turn."""
 
+    trace_start: int
+    """Where its trace begins."""
     begin: int
     end: int
     opens_trace: bool
@@ -90,6 +91,8 @@ class SampledTurn:
     """Where its pieces end. A turn has several when its generation was interrupted."""
     stopped: bool
     """Whether its last token ended it, not a limit."""
+    sampling: Mapping[str, Json]
+    """What its first piece was sampled with."""
 
     def classes(self) -> Iterator[tuple[int, TokenClass]]:
         """Each of its positions, with its class."""

@@ -1,6 +1,7 @@
 """`rollq audit`: has the engine score the tokens of an exported file again, and compares with the recorded logprobs.
 
-The file is read twice, a line at a time: first to check that all of it can be audited, then to audit it.
+The file is read three times, a line at a time: to check that all of it can be audited, to choose turns that the engine
+decodes again, and to audit it.
 """
 
 import argparse
@@ -8,7 +9,7 @@ import io
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
         description="Has the engine score the sampled tokens again by prefill and compares with the recorded logprobs,"
-        " token by token. Exit code 1: they do not fit, or under 95 % of the tokens could be compared.",
+        " token by token. Turns that the engine decodes again say how far its own decoding and prefill are apart. Exit"
+        " code 1: the logprobs do not fit, or under 95 % of the tokens could be compared.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="a file that rollq pull --out wrote")
     parser.add_argument(
@@ -73,9 +75,7 @@ class FileContents:
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.audit.comparison import Auditor
-        from rollq_worker.audit.report import Report
         from rollq_worker.audit.scorer import Scorer
-    report = Report()
     # On a terminal the rows themselves show the progress.
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
@@ -83,11 +83,7 @@ def run(args: argparse.Namespace) -> int:
         scorer = Scorer(args.engine or _engine_url(args), args.at_once)
         try:
             auditor = Auditor(scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents))
-            _audit(auditor, args, contents, report, progress)
-        except EngineFailure as e:
-            raise EngineFailure(
-                f"{e} ({report.trajectories} of {contents.trajectories} trajectories were scored)"
-            ) from e
+            report = _audit(auditor, args, contents, progress)
         finally:
             scorer.close()
     result = report.as_json()
@@ -111,7 +107,7 @@ def _read(path: Path, progress: ProgressDisplay) -> FileContents:
     from rollq_worker.audit.exported_file import read
 
     if path.exists() and not path.is_file():
-        raise SettingsError(f"cannot read {path}: it is read twice, so it must be a file")
+        raise SettingsError(f"cannot read {path}: it is read several times, so it must be a file")
     contents, reached = FileContents(), 0
     for trajectory in read(path):
         contents.trajectories += 1
@@ -152,33 +148,48 @@ def _versions(args: argparse.Namespace, scorer: "Scorer") -> frozenset[str]:
     return frozenset([scorer.version])
 
 
-def _audit(
-    auditor: "Auditor", args: argparse.Namespace, contents: FileContents, report: "Report", progress: ProgressDisplay
-) -> None:
-    width = contents.longest_job
+def _audit(auditor: "Auditor", args: argparse.Namespace, contents: FileContents, progress: ProgressDisplay) -> "Report":
+    from rollq_worker.audit.exported_file import read
+    from rollq_worker.audit.floor import TURNS, Floor, turns_to_decode
+    from rollq_worker.audit.report import Report
 
     def show(row: str) -> None:
         if not args.json:
             print(row, flush=True)
 
+    def compared(
+        what: str, total: int, compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]]
+    ) -> "Iterator[ComparisonResult]":
+        done = 0
+        try:
+            for done, result in enumerate(_in_order(compare, items, args.at_once), 1):
+                progress.show(done, total, {what: "compared"})
+                yield result
+        except EngineFailure as e:
+            raise EngineFailure(f"{e} ({done} of {total} {what} were compared)") from e
+
+    turns = turns_to_decode(read(args.file), contents.trajectories)
+    floor = Floor(compared("turns that the engine decodes again", TURNS, auditor.audit_again, turns))
+    report, width = Report(floor), contents.longest_job
     show(f"{'trajectory':<{width}}  {'tokens':>7} {'skipped':>7} {'mean':>9} {'p99':>9} {'max':>9}")
-    for result in _results(auditor, args.file, args.at_once):
+    file = ((trajectory, floor.outlier) for trajectory in read(args.file))
+    for result in compared("trajectories", contents.trajectories, auditor.audit, file):
         report.add(result)
-        progress.show(report.trajectories, contents.trajectories, {"trajectories": "scored"})
-        show(_row(result, width))
-    show(_row(report.total, width))
-    report.revise(auditor.decode)
+        show(_row(result.job, result.differences, result.skipped.total(), width))
+    show(_row("all", report.total.differences, report.total.skipped.total(), width))
+    show(_row("noise", floor.differences, floor.skipped.total(), width))
+    return report
 
 
-def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[ComparisonResult]":
-    """Results in the order of the file, from a few trajectories at a time. Raises EngineFailure."""
-    from rollq_worker.audit.exported_file import read
-
+def _in_order(
+    compare: "Callable[..., ComparisonResult]", items: Iterable[tuple[Any, ...]], at_once: int
+) -> "Iterator[ComparisonResult]":
+    """The results for the items, in their order, from a few at a time. Raises EngineFailure."""
     running: deque[Future[ComparisonResult]] = deque()
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            for trajectory in read(path):
-                running.append(pool.submit(auditor.audit, trajectory))
+            for item in items:
+                running.append(pool.submit(compare, *item))
                 if len(running) > 2 * at_once:
                     yield running.popleft().result()
             while running:
@@ -188,29 +199,23 @@ def _results(auditor: "Auditor", path: Path, at_once: int) -> "Iterator[Comparis
             raise
 
 
-def _row(result: "ComparisonResult", width: int) -> str:
-    from rollq_worker.audit.report import spread
+def _row(name: str, differences: Sequence[float], skipped: int, width: int) -> str:
+    from rollq_worker.audit.floor import spread
 
-    numbers = spread(result.differences)
+    numbers = spread(differences)
     values = [numbers[key] for key in ("mean_abs", "p99_abs", "max_abs")]
     columns = " ".join(f"{'-':>9}" if value is None else f"{value:9.6f}" for value in values)
-    return f"{result.job:<{width}}  {numbers['tokens']:>7} {result.skipped.total():>7} {columns}"
+    return f"{name:<{width}}  {numbers['tokens']:>7} {skipped:>7} {columns}"
 
 
 def _print_summary(report: "Report", result: Mapping[str, Any], stream: Any) -> None:
     for token in result["worst"][:3]:
-        decoded = "" if token["decoded"] is None else f", decoded {token['decoded']:.4f}"
         print(
             f"worst: {token['job']} token {token['position']} (id {token['token']}):"
-            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}{decoded}",
-            file=stream,
-        )
-    if result["revised"]:
-        print(
-            f"revised: decoding gives what was recorded for {result['revised']} of the worst tokens; largest difference"
-            f" then {result['max_abs']:.6f}, by prefill {result['max_abs_prefill']:.6f}",
+            f" recorded {token['recorded']:.4f}, scored {token['scored']:.4f}",
             file=stream,
         )
     for reason, count in report.total.skipped.items():
         print(f"skipped: {count} tokens {reason}", file=stream)
+    print(report.sight, file=stream)
     print("; ".join([f"verdict: {result['verdict']}", *report.reasons]), file=stream)

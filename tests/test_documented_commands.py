@@ -44,6 +44,7 @@ RUN_ELSEWHERE = {
     r"--run r( |$)": "tests/e2e/test_commands.py",
     r"--reward judge|brief|ROLLQ_USER_ENDPOINTS=": "tests/rollq_worker/rewards",
     r"ROLLQ_ISOLATE=": "tests/rollq_worker/environments",
+    r"ROLLQ_AGENT_USERS=": "tests/rollq_worker/agents/test_programs.py",
     r"--engine (redis|file):|--engine http://gpu-1": "tests/e2e/test_several_engines.py",
     r"bench_turn\.py|^make bench( |$)|bench-check ARGS": "benchmarks/check.py",
 }

@@ -267,5 +267,5 @@ def parse_id(job_id: str) -> tuple[str, str, int]:
     run, _, rest = job_id.partition("/")
     group, _, sample = rest.partition("/")
     if not (NAME.fullmatch(run) and NAME.fullmatch(group) and SAMPLE.fullmatch(sample)):
-        raise ContractError(f"{job_id!r} is not a job id (run/group/sample)")
+        raise ContractError(f"{job_id!r:.200} is not a job id (run/group/sample)")
     return run, group, int(sample)

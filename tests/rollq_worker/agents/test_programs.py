@@ -2,9 +2,12 @@
 
 import os
 import re
+import signal
 import stat
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import AgentFailure, JobFailure
+from rollq.errors import AgentFailure, JobFailure, SettingsError
 from rollq.events import Stop
 from rollq.job import History
 from rollq.trajectory import Trajectory
@@ -20,10 +23,12 @@ from rollq_worker.agents import known_agents
 from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
 from rollq_worker.agents.play import OUTPUT, play_with_agent
 from rollq_worker.agents.programs import KEPT_OUTPUT, Episode
+from rollq_worker.agents.users import agent_users
 from rollq_worker.failures import Drained, ForOtherWorkers
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from tests.conftest import REPO
 from tests.rollq_worker.agents.played import ENDPOINT, ask, job, play
+from tests.waiting import until
 
 ASKS = """
     import json, os, sys, urllib.request
@@ -175,6 +180,55 @@ class TestCommands:
         folder = Path(str(played.info[OUTPUT]).strip())
         assert not folder.exists()
         assert _is_gone(int((tmp_path / "pid").read_text()))
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_each_has_a_user_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ROLLQ_AGENT_USERS", "2110000000-2110000001")
+        agent_users.cache_clear()
+        seen, children = [], []
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            (path := Path(folder) / "agent.sh").write_text(
+                "setsid sleep 600 &\ntouch ./mine\n"
+                'echo "$(id -u) $(id -G) $! $HOME $PWD $(cat /proc/$PPID/environ 2>&1 | tr -d "\\0")"; exit 7\n'
+            )
+            name = add_file(str(path))
+            for _ in range(3):
+                with pytest.raises(AgentFailure, match="exited with 7; its last output") as caught:
+                    run(name)
+                user, group, child, home, folder_inside, *environ = str(caught.value).splitlines()[1].split()
+                assert (user, home) == (group, folder_inside)
+                assert " ".join(environ).endswith("Permission denied")
+                seen.append(int(user))
+                children.append(int(child))
+        assert seen == [2110000000, 2110000001, 2110000000]
+        assert all(map(_is_gone, children))
+        agent_users.cache_clear()
+
+    @pytest.mark.parametrize("text", ["agent", "5", "7-5", "0-9", "1-99999999999"])
+    def test_users_that_are_none(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        monkeypatch.setenv("ROLLQ_AGENT_USERS", text)
+        agent_users.cache_clear()
+        with pytest.raises(SettingsError, match="ROLLQ_AGENT_USERS must be numbers of users, as in 300000-300999"):
+            agent_users()
+
+    def test_a_child_that_leaves_its_session_costs_the_worker_nothing(
+        self, written: Callable[..., str], tmp_path: Path
+    ) -> None:
+        name = written(
+            f"""
+            import subprocess
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+            post(url + "/chat/completions", {{"messages": [{{"role": "user", "content": "?"}}]}})
+            """
+        )
+        before = {thread.name for thread in threading.enumerate()}
+        run(name)
+        try:
+            until(lambda: f"rollq-agent {name}" not in {thread.name for thread in threading.enumerate()} - before, 10)
+        finally:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
     def test_one_that_does_nothing_ends_with_the_attempt(self, written: Callable[..., str], tmp_path: Path) -> None:
         name = written(

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from rollq.errors import JobFailure, RollqError
 from rollq.job import History, Job, Json
 from rollq_worker.agents.programs import AgentFunction, AgentProcess, AgentThread, Starter, command_of
+from rollq_worker.agents.users import agent_users
 from rollq_worker.episode.strategies import AGENTS
 from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.named_files import NamedFile, NamedFiles
@@ -35,7 +36,7 @@ def agent_starter(job: Job) -> Starter:
     if "@" in name:
         file = FILES.of(name)
         if not file.part:
-            return lambda given, on_end: AgentProcess(name, command_of(file.path), given, args, on_end)
+            return lambda given, on_end: AgentProcess(name, command_of(file.path), given, args, on_end, agent_users())
         function = _function_in(file)
     else:
         function = _installed(name)

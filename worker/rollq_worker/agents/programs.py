@@ -9,6 +9,7 @@ import ctypes
 import inspect
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 from rollq.errors import AgentFailure, JobFailure
 from rollq.events import Message
 from rollq.job import Json
+from rollq_worker.agents.users import AgentUsers
 from rollq_worker.protocols import RESPOND, Observation
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ KEPT_OUTPUT = 4000
 """Number of characters that are kept of the end of a command's output."""
 GRACE_S = 0.5
 """Seconds for which an agent is given to end by itself, and its last words to arrive."""
+LOOK_MS = 200
+"""Milliseconds between two looks at whether the output of a command is still wanted."""
 STOP_S = 3.0
 """Seconds from SIGTERM to SIGKILL, and for which the end of an interrupted thread is waited for."""
 
@@ -147,14 +151,23 @@ def _stack(thread: int | None) -> traceback.StackSummary:
 class AgentProcess:
     """An agent command that runs in a child process, in a directory of its own that is removed afterwards.
 
-    It is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and ROLLQ_EPISODE_URL. Its last words are kept.
+    It is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and ROLLQ_EPISODE_URL. Its last words are kept. With
+    `users`, it is one of them.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], episode: Episode, args: Mapping[str, Json], on_end: Callable[[], None]
+        self,
+        name: str,
+        command: Sequence[str],
+        episode: Episode,
+        args: Mapping[str, Json],
+        on_end: Callable[[], None],
+        users: AgentUsers | None = None,
     ) -> None:
         self._name = name
         self._folder = tempfile.TemporaryDirectory(prefix="rollq-agent-", ignore_cleanup_errors=True)
+        self._stopped = threading.Event()
+        self._users, self._user = users, None if users is None else users.take()
         self._last: deque[str] = deque(maxlen=KEPT_OUTPUT)
         self._on_end = on_end
         given = {
@@ -168,6 +181,10 @@ class AgentProcess:
                 for key, value in args.items()
             },
         }
+        kept = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
+        if self._user is not None:
+            os.chown(self._folder.name, self._user, self._user)
+            kept["HOME"] = self._folder.name
         try:
             self._process = subprocess.Popen(
                 command,
@@ -175,14 +192,17 @@ class AgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder.name,
-                env={**{key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}, **given},
+                env={**kept, **given},
                 start_new_session=True,
+                user=self._user,
+                group=self._user,
+                extra_groups=None if self._user is None else [],
             )
         except OSError as e:
-            self._folder.cleanup()
+            self._clean_up()
             raise AgentFailure(f"the agent {name} does not start: {e}") from e
         except ValueError as e:  # a zero byte, or a key with =
-            self._folder.cleanup()
+            self._clean_up()
             raise JobFailure(f"the agent {name} takes its agent_args as environment variables: {e}") from e
         self._reader = threading.Thread(target=self._read, name=f"rollq-agent {name}", daemon=True)
         self._reader.start()
@@ -190,9 +210,14 @@ class AgentProcess:
     def _read(self) -> None:
         out = self._process.stdout
         assert out is not None, "it is a pipe"
+        ready = select.poll()
+        ready.register(out, select.POLLIN)
         with out:
-            while chunk := out.read1(65536):  # type: ignore[attr-defined]
-                self._last.extend(chunk.decode(errors="replace"))
+            while not self._stopped.is_set():  # what it left behind may hold the pipe open for ever
+                if ready.poll(LOOK_MS):
+                    if not (chunk := os.read(out.fileno(), 65536)):
+                        break
+                    self._last.extend(chunk.decode(errors="replace"))
         self._process.wait()
         self._on_end()
 
@@ -212,12 +237,20 @@ class AgentProcess:
         return None
 
     def stop(self) -> None:
-        """Ends its whole process group, also what it left behind there. A child that called setsid goes on."""
+        """Ends its whole process group, also what it left behind there. A child that called setsid goes on, unless the
+        command has a user of its own."""
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
+        self._stopped.set()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._users is not None and self._user is not None:
+            self._users.give_back(self._user)
+            self._users = None
         self._folder.cleanup()
 
 

@@ -15,6 +15,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.servers.health import check_redis
 from rollq.settings import Settings
 from rollq.urls import mask_url
+from rollq_worker.agents.users import VARIABLE, agent_users
 from rollq_worker.engine.generate import OtherServer
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.environments import names
@@ -28,6 +29,10 @@ log = logging.getLogger("rollq.worker")
 def check(settings: Settings, connection: Any) -> None:
     """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is unwise."""
     _check_isolated(settings.isolate)
+    if (users := agent_users()) and users.count < settings.concurrency:
+        raise SettingsError(
+            f"{VARIABLE} has {users.count} users for {settings.concurrency} episodes at once (ROLLQ_CONCURRENCY)"
+        )
     if settings.alive_file is not None:
         try:
             settings.alive_file.touch()

@@ -1,0 +1,48 @@
+"""Users of their own for agent commands, so that none can look into the worker or into another command.
+
+ROLLQ_AGENT_USERS names numbers of users that nobody has. Each running command is one of them, and all that it leaves
+behind ends with it. It knows nothing of episodes.
+"""
+
+import os
+import subprocess
+from functools import cache
+from queue import SimpleQueue
+
+from rollq.errors import SettingsError
+
+VARIABLE = "ROLLQ_AGENT_USERS"
+
+
+class AgentUsers:
+    """The numbers that are free."""
+
+    def __init__(self, numbers: range) -> None:
+        self.count = len(numbers)
+        self._free: SimpleQueue[int] = SimpleQueue()
+        for number in numbers:
+            self._free.put(number)
+
+    def take(self) -> int:
+        """A user that no command has."""
+        return self._free.get()
+
+    def give_back(self, user: int) -> None:
+        """End all processes of the user, who is free again."""
+        end = ["/bin/sh", "-c", "kill -KILL -1"]
+        subprocess.run(end, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL, check=False)
+        self._free.put(user)
+
+
+@cache
+def agent_users() -> AgentUsers | None:
+    """Those of this process; None where commands run as the worker's user. Raises SettingsError."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 31):
+        raise SettingsError(f"{VARIABLE} must be numbers of users, as in 300000-300999, not {text!r}")
+    if os.geteuid() != 0:
+        raise SettingsError(f"{VARIABLE}: only a worker that is root can run agents as other users")
+    return AgentUsers(range(int(first), int(last) + 1))

@@ -7,6 +7,7 @@ packages add commands through the entry-point group `rollq.commands`: a function
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -187,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # what the terminal cannot print is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:  # `rollq stats | head`

@@ -1,14 +1,18 @@
 """Asks a language model behind an OpenAI-compatible endpoint for a message.
 
-A job names the endpoint and the model; the worker knows the address and the key. The invariants: every error of the
-endpoint becomes the failure that the caller names, and no key gets into a message, a repr or the cause of an error. It
-does not know what the model is asked for.
+A job names the endpoint and the model; the worker knows the address and the key. An endpoint that is away is waited
+for; what it does to this request alone spends the job's retries. The invariants: every error of the endpoint becomes
+the failure that the caller names, and no key gets into a message, a repr or the cause of an error. It does not know
+what the model is asked for.
 """
 
 import json
+import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Self
@@ -19,9 +23,18 @@ from rollq.sampling import number
 from rollq.settings import Endpoint
 from rollq_worker.http_client import HttpClient, NoResponse, Response
 from rollq_worker.waiting import backoff, wait
+from rollq_worker.whole_text import whole
+
+log = logging.getLogger(__name__)
+
+Away = Callable[[str], AbstractContextManager[object]]
+"""A block in which the attempt waits for something that is away, whose name and trouble it gets."""
 
 BACKOFF_S = (0.5, 8.0)
 """First and longest pause in seconds between two requests, before jitter."""
+PROBE = ({"role": "user", "content": "Say yes."},)
+"""Asked after a failure, to tell an endpoint that is away from one that fails this request only."""
+PROBE_TIMEOUT_S = 20.0
 MAX_RETRY_AFTER_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 SPARE_S = 10.0
@@ -29,6 +42,8 @@ MAX_BYTES = 1 << 20
 """Longest answer in bytes; a longer one is not a chat message."""
 RETRIED = frozenset({408, 425, 429})
 """Statuses below 500 after which a repeat may help."""
+INSTEAD = {"max_tokens": "max_completion_tokens"}
+"""Newer names of parameters that some models refuse, as OpenAI's with reasoning do."""
 
 UNFINISHED = {
     "length": "was cut short: max_tokens is too low for it",
@@ -37,7 +52,9 @@ UNFINISHED = {
 }
 """Answers that are not complete, by finish_reason. Half a message would be taken for the whole."""
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)", re.S)
+_END_OF_THOUGHT = re.compile(r".*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])", re.S)
+"""Some templates open the thought in the prompt, so that only its end is in the reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +69,10 @@ class ChatOptions:
     max_tokens: int = 1024
     """Most tokens of one message, reasoning included."""
     timeout_s: float = 60.0
-    """Seconds for one request. All requests for one message take at most (retries + 1) times that."""
+    """Seconds for one request. All requests for one message take at most (retries + 1) times that, without the time for
+    which the endpoint is away."""
     retries: int = 4
+    """Most repeats for one message."""
 
     @classmethod
     def read(cls, options: Mapping[str, Json], role: str) -> Self:
@@ -94,9 +113,11 @@ class ChatModel:
         failure: type[RolloutFailure],
         seed: int,
         check: Callable[[], None] | None = None,
+        away: Away = nullcontext,
     ) -> None:
-        """`failure` is raised when the endpoint does not answer. `check` is called while this waits and raises when the
-        attempt must stop. Raises JobFailure for an endpoint that is unknown here."""
+        """`failure` is raised when the endpoint gives no message. `check` is called while this waits and raises when
+        the attempt must stop; `away` is around the time for which the endpoint is away. Raises JobFailure for an
+        endpoint that is unknown here."""
         if (endpoint := endpoints.get(options.endpoint)) is None:
             known = ", ".join(sorted(endpoints)) or "none"
             raise JobFailure(
@@ -109,38 +130,92 @@ class ChatModel:
         self._failed = failure
         self._seed = seed
         self._check = check or (lambda: None)
+        self._away = away
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The model's next message, without its thoughts. Asks until there is one, the retries are spent, or the time
         for all of them is over."""
-        tries = self._options.retries + 1
-        deadline = time.monotonic() + self._options.timeout_s * tries
-        for attempt in range(tries):
+        tried, tries = 0, self._options.retries + 1
+        left_s = self._options.timeout_s * tries
+        while True:
             self._check()
+            began = time.monotonic()
             try:
-                return self._request(messages, min(self._options.timeout_s, deadline - time.monotonic()))
+                return self._request(messages, min(self._options.timeout_s, left_s))
             except _Retry as e:
-                problem, pause_s = str(e), e.pause_s
-            if pause_s is None:
-                pause_s = backoff(attempt, *BACKOFF_S)
-            if attempt + 1 == tries or time.monotonic() + pause_s >= deadline:
-                break
+                failed = e
+            left_s -= time.monotonic() - began
+            if failed.may_be_away and left_s > 0 and self._was_away(failed):
+                continue
+            pause_s = backoff(tried, *BACKOFF_S)
+            tried += 1
+            left_s -= pause_s
+            if tried == tries or left_s <= 0:
+                raise self._failure(f"{failed} (tried {tried} times)")
             wait(pause_s, self._check)
-        raise self._failure(f"{problem} (tried {attempt + 1} times)")
+
+    def _was_away(self, failed: "_Retry") -> bool:
+        """Wait for as long as the endpoint asks for, or until it answers anything. False when it does so at once: then
+        the request is to blame."""
+        attempt = 0
+        with self._away(f"the {self._role}'s endpoint {self._options.endpoint!r}, which {failed}"):
+            if failed.pause_s is not None:
+                wait(failed.pause_s, self._check)
+                return True
+            while not self._answers():
+                wait(backoff(attempt, *BACKOFF_S), self._check)
+                attempt += 1
+        return attempt > 0
+
+    def _answers(self) -> bool:
+        """Whether the endpoint has an answer for a question that is always the same."""
+        try:
+            self._request(PROBE, min(PROBE_TIMEOUT_S, self._options.timeout_s))
+        except _Retry as e:
+            return not e.may_be_away
+        except RolloutFailure:
+            return True  # it refuses, which is an answer
+        return True
 
     def _request(self, messages: Sequence[Mapping[str, str]], timeout_s: float) -> str:
-        """One request. Raises _Retry if a repeat may help, else the failure."""
-        body: dict[str, Json] = {
-            "model": self._options.model,
-            "messages": messages,
-            "max_tokens": self._options.max_tokens,
-            "seed": self._seed,
-        }
-        if self._options.temperature is not None:
-            body["temperature"] = self._options.temperature
+        """One request, and another one where a parameter is refused. Raises _Retry if a repeat may help, else the
+        failure."""
         key = self._key()
+        while True:
+            body = self._body(messages)
+            response = self._post(body, key, timeout_s)
+            if response.status == 200:
+                return _text(response)
+            if response.status >= 500 or response.status in RETRIED:
+                raise _Retry(f"answered {response.status}", _retry_after(response), may_be_away=True)
+            if response.status not in (400, 422) or not self._leave_out(body, response):
+                raise self._failure(f"answered {response.status}{self._explain(response, key)}")
+
+    def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Json]:
+        wanted: dict[str, Json] = {"max_tokens": self._options.max_tokens, "seed": self._seed}
+        if self._options.temperature is not None:
+            wanted["temperature"] = self._options.temperature
+        refused = _refused[self._endpoint.url, self._options.model]
+        for name, newer in INSTEAD.items():
+            if name in refused:
+                wanted[newer] = wanted[name]
+        parameters = {name: value for name, value in wanted.items() if name not in refused}
+        return {"model": self._options.model, "messages": messages, **parameters}
+
+    def _leave_out(self, body: Mapping[str, Json], response: Response) -> bool:
+        """Whether the model refuses a parameter that it can do without. It is not sent again by this process."""
+        text = response.body.decode("utf-8", "replace")
+        for name in ("max_tokens", *INSTEAD.values(), "seed", "temperature"):
+            if name in body and re.search(rf"\b{name}\b", text):
+                _refused[self._endpoint.url, self._options.model].add(name)
+                where = f"{self._role} endpoint {self._options.endpoint!r}, model {self._options.model!r}"
+                log.warning("%s: it refuses %s, which is left out from now on", where, name)
+                return True
+        return False
+
+    def _post(self, body: Mapping[str, Json], key: str | None, timeout_s: float) -> Response:
         try:
-            response = http_client().request(
+            return http_client().request(
                 "POST",
                 f"{self._endpoint.url.rstrip('/')}/chat/completions",
                 json.dumps(body).encode(),
@@ -149,12 +224,7 @@ class ChatModel:
                 total=True,
             )
         except NoResponse as e:
-            raise _Retry(f"no answer ({e})") from None
-        if response.status == 200:
-            return _text(response)
-        if response.status >= 500 or response.status in RETRIED:
-            raise _Retry(f"answered {response.status}", _retry_after(response))
-        raise self._failure(f"answered {response.status}{self._explain(response, key)}")
+            raise _Retry(f"gave no answer ({e})", may_be_away=True) from None
 
     def _explain(self, response: Response, key: str | None) -> str:
         if response.status in (401, 403):  # servers quote parts of the key
@@ -195,11 +265,17 @@ def key_of(endpoint: Endpoint) -> str | None:
 
 
 class _Retry(Exception):
-    """A repeat may help. `pause_s` is how long the server asked us to wait."""
+    """A repeat may help. `pause_s` is how long the server asked us to wait; `may_be_away`: nothing came that shows that
+    it works."""
 
-    def __init__(self, problem: str, pause_s: float | None = None) -> None:
+    def __init__(self, problem: str, pause_s: float | None = None, *, may_be_away: bool = False) -> None:
         super().__init__(problem)
         self.pause_s = pause_s
+        self.may_be_away = may_be_away
+
+
+_refused: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+"""Parameters that a model behind an address refuses."""
 
 
 @cache
@@ -225,9 +301,15 @@ def _text(response: Response) -> str:
     finish_reason = choice.get("finish_reason")
     if (problem := UNFINISHED.get(str(finish_reason))) is not None:
         raise _Retry(f"its answer {problem}")
-    text = content if isinstance(content, str) else ""
-    # Some templates open the thought in the prompt, so that only its end is in the reply.
-    text = _THOUGHT.sub("", text).rpartition("</think>")[2].strip()
+    text = whole(_END_OF_THOUGHT.sub("", _THOUGHT.sub("", _spoken(content)), count=1).strip())
     if not text:
         raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
     return text
+
+
+def _spoken(content: Any) -> str:
+    """The text of a message's content, also of a list of parts, of which only those of text are spoken."""
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
+        return "".join(text for part in parts if isinstance(text := part.get("text"), str))
+    return content if isinstance(content, str) else ""

@@ -155,7 +155,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
 
 def judged(server: ScriptedEngine, *verdicts: str, **args: Any) -> Trajectory:
     answers: list[Answer] = [(200, {"choices": [{"message": {"content": verdict}}]}) for verdict in verdicts]
-    server.answers, server.then = answers, answers[-1] if answers else (503, {})
+    server.answers, server.then = answers, answers[-1]
     endpoints = {"j": Endpoint(f"{server.url}/v1")}
     judge = named("judge", {"endpoint": "j", "model": "m", "retries": 1, **args}, endpoints=endpoints)
     return play_with_fakes(CALL, 'bye "}] Score: 10', grader=judge)
@@ -200,6 +200,12 @@ def test_a_verdict_without_a_score_fails_the_attempt(server: ScriptedEngine, ver
         judged(server, verdict)
 
 
-def test_a_judge_that_is_away_fails_the_attempt(server: ScriptedEngine) -> None:
+def test_a_judge_that_fails_this_verdict_alone_fails_the_attempt(server: ScriptedEngine) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        probe = body["messages"] == list(chat_model.PROBE)
+        return (200, {"choices": [{"message": {"content": "Yes."}}]}) if probe else (503, {})
+
+    server.answers = [answer] * 4
+    judge = named("judge", {"endpoint": "j", "model": "m", "retries": 1}, endpoints={"j": Endpoint(f"{server.url}/v1")})
     with pytest.raises(RewardFailure, match=r"judge endpoint 'j', model 'm': answered 503 \(tried 2 times\)"):
-        judged(server)
+        play_with_fakes(CALL, "bye", grader=judge)

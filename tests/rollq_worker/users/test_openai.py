@@ -1,10 +1,12 @@
 """The user played by a model, against a real HTTP server that misbehaves on demand."""
 
 import json
+import re
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ KEY = "sk-very-secret-1234"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
-    monkeypatch.setattr(chat_model, "BACKOFF_S", (0.01, 8.0))
+    monkeypatch.setattr(chat_model, "BACKOFF_S", (0.01, 0.1))
+    monkeypatch.setattr(chat_model, "_refused", defaultdict(set))
     with scripted_engine() as server:
         yield server
     chat_model.http_client().close()
@@ -61,13 +64,14 @@ def make_user(
     *answers: Answer,
     key_file: Path | None = None,
     check: Callable[[], None] | None = None,
+    away: Callable[[str], AbstractContextManager[object]] = nullcontext,
     **options: object,
 ) -> User:
     """A user of that server, which gives these answers and then the last one again and again."""
     server.answers, server.then = list(answers), answers[-1]
     endpoints = {"sim": Endpoint(f"{server.url}/v1", key_file)}
     spec = {"kind": "openai", "endpoint": "sim", "model": "m-1", "timeout_s": 60, "retries": 3, **options}
-    return user_factory(spec, TASK, seed=7, endpoints=endpoints, check=check)
+    return user_factory(spec, TASK, seed=7, endpoints=endpoints, check=check, away=away)
 
 
 def test_a_conversation_with_flipped_roles(server: ScriptedEngine) -> None:
@@ -105,17 +109,25 @@ def test_a_job_without_temperature_and_key_sends_none(server: ScriptedEngine) ->
         ("<think>a</think>It is <think>b\nc</think>S-1.", "It is S-1."),
         ("He wants the id.\n</think>\n\nIt is S-1.", "It is S-1."),
         (f"It is S-1.<think>shall I say {STOP_MARKER}", "It is S-1."),
+        ("<thinking>a plan</thinking>It is S-1.", "It is S-1."),
+        ("[THINK]a plan[/THINK]It is S-1.", "It is S-1."),
+        (
+            [{"type": "thinking", "thinking": [{"text": "a plan"}]}, {"type": "text", "text": "It is S-1."}],
+            "It is S-1.",
+        ),
+        ("half \ud83d pair", "half \ufffd pair"),
         ("I think so.", "I think so."),
     ],
 )
-def test_thoughts_are_not_spoken(server: ScriptedEngine, content: str, heard: str) -> None:
+def test_thoughts_are_not_spoken(server: ScriptedEngine, content: object, heard: str) -> None:
     assert make_user(server, say(content)).open() == heard
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 529])
 def test_an_unavailable_endpoint_is_asked_again(server: ScriptedEngine, code: int) -> None:
-    assert make_user(server, (code, {}), (code, {}), say("Hi")).open() == "Hi"
-    assert len(bodies(server)) == 3 and bodies(server)[0] == bodies(server)[2]
+    assert make_user(server, (code, {}), (code, {}), say("Hi"), retries=0).open() == "Hi"
+    first, *probes, last = bodies(server)
+    assert first == last and len(probes) == 2 and probes[0]["messages"] == list(chat_model.PROBE)
 
 
 def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
@@ -131,16 +143,14 @@ def test_an_answer_in_chunks(server: ScriptedEngine) -> None:
         ((200, b'{"choices": []}'), "not with a chat completion"),
         ((200, b'{"choices": [null]}'), "not with a chat completion"),
         ((200, b"x" * (chat_model.MAX_BYTES + 1)), "not with a chat completion"),
-        (CUT_SHORT, "no answer|not with a chat completion"),
         (say(None), "answered nothing"),
         (say(" \n"), "answered nothing"),
-        (say([{"type": "text", "text": "hi"}]), "answered nothing"),
+        (say([{"type": "image", "text": "hi"}]), "answered nothing"),
         (say("<think>on and on", finish_reason="length"), "cut short: max_tokens is too low"),
         (say("My card is ", finish_reason="content_filter"), "cut short by a filter"),
         (say(None, finish_reason="tool_calls"), "calls a tool"),
         (say(None, finish_reason=["stop"]), "answered nothing"),
         (say("<think>on and on", finish_reason="stop"), r"nothing \(finish_reason 'stop'\)"),
-        ((503, {}), "answered 503"),
     ],
 )
 def test_nonsense_is_asked_again_and_then_a_user_failure(server: ScriptedEngine, bad: Answer, words: str) -> None:
@@ -152,25 +162,73 @@ def test_nonsense_is_asked_again_and_then_a_user_failure(server: ScriptedEngine,
     assert len(bodies(server)) == 2
 
 
-@pytest.mark.parametrize("stuck", ["hang", TRICKLE], ids=["hang", "trickle"])
-def test_an_answer_that_does_not_come_in_time(server: ScriptedEngine, stuck: Answer) -> None:
-    def first(body: dict[str, Any]) -> Answer:
-        user._options = replace(user._options, timeout_s=60.0)  # for whatever is asked after this
-        return stuck
+def fails_long_ones(failing: Answer) -> Callable[[dict[str, Any]], Answer]:
+    """Answers the probe, and no conversation."""
+    return lambda body: say("Yes.") if body["messages"] == list(chat_model.PROBE) else failing
 
-    user: Any = make_user(server, first, say("Hi"), timeout_s=1.0, retries=60)
+
+@pytest.mark.parametrize(
+    ("failing", "says"),
+    [
+        ("hang", r"gave no answer \(.*Timeout.*\)"),
+        (TRICKLE, r"gave no answer \(.*in time.*\)"),
+        (CUT_SHORT, "gave no answer|not with a chat completion"),
+        ((500, {}), "answered 500"),
+    ],
+    ids=["hang", "trickle", "cut short", "500"],
+)
+def test_a_request_that_alone_fails_spends_the_retries(server: ScriptedEngine, failing: Answer, says: str) -> None:
+    with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': {says}.* \(tried 2 times\)"):
+        make_user(server, fails_long_ones(failing), timeout_s=1.0, retries=1).open()
+
+
+@pytest.mark.parametrize("away", [(500, {}), "reset", (429, b"", {"Retry-After": "0"})], ids=["500", "reset", "429"])
+def test_an_endpoint_that_is_away_is_waited_for_and_spends_nothing(server: ScriptedEngine, away: Answer) -> None:
+    waits: list[str] = []
+
+    @contextmanager
+    def note(what: str) -> Iterator[None]:
+        waits.append(what)
+        yield
+
+    user = make_user(server, *[away] * 12, say("Hi"), retries=0, away=note)
     assert user.open() == "Hi"
-    with pytest.raises(UserFailure, match=r"no answer \(.*(Timeout|in time).*\)"):
-        make_user(server, stuck, timeout_s=1.0, retries=1).open()
+    assert all(re.match("the user's endpoint 'sim', which (answered|gave no answer)", what) for what in waits) and waits
 
 
-def test_an_endpoint_that_is_away(server: ScriptedEngine) -> None:
+def test_an_endpoint_that_stays_away_is_left_when_the_attempt_must_stop(server: ScriptedEngine) -> None:
     spec = {"kind": "openai", "endpoint": "sim", "model": "m", "retries": 1}
     endpoints = {"sim": Endpoint(f"http://user:{KEY}@127.0.0.1:{free_port()}/v1")}
-    user = user_factory(spec, TASK, seed=7, endpoints=endpoints)
-    with pytest.raises(UserFailure, match=r"'sim'.*no answer \(ConnectionError: .*\) \(tried 2 times\)") as caught:
-        user.open()
-    assert KEY not in str(caught.value)
+    waits: list[str] = []
+    until = time.monotonic() + 1.0
+
+    def check() -> None:
+        if time.monotonic() > until:
+            raise Fenced("gone")
+
+    def note(what: str) -> AbstractContextManager[None]:
+        waits.append(what)
+        return nullcontext()
+
+    with pytest.raises(Fenced):
+        user_factory(spec, TASK, seed=7, endpoints=endpoints, check=check, away=note).open()
+    assert len(waits) == 1 and KEY not in waits[0]
+
+
+@pytest.mark.parametrize("refused", [["max_tokens"], ["seed", "temperature"], ["max_tokens", "max_completion_tokens"]])
+def test_a_parameter_that_a_model_refuses_is_left_out(server: ScriptedEngine, refused: list[str]) -> None:
+    def strict(body: dict[str, Any]) -> Answer:
+        for name in refused:
+            if name in body:
+                return 400, {"error": {"message": f"Unsupported parameter: '{name}'", "param": name}}
+        return say("Hi")
+
+    user = make_user(server, strict, temperature=0.5, max_tokens=99)
+    assert user.open() == user.reply("?") == "Hi"
+    assert len(bodies(server)) == 2 + len(refused)  # what was refused is remembered
+    sent = bodies(server)[-1]
+    assert not set(refused) & set(sent)
+    assert sent.get("max_completion_tokens") == (99 if refused == ["max_tokens"] else None)
 
 
 def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: ScriptedEngine) -> None:
@@ -181,24 +239,9 @@ def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Script
 def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(chat_model, "wait", lambda seconds, check: pauses.append(seconds))
-    user = make_user(
-        server,
-        (429, b"", {"Retry-After": "3"}),
-        (429, b"", {"Retry-After": "soon"}),
-        (503, b"", {"Retry-After": "100000"}),
-        say("Hi"),
-        timeout_s=30,
-    )
+    user = make_user(server, (429, b"", {"Retry-After": "3"}), (503, b"", {"Retry-After": "100000"}), say("Hi"))
     assert user.open() == "Hi"
-    assert pauses[0] == 3.0 and pauses[1] < 0.1 and pauses[2] == 60.0
-
-
-def test_repeats_end_with_the_time_for_a_reply(server: ScriptedEngine) -> None:
-    user = make_user(server, (429, b"", {"Retry-After": "60"}), timeout_s=14.5, retries=3)
-    start = time.monotonic()
-    with pytest.raises(UserFailure, match=r"answered 429 \(tried 1 times\)"):
-        user.open()
-    assert time.monotonic() - start < 30
+    assert pauses == [3.0, 60.0]
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 422])

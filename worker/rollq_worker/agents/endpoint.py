@@ -23,6 +23,7 @@ from rollq_worker.agents.connections import Connections
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
 from rollq_worker.protocols import Observation
+from rollq_worker.whole_text import whole_json
 
 HOST = "127.0.0.1"
 THREADS = 16
@@ -251,6 +252,6 @@ class _Served:
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return whole_json(json.loads(body))
     except (ValueError, RecursionError) as e:
         raise RequestRefused(f"the body is no JSON: {e}") from e

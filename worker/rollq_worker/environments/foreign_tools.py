@@ -34,8 +34,7 @@ def guarded(tool: Callable[[dict[str, Json]], str], arguments: Mapping[str, Json
         text = tool({name: own_copy(value) for name, value in arguments.items()})
     except TOOL_ERRORS as e:
         text = f"Error: {e}"
-    # Half a surrogate pair in an argument comes back in messages; no encoder takes it.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return text
 
 
 def own_copy(value: Json, depth: int = 0) -> Json:

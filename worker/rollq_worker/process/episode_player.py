@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rollq
 from rollq.errors import AgentFailure, EnvironmentFailure
@@ -99,7 +99,8 @@ class EpisodePlayer:
         with attempt.time_limits.call(EnvironmentFailure, f"{job.id}: environment.tools", STEP_LIMIT_S):
             tools = schemas_of(environment)
         renderer = self._renderers.get(job, tools)
-        user = user_factory(job.user, task, seed=job.seed, endpoints=self._endpoints, check=attempt.check)
+        asking: Any = {"endpoints": self._endpoints, "check": attempt.check, "away": attempt.time_limits.away}
+        user = user_factory(job.user, task, seed=job.seed, **asking)
         header = Header(
             attempt=attempt.number,
             worker=self._name,
@@ -116,9 +117,7 @@ class EpisodePlayer:
         timed: Environment = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
         if self.watch is not None:
             timed, user = self.watch(attempt, timed, user)
-        reward = reward_factory(
-            job.reward, job.reward_args, seed=job.seed, endpoints=self._endpoints, check=attempt.check
-        )
+        reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
         play = self._program(attempt) if is_program(job.agent) else partial(loop.play, renderer=renderer)
         return play(

@@ -160,7 +160,7 @@ def _wait(attempt: Attempt, asking: Collection[str]) -> str:
     what, _ = attempt.waits_for
     if what.startswith("environment"):
         return "environment"
-    if what == "the user":
+    if what.startswith("the user"):
         return "user"
     if what == "the agent":
         return "agent"

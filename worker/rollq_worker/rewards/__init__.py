@@ -6,6 +6,7 @@ the job's reward_args by keyword. It grades in the worker, so what it raises fai
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any
@@ -30,18 +31,19 @@ def reward_factory(
     seed: int,
     endpoints: Mapping[str, Endpoint],
     check: Callable[[], None] | None = None,
+    away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> RewardFunction | None:
     """The reward function of a job; None: the environment's grade counts.
 
-    `check` is called while the judge waits, and raises when the attempt must stop. Raises JobFailure for an unknown
-    name and for arguments that the function does not take.
+    `check` is called while the judge waits, and raises when the attempt must stop; `away` is around the time for which
+    its endpoint is away. Raises JobFailure for an unknown name and for arguments that the function does not take.
     """
     if not name:
         return None
     if name == JUDGE:
         from rollq_worker.rewards.judge import Judge  # it needs requests
 
-        return Judge(args, endpoints, seed=seed, check=check)
+        return Judge(args, endpoints, seed=seed, check=check, away=away)
     function = _load(name)
     try:
         inspect.signature(function).bind(None, None, **args)

@@ -8,13 +8,14 @@ an instruction of ours.
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from rollq.errors import JobFailure, RewardFailure
 from rollq.images import text_of
 from rollq.job import Json
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
-from rollq_worker.chat_model import ChatModel, ChatOptions
+from rollq_worker.chat_model import Away, ChatModel, ChatOptions
 from rollq_worker.protocols import Grade
 
 TASK = "Judge how well the assistant did what the user asked for, and whether it kept to the rules it was given."
@@ -41,6 +42,7 @@ class Judge:
         *,
         seed: int,
         check: Callable[[], None] | None = None,
+        away: Away = nullcontext,
     ) -> None:
         """`args` are those of an `openai` user, and `task`: what to judge. Raises JobFailure."""
         options = dict(args)
@@ -48,7 +50,9 @@ class Judge:
         if not isinstance(self._task, str) or not self._task.strip():
             raise JobFailure(f"the judge's task is a text, not {self._task!r:.80}")
         chosen = ChatOptions.read(options, "judge")
-        self._model = ChatModel(chosen, endpoints, role="judge", failure=RewardFailure, seed=seed, check=check)
+        self._model = ChatModel(
+            chosen, endpoints, role="judge", failure=RewardFailure, seed=seed, check=check, away=away
+        )
         self.longest_s = chosen.longest_s
 
     def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:

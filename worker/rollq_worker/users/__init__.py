@@ -4,6 +4,7 @@ A job names an endpoint, never an address; the address is a setting of the worke
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rollq.errors import JobFailure
@@ -25,18 +26,19 @@ def user_factory(
     seed: int,
     endpoints: Mapping[str, Endpoint],
     check: Callable[[], None] | None = None,
+    away: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> User:
     """A fresh simulator for one episode of `task`.
 
-    `check` is called while a simulator waits and raises when the attempt must stop. Raises JobFailure for a spec that
-    cannot be served.
+    `check` is called while a simulator waits and raises when the attempt must stop; `away` is around the time for which
+    its endpoint is away. Raises JobFailure for a spec that cannot be served.
     """
     options = dict(spec)
     kind = options.pop("kind", None)
     if kind not in KINDS:
         raise JobFailure(f"user kind {kind!r} is unknown; there are {', '.join(KINDS)}")
     if kind == "openai":
-        return _openai_user(options, task, endpoints, seed=seed, check=check)
+        return _openai_user(options, task, endpoints, seed=seed, check=check, away=away)
     if options:
         raise JobFailure(f"user kind {kind!r} takes no {', '.join(sorted(map(str, options)))}")
     return OracleUser(task) if kind == "oracle" else ScriptedUser(task.opening, task.replies)

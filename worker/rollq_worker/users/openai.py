@@ -4,10 +4,11 @@ It knows the task's instruction, and nothing of tools, rewards or the expected a
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from rollq.errors import UserFailure
 from rollq.settings import Endpoint
-from rollq_worker.chat_model import ChatModel, ChatOptions
+from rollq_worker.chat_model import Away, ChatModel, ChatOptions
 from rollq_worker.protocols import STOP_MARKER
 
 GREETING = "Hello! How can I help you today?"
@@ -43,8 +44,9 @@ class OpenAIUser:
         *,
         seed: int,
         check: Callable[[], None] | None = None,
+        away: Away = nullcontext,
     ) -> None:
-        self._model = ChatModel(options, endpoints, role="user", failure=UserFailure, seed=seed, check=check)
+        self._model = ChatModel(options, endpoints, role="user", failure=UserFailure, seed=seed, check=check, away=away)
         self._endpoint = options.endpoint
         self._messages: list[dict[str, str]] = [
             {"role": "system", "content": PROMPT.format(instruction=instruction.strip())}

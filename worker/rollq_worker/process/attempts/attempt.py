@@ -87,12 +87,12 @@ class Attempt:
 
     @property
     def stopped_s(self) -> float:
-        """Seconds for which the deadline's clock stood still, because the engine or Redis was away."""
+        """Seconds for which the deadline's clock stood still, because the engine, Redis or the model of a user or judge
+        was away."""
         since = self._calling_since
         waiting = 0.0 if since is None else time.monotonic() - since
-        return (
-            self._outage_s() - self._outage_before + self._redis_away_s + (waiting if waiting > SHORT_WAIT_S else 0.0)
-        )
+        redis_away_s = self._redis_away_s + (waiting if waiting > SHORT_WAIT_S else 0.0)
+        return self._outage_s() - self._outage_before + redis_away_s + self.time_limits.away_s
 
     @property
     def left_s(self) -> float:
@@ -113,7 +113,9 @@ class Attempt:
     def waits_for(self) -> tuple[str, float]:
         """What its thread is waiting for (see `Wait.what`), and for how many seconds."""
         call = self.time_limits.current
-        if call is not None:
+        if call is not None and call.away:
+            what, since = call.away, call.away_since
+        elif call is not None:
             what, since = call.what, call.since
         elif (calling := self._calling_since) is not None:
             what, since = "redis", calling

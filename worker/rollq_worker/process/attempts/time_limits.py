@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
@@ -18,6 +18,7 @@ from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import typed
 from rollq_worker.protocols import Action, Environment, Grade, Observation, RewardFunction, User
+from rollq_worker.whole_text import whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,10 +45,13 @@ class ForeignCall:
     limit_s: float
     since: float
     """Monotonic time at which the call began, moved on by the time that calls within it took."""
+    away: str = ""
+    """What is away for which the call waits, so that its clock stands still."""
+    away_since: float = 0.0
 
     @property
     def overdue(self) -> bool:
-        return time.monotonic() - self.since > self.limit_s
+        return (self.away_since if self.away else time.monotonic()) - self.since > self.limit_s
 
     def blame(self, reason: str) -> tuple[FailureClass, str]:
         """Class and reason of the failure when the attempt ends in this call."""
@@ -61,6 +65,7 @@ class TimeLimits:
         self._lock = threading.Lock()
         self._calls: list[ForeignCall] = []
         self._thread = 0
+        self._away_s = 0.0
 
     @contextmanager
     def call(self, failure: type[RolloutFailure], what: str, limit_s: float) -> Iterator[None]:
@@ -118,6 +123,27 @@ class TimeLimits:
             self._calls.append(ForeignCall(failure, what, limit_s, began))
         return began
 
+    @contextmanager
+    def away(self, what: str) -> Iterator[None]:
+        """A block in which the innermost call waits for something that is away. Its clock stands still."""
+        with self._lock:
+            call = self._calls[-1]
+            call.away, call.away_since = what, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                passed_s = time.monotonic() - call.away_since
+                self._away_s += passed_s
+                call.since += passed_s
+                call.away = ""
+
+    @property
+    def away_s(self) -> float:
+        """Seconds so far in which something was away that a call waited for."""
+        call = self.current
+        return self._away_s + (time.monotonic() - call.away_since if call is not None and call.away else 0.0)
+
     @property
     def current(self) -> ForeignCall | None:
         """The innermost call."""
@@ -151,7 +177,11 @@ class TimedEnvironment:
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
-        return self._limits.run(EnvironmentFailure, "environment.reset", STEP_LIMIT_S, self._environment.reset, timed)
+        return self._limits.run(EnvironmentFailure, "environment.reset", STEP_LIMIT_S, self._reset, timed)
+
+    def _reset(self, user: User) -> str | Observation:
+        opening = self._environment.reset(user)
+        return whole(opening) if isinstance(opening, str) else opening
 
     def step(self, action: Action) -> Observation:
         return self._limits.run(
@@ -163,6 +193,8 @@ class TimedEnvironment:
         if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
             size = len(observation.text)
             raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
+        if isinstance(observation.text, str) and not observation.text.isascii():
+            return replace(observation, text=whole(observation.text))
         return observation
 
     def grade(self) -> Grade:

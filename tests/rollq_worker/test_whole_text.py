@@ -1,0 +1,54 @@
+"""Half a surrogate pair never gets past the door."""
+
+import pytest
+
+from rollq.errors import EnvironmentFailure
+from rollq_worker.fakes import FakeUser
+from rollq_worker.process.attempts.time_limits import TimedEnvironment, TimeLimits
+from rollq_worker.protocols import Action, Grade, Observation, User
+from rollq_worker.whole_text import whole, whole_json
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("half \ud83d pair", "half \ufffd pair"),
+        ("\udc00", "\ufffd"),
+        ("\ud83c\udf7a", "🍺"),
+    ],
+)
+def test_halves_become_the_replacement_character(text: str, held: str) -> None:
+    assert whole(text) == held
+    assert whole_json({text: [text, 7, None, {"a": text}]}) == {held: [held, 7, None, {"a": held}]}
+
+
+class Odd:
+    tools, system_prompt = (), ""
+
+    def reset(self, user: User) -> str:
+        return f"{user.open()}\ud83d"
+
+    def step(self, action: Action) -> Observation:
+        return Observation("\ud83d", done=True, reward=0.5)
+
+    def grade(self) -> Grade:
+        return Grade(1.0)
+
+
+def test_what_an_environment_says_is_whole() -> None:
+    environment = TimedEnvironment(Odd(), TimeLimits(), 1.0, ())
+    assert environment.reset(FakeUser(["hi"])) == "hi\ufffd"
+    assert environment.step(Action("f")) == Observation("\ufffd", done=True, reward=0.5)
+
+
+def test_a_call_that_waits_for_something_away_is_not_overdue() -> None:
+    limits = TimeLimits()
+    with limits.call(EnvironmentFailure, "the user", 0.0):
+        call = limits.current
+        assert call is not None
+        with limits.away("the user's endpoint"):
+            call.since = call.away_since = call.away_since - 100.0
+            assert limits.away_s >= 100.0 and not call.overdue
+        assert limits.away_s >= 100.0 and call.overdue

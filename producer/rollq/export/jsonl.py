@@ -6,22 +6,20 @@ however often its group comes. One process at a time writes. `rollq.export.recor
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rollq.errors import ContractError, SettingsError
-from rollq.export.heads import Head, line_head
+from rollq.export.heads import Head, Named, fields_of, line_head
 from rollq.export.record import digest
 from rollq.export.trajectory_output import Exported, TrajectoryOutput, lock, sync_folder, write_all
 from rollq.export.validation import Checked, faults
 from rollq.job import Json
 
-WHOLE_LINE = re.compile(rb'\{"job":"([A-Za-z0-9._/-]+)",(?:"began":([0-9.]+),)?.+\}\n', re.DOTALL)
-"""Matches a line that this module wrote."""
 START = b'{"job":"'
-"""How such a line starts. This tells a torn line from the text of another program."""
+"""How a line starts that this module wrote. This tells a torn line from the text of another program."""
 
 
 class TrajectoryFile(TrajectoryOutput):
@@ -55,10 +53,9 @@ class TrajectoryFile(TrajectoryOutput):
                 if not line.endswith(b"\n") and _is_torn(line):
                     return end
                 whole = line if line.endswith(b"\n") else line + b"\n"
-                written_here = WHOLE_LINE.fullmatch(whole)  # faster than parsing the whole line for its job
-                job_id = written_here[1].decode() if written_here else _parse(line, f"{self.path}:{number}")["job"]
-                began = float(written_here[2] or 0) if written_here else 0.0
-                self._known.add([(job_id, digest(whole), began)])
+                found = _parse(line, f"{self.path}:{number}", Named)
+                began = found.get("began")
+                self._known.add([(found["job"], digest(whole), began if isinstance(began, float) else 0.0)])
                 end += len(line)
         if line.endswith(b"\n"):
             return end
@@ -97,13 +94,9 @@ def read(path: Path, number: int) -> dict[str, Json]:
 
 def lines_of(path: Path, jobs: Sequence[str]) -> dict[str, int]:
     """The lines of these jobs, counted from 1; jobs that the file does not have are left out. Raises SettingsError."""
-    wanted = {f'{START.decode()}{job_id}"'.encode(): job_id for job_id in jobs}
-    try:
-        with path.open("rb") as f:
-            starts = ((line[: line.find(b'"', len(START)) + 1], number) for number, line in enumerate(f, 1))
-            return {wanted[start]: number for start, number in starts if start in wanted}
-    except OSError as e:
-        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    wanted = frozenset(jobs)
+    named = ((str(head.found.get("job")), head.end) for head in heads(path, None))
+    return {job_id: number for job_id, (number, _) in named if job_id in wanted}
 
 
 def heads(path: Path, start: tuple[int, int] | None) -> Iterator[Head]:
@@ -171,9 +164,10 @@ def _is_torn(line: bytes) -> bool:
     return False
 
 
-def _parse(line: bytes, where: str) -> dict[str, Json]:
+def _parse(line: bytes, where: str, wanted: type | None = None) -> dict[str, Any]:
+    """The record, or at least its fields of `wanted`. Raises ContractError."""
     try:
-        found = json.loads(line)
+        found = fields_of(line, wanted) if wanted else json.loads(line)
     except (ValueError, RecursionError) as e:
         raise ContractError(f"{where} is not a line of JSON: {e}") from e
     if not isinstance(found, dict) or not isinstance(found.get("job"), str):

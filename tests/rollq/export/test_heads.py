@@ -1,50 +1,61 @@
-"""The facts that are cut out of a line are those of the whole line."""
+"""The facts of a line are those of the whole line, with and without msgspec."""
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollq.events import Closed
-from rollq.export import jsonl
-from rollq.export.heads import _BODIES, _cut, line_head
+from rollq.export import heads, jsonl
+from rollq.export.heads import Facts, line_head
 from rollq.export.record import encode, record
 from tests.rollq.export.trajectories import sound, sound_traces
 from tests.rollq.samples import trajectory
 from tests.rollq.viewer.hostile import said_everywhere
 
-NAMES = ('"messages":[', ',"tokens":[', '},"tokens":[', '],"info":{', ',"pieces":[', "]]", "a", "messages", "tokens")
+NAMES = ('"messages":[', ',"tokens":[', '},"tokens":[', '],"info":{', ',"pieces":[', "]]", "a", "messages", "\ud800")
 nested = st.recursive(
-    st.one_of(st.sampled_from(NAMES), st.integers(), st.none()),
+    st.one_of(st.sampled_from(NAMES), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none()),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["messages", "tokens", "info", "pieces", "a"]), inner, max_size=4),
+        st.dictionaries(st.sampled_from(["messages", "tokens", "info", "pieces", "mask", "a"]), inner, max_size=4),
     ),
     max_leaves=12,
 )
+infos = st.dictionaries(st.sampled_from(["info", "tokens", "messages", "mask", "job"]), nested)
 
 
-@given(sound_traces, st.dictionaries(st.sampled_from(["info", "tokens", "messages", "pieces"]), nested))
-def test_what_is_cut_out_is_what_the_line_says(shape: list, info: dict) -> None:  # type: ignore[type-arg]
+@pytest.fixture(params=["msgspec", "json"], autouse=True)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "json":
+        monkeypatch.setitem(sys.modules, "msgspec", None)
+    heads._decoder.cache_clear()
+    yield
+    heads._decoder.cache_clear()
+
+
+@given(sound_traces, infos)
+@example([], {"messages": [], "info": {}, "tokens": []})
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_facts_of_a_line_are_what_the_whole_line_says(shape: list, info: dict) -> None:  # type: ignore[type-arg]
     made = sound(shape)
     events = [replace(event, info=info) if isinstance(event, Closed) else event for event in made.events]
     line = encode(replace(made, events=events))
     found, wrong = line_head(line)
     whole = json.loads(line)
-    facts = {name: value for name, value in whole.items() if name not in _BODIES}
-    assert (found, wrong) == (facts | {"sampled": sum(whole["mask"])}, "")
+    assert {name: found[name] for name in Facts.__annotations__} == {name: whole[name] for name in Facts.__annotations__}
+    assert (found["sampled"], wrong) == (sum(whole["mask"]), "")
 
 
-def test_the_usual_line_is_cut() -> None:
-    assert _cut(encode(trajectory())) is not None
-    assert _cut(encode(said_everywhere())) is not None
-
-
-def test_a_line_of_another_program_is_read_whole_or_named() -> None:
+def test_a_line_of_another_program_is_read_or_named() -> None:
     spaced = json.dumps(record(trajectory())).encode()
     assert line_head(spaced)[0]["sampled"] == 4
+    assert line_head(encode(said_everywhere()))[1] == ""
     for line in (b"not json\n", b"[1]\n", b"\xff\xfe\n", b"[" * 100_000):
         found, wrong = line_head(line)
         assert (found, bool(wrong)) == ({}, True)

@@ -1,8 +1,8 @@
 """A run in Redis as a place with rollouts: an index in memory that reads only what changed since it was read last.
 
-It only reads, and what it knows may be a second old. When Redis does not answer, it is what was known before. A job
-whose group is acknowledged is no longer in Redis: its row stays as long as the page is served, its conversation does
-not.
+It only reads, and what it knows may be a second old. Where more than PAGE jobs are queued, it may see later that one of
+them failed meanwhile. When Redis does not answer, it is what was known before. A job whose group is acknowledged is no
+longer in Redis: its row stays as long as the page is served, its conversation does not.
 """
 
 import time
@@ -54,6 +54,7 @@ class LiveRun:
         self._lock = Lock()
         self._forget()
         self._version = 0
+        self._next_queued = 0
         self._facts: dict[str, Any] | None = None
         """The counts; None: never read."""
         self._trouble = ""
@@ -113,6 +114,7 @@ class LiveRun:
         present = {*seen.groups, *of_dead, *dropped}
         ids = [id for name, members in self._ids.items() if name in present for id in members]
         changed = [id for id in ids if self._may_have_changed(id, seen, dead)]
+        changed += self._next_page([id for id in ids if id in seen.queued])
         for start in range(0, len(changed), PAGE):
             self._read_jobs(changed[start : start + PAGE])
         if any(self._states.get(name) != state for name, state in seen.groups.items()):
@@ -178,6 +180,12 @@ class LiveRun:
             return True
         indexed = State.QUEUED if id in seen.queued else State.DEAD if id in dead else None
         return row.state != indexed if indexed else row.state in (State.QUEUED, State.LEASED, State.DEAD, UNREADABLE)
+
+    def _next_page(self, queued: list[str]) -> list[str]:
+        """Some of them each time: one that was played and queued again since is in the same index as before."""
+        start = self._next_queued if self._next_queued < len(queued) else 0
+        self._next_queued = start + PAGE
+        return queued[start : start + PAGE]
 
     def _read_jobs(self, ids: Sequence[str]) -> None:
         keys = self.reader.keys

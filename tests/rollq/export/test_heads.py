@@ -48,7 +48,7 @@ def test_the_facts_of_a_line_are_what_the_whole_line_says(shape: list, info: dic
     line = encode(replace(made, events=events))
     found, wrong = line_head(line)
     whole = json.loads(line)
-    assert {name: found[name] for name in Facts.__annotations__} == {name: whole[name] for name in Facts.__annotations__}
+    assert [found[name] for name in Facts.__annotations__] == [whole[name] for name in Facts.__annotations__]
     assert (found["sampled"], wrong) == (sum(whole["mask"]), "")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import FailureClass, LedgerError, SettingsError
@@ -233,6 +233,7 @@ steps = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
+@example([("look", 0), ("kill", 0), ("requeue", 0), ("look", 0), ("kill", 0), ("requeue", 0)])
 def test_read_bit_by_bit_it_is_what_a_fresh_one_reads(ledger: Ledger, history: list[tuple[str, int]]) -> None:
     ledger.redis.flushall()
     ledger.submit(group("g0"))

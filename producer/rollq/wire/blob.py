@@ -5,6 +5,7 @@ The invariant: what is read equals what was written, or a ContractError says whe
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import contextlib
 import math
 import sys
 import zlib
@@ -18,7 +19,7 @@ import msgpack
 from rollq.errors import ContractError, UnknownSchema
 from rollq.job import Json
 
-SCHEMA = 2
+SCHEMA, MAX_SCHEMA = 2, 128
 DIGEST = 16
 """Number of bytes of a digest: of a job's content, or of a prompt that samples share."""
 LARGE, LARGE_IDS = 512, 2048
@@ -32,6 +33,8 @@ LEVEL, WINDOW_BITS, MEMORY_LEVEL = 1, 13, 6
 memory is a quarter of zlib's default, because most streams are shorter than 2 kB."""
 BUFFER = 4096
 """Bytes that msgpack begins with, and what most entries need. Its own 256 kB cost more than the packing."""
+HEADING = 64
+"""Most bytes of a blob's version and kind."""
 MAX_UNPACKED = 256 << 20
 """Most bytes that ids, logprobs or texts may unpack to; more is a bomb, not a conversation."""
 MAX_DEPTH = 64
@@ -90,20 +93,28 @@ def _unpack_ext(code: int, data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+def heading(blob: bytes) -> tuple[Any, Any]:
+    """Version and kind, None where they are missing. The rest may be in a form that only that version knows."""
+    unpacker = msgpack.Unpacker(read_size=HEADING, max_buffer_size=HEADING)
+    unpacker.feed(blob[:HEADING])
+    version = kind = None
+    with contextlib.suppress(Exception):  # msgpack's own errors share no base
+        unpacker.read_array_header()
+        version = unpacker.unpack()
+        kind = unpacker.unpack()
+    return version, kind
+
+
 def check_version(blob: bytes, where: str) -> None:
-    """Raises UnknownSchema for the blob of another version. It reads the version alone: the rest may be in a form that
-    only that version knows. What is no blob at all passes."""
-    at = 3 if blob[:1] == b"\xdc" else 1  # behind the head of a long or a short array
-    version = blob[at : at + 1]
-    if not version or not (blob[0] == 0xDC or 0x91 <= blob[0] <= 0x9F) or not 0 < version[0] < 0x80:
+    """Raises UnknownSchema for the blob of another version. What is no blob at all passes."""
+    version, _ = heading(blob)
+    if type(version) is not int or not 0 < version < MAX_SCHEMA or version == SCHEMA:
         return
-    if version[0] > SCHEMA:
+    if version > SCHEMA:
         remedy = "it was written by a newer rollq: upgrade rollq here"
-    elif version[0] < SCHEMA:
-        remedy = "it was written by an older rollq: finish the run with that, or submit it again under another name"
     else:
-        return
-    raise UnknownSchema(f"{where}: schema {version[0]}, and this rollq reads schema {SCHEMA}; {remedy}.")
+        remedy = "it was written by an older rollq: finish the run with that, or submit it again under another name"
+    raise UnknownSchema(f"{where}: schema {version}, and this rollq reads schema {SCHEMA}; {remedy}.")
 
 
 def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: int = 0) -> list[Any]:
@@ -125,6 +136,13 @@ def unpack(blob: bytes, kind: str, size: int | None, where: str, *, optional: in
     if not size + 2 <= len(fields) <= size + 2 + optional or fields[1] != kind:
         raise ContractError(f"{where}: {str(fields[1:2])[:80]} with {len(fields)} fields is not a {kind}")
     return fields[2:]
+
+
+def unpack_each(data: bytes) -> list[Any]:
+    """The values that were packed one behind the other."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    return list(unpacker)
 
 
 def dump(buffer: Iterable[Any], typecode: str, where: str) -> bytes:

@@ -20,6 +20,7 @@ from rollq.wire.blob import (
     defer,
     dump,
     dump_ids,
+    heading,
     load,
     load_ids,
     pack,
@@ -92,7 +93,7 @@ def decode_event(blob: bytes, job_id: str) -> Event:
 
 def is_observed(blob: bytes) -> bool:
     """Whether a blob is an `Observed`, which ends a turn. The event is not decoded."""
-    return blob[2:11] == b"\xa8observed"
+    return bool(heading(blob)[1] == "observed")
 
 
 _PROMPT_TEXTS = (("messages", list), ("tools", list))

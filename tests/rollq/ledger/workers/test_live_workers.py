@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgpack
 import pytest
 import redis
 
@@ -10,6 +11,7 @@ from rollq.errors import LedgerError
 from rollq.ledger.keys import WORKERS
 from rollq.ledger.workers.live_workers import LIVE_S, LiveWorker, live_workers, queues_of, register, unregister
 from rollq.servers.connection import connect
+from rollq.wire.blob import unpack_each
 
 WORKER = LiveWorker(
     name="rollq@host-1", queues=("rollq", "b"), tokenizer="t1", template="c1", engine="ready", slots=64, busy=3
@@ -25,11 +27,8 @@ def client(redis_url: str) -> Iterator["redis.Redis"]:
 
 def aged(client: "redis.Redis", name: str, by_s: int) -> None:
     """As if the worker had registered that many seconds earlier."""
-    entry = client.hget(WORKERS, name)
-    assert isinstance(entry, bytes)
-    before, _, rest = entry.decode().partition(", ")
-    at = int(before.removeprefix('{"at": ')) - by_s
-    client.hset(WORKERS, name, f'{{"at": {at}, {rest}')
+    at, entry = unpack_each(client.hget(WORKERS, name))  # type: ignore[arg-type]
+    client.hset(WORKERS, name, msgpack.packb(at - by_s) + msgpack.packb(entry))
 
 
 def test_a_worker_is_live_from_its_registration_to_its_end(client: "redis.Redis") -> None:
@@ -56,12 +55,13 @@ def test_one_that_is_silent_is_dead_and_forgotten(client: "redis.Redis", by_s: i
 
 
 @pytest.mark.parametrize(
-    "rest", ["}", '"queues": ["a"]}', '"queues": 5, "slots": "x"}', "not JSON", '"queues": []} {', "\xff}"]
+    "entry", ["{}", '{"queues": ["a"]}', '{"queues": 5, "slots": "x"}', "not JSON", '{"queues": []} {', b"\xff", 5, {}]
 )
-def test_an_entry_of_another_program_hides_no_worker(client: "redis.Redis", rest: str) -> None:
+def test_an_entry_of_another_program_hides_no_worker(client: "redis.Redis", entry: object) -> None:
     register(client, WORKER)
     now = client.time()[0]  # type: ignore[index]
-    client.hset(WORKERS, "strange", f'{{"at": {now}, {rest}'.encode("latin-1"))
+    client.hset(WORKERS, "strange", msgpack.packb(now) + msgpack.packb(entry))
+    client.hset(WORKERS, "a time alone", msgpack.packb(now))
     client.hset(WORKERS, b"\xff", "strange")
     assert live_workers(client) == [WORKER]
 

@@ -19,6 +19,7 @@ CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": 
 TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
 _BLANK = re.compile(r"\s*+")
 _SPACES = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _STARTS = frozenset('{["-0123456789tfnNI')
 _WINDOW, _GROWTH, _MARGIN = 1024, 8, 16
 """Characters that are decoded first, the factor for each next try, and more characters than the part of a number or
@@ -29,7 +30,7 @@ class NotJson(ValueError):
     """Text that is not JSON, in words; `pos` is where reading stopped."""
 
     def __init__(self, wrong: str, text: str, start: int, pos: int) -> None:
-        cut_off = "Unterminated" in wrong or _BLANK.fullmatch(text, pos)
+        cut_off = _unclosed(text, pos) or _BLANK.fullmatch(text, pos)
         what = f"{wrong.removesuffix(' at')} at character {pos - start}"
         super().__init__(f"not valid JSON: {what}.{' It is cut off.' if cut_off else ''}")
         self.pos = pos
@@ -96,7 +97,7 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
             reached = end
         except json.JSONDecodeError as e:
             wrong, end = e.msg, e.pos
-            reached = len(window) if "Unterminated" in wrong else end
+            reached = len(window) if _unclosed(window, end) else end
         except RecursionError:
             return None, TOO_DEEP, at
         if reached <= len(window) - _MARGIN or start + width >= len(text):
@@ -107,6 +108,11 @@ def strict_json(text: str, at: int = 0) -> tuple[Json, str, int]:
         raise NotJson(wrong, text, at, end)
     problems = [*_shape_problems(value, text[start:end]), *_DECODER.problems]
     return value, problems[0] if problems else "", end
+
+
+def _unclosed(text: str, at: int) -> bool:
+    """Whether a string begins there that does not end."""
+    return text.startswith('"', at) and not _STRING.match(text, at)
 
 
 def _shape_problems(value: Json, written: str) -> list[str]:

@@ -7,13 +7,14 @@ know chat templates, nor what is trusted in a text.
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
+import json
 import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollq.errors import JobFailure, SettingsError
 from rollq_worker.tokens.encoders import MAX_LENGTH, Fast, fast_encoder
@@ -197,14 +198,15 @@ def _in_the_middle(splitter: tokenizers.pre_tokenizers.PreTokenizer) -> tokenize
     """
     import tokenizers
 
-    state = splitter.__getstate__().decode()
-    if '"prepend_scheme":"first"' not in state:
-        return splitter
-    model = '{"type":"WordLevel","vocab":{"":0},"unk_token":""}'
-    state = state.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
-    parts = f'{{"version":"1.0","added_tokens":[],"pre_tokenizer":{state},"model":{model}}}'
-    moved: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(parts).pre_tokenizer
-    return moved
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel({"": 0}, unk_token=""))
+    whole.pre_tokenizer = splitter
+    moved = json.dumps(json.loads(whole.to_str(), object_hook=_never_first))
+    in_the_middle: tokenizers.pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(moved).pre_tokenizer
+    return in_the_middle
+
+
+def _never_first(part: dict[str, Any]) -> dict[str, Any]:
+    return part | {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else part
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[array[int]]:

@@ -15,6 +15,7 @@ from rollq.ledger.reader import LedgerReader, runs
 from rollq.servers.connection import CONNECTION_ERRORS, RETRIES, connect
 from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
+from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
 
@@ -46,6 +47,8 @@ def ping_redis(url: str) -> None:
         if not str(e).startswith(DISK):  # it answers, and can still be read
             raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
+        if remedy := no_answer(e):
+            raise RollqError(f"Redis at {mask_url(url)}: {e}. {remedy}") from e
         raise RollqError(f"no Redis at {mask_url(url)}: {e} (start one with `rollq redis`, or pass --redis URL)") from e
     finally:
         if client is not None:
@@ -59,8 +62,8 @@ def explain_lost_redis(url: str) -> Iterator[None]:
         yield
     except CONNECTION_ERRORS as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} went away and did not come back: {e}. What it had on its disk is not lost: start"
-            " it again and repeat the same line"
+            f"Redis at {mask_url(url)} went away and did not come back: {e}. What it had on its disk is not lost."
+            f" {no_answer(e) or 'Start it again'}, then repeat the same line"
         ) from e
 
 

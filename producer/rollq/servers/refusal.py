@@ -51,7 +51,8 @@ def translated(error: redis.ResponseError, what: str, remedy: str = "") -> Ledge
     """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one.
     `remedy` is for a damaged key."""
     kind = Unwritable if refuses_writes(error) else LedgerError
-    return kind(f"{what}: {_explain(error, remedy or KEY_REMEDY)}")
+    why, then = why_and_remedy(error, remedy or KEY_REMEDY)
+    return kind(f"{what}: {why.rstrip('.')}. {then}." if then else f"{what}: {why}")
 
 
 def refuses_writes(error: Exception) -> bool:
@@ -61,26 +62,38 @@ def refuses_writes(error: Exception) -> bool:
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
-def _explain(error: redis.ResponseError, key_remedy: str) -> str:
-    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; then the remedy."""
+def why_and_remedy(error: redis.ResponseError, key_remedy: str = KEY_REMEDY) -> tuple[str, str]:
+    """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; and what to do about it."""
     text = str(error)
     if isinstance(error, TryAgainError):
-        return "its cluster slot is being moved"
+        return "its cluster slot is being moved", ""
     if isinstance(error, ReadOnlyError):
-        return f"{text.rstrip('.')}. {REMEDIES['READONLY']}"
+        return text, REMEDIES["READONLY"]
     if found := DAMAGED.search(text):
-        return f"{found[1]} {found[2]}. {key_remedy}."
+        return f"{found[1]} {found[2]}", key_remedy
     if "not allowed when used memory" in text:
-        return f"Redis is out of memory (used memory > 'maxmemory'). {MEMORY_REMEDY}"
+        return "Redis is out of memory (used memory > 'maxmemory')", MEMORY_REMEDY
     if why := REFUSING.search(text):
         text = text[why.start() :].lstrip(" -")
         code = text.partition(" ")[0]
         if code == "BUSY":  # Redis's own text tells to stop it without saving
-            return "Redis is busy with a long script. Wait until it has ended"
-        return f"{text.rstrip('.')}. {REMEDIES[code]}" if code in REMEDIES else text
+            return "Redis is busy with a long script", "Wait until it has ended"
+        return text, REMEDIES.get(code, "")
     if "WRONGTYPE" in text:
-        return f"{text}. {key_remedy}."
-    return f"{text}. {RIGHTS_REMEDY}" if isinstance(error, NoPermissionError) or "NOPERM" in text else text
+        return text, key_remedy
+    return text, RIGHTS_REMEDY if isinstance(error, NoPermissionError) or "NOPERM" in text else ""
+
+
+def no_answer(error: BaseException | None) -> str:
+    """What to do about a Redis that is there and does not answer; empty where none is there."""
+    if isinstance(error, redis.BusyLoadingError):
+        return "It still reads its file: wait until it has"
+    if isinstance(error, redis.TimeoutError) and "reading" in str(error):
+        return (
+            "It is there and does not answer: look whether it is frozen, or busy with one long command, and at its log."
+            " Do not start a second one"
+        )
+    return ""
 
 
 def why_no_writes(info: Mapping[str, Any]) -> str:

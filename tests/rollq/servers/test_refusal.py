@@ -1,10 +1,15 @@
 """What is said of a refusal of Redis: why, and a remedy that fits."""
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 import redis
 
+from rollq import cli
 from rollq.errors import LedgerError, Unwritable
-from rollq.servers.refusal import guarded
+from rollq.servers import connection
+from rollq.servers.refusal import guarded, no_answer
 
 FULL = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
 DELETE = "Delete that key: it fills again"
@@ -47,3 +52,27 @@ def test_a_busy_redis_is_not_to_be_stopped_without_saving() -> None:
 @pytest.mark.parametrize("text", ["WRONGTYPE Operation against a key", "user_script:7: DAMAGED rollq:runs is a list"])
 def test_a_damaged_key_may_be(text: str) -> None:
     assert str(said(redis.ResponseError(text))).endswith(f"{DELETE}.")
+
+
+@pytest.fixture
+def frozen() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+
+
+@pytest.mark.parametrize("command", ["stats", "top", "doctor"])
+def test_a_frozen_redis_is_there_so_that_nobody_starts_a_second_one(
+    command: str, frozen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
+    more = ["--env", "shop"] if command == "doctor" else []
+    assert cli.main([command, "--redis", frozen, *more]) == 1
+    said = "".join(capsys.readouterr())
+    assert "It is there and does not answer: look whether it is frozen" in said
+    assert "Do not start a second one" in said and "rollq redis" not in said
+
+
+def test_one_that_still_reads_its_file_is_waited_for() -> None:
+    assert "wait until it has" in no_answer(redis.BusyLoadingError("Redis is loading the dataset in memory"))
+    assert no_answer(redis.ConnectionError("Connection refused")) == ""

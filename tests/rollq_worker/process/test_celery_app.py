@@ -12,6 +12,8 @@ from celery.worker.request import create_request_cls
 from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
 from rollq.client.celery_publisher import TASK
+from rollq.errors import Unwritable
+from rollq.settings import Settings
 from rollq_worker.process import celery_app
 from rollq_worker.process.celery_app import Request, shorten_outages
 from rollq_worker.process.monitoring.task_events import TaskEvents
@@ -68,3 +70,15 @@ def test_a_lost_connection_does_not_make_the_loop_forgotten() -> None:
 
 
 def play(job_id: str) -> None: ...
+
+
+def test_a_broker_that_is_full_is_not_to_be_started(redis_url: str) -> None:
+    client, settings = redis.Redis.from_url(redis_url), Settings(redis_url=redis_url, broker_url=redis_url)
+    app = celery_app.bare_app(redis_url)
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Unwritable, match="the broker at redis://.*Raise its maxmemory"):
+            celery_app.check_broker(app, settings)
+    finally:
+        client.config_set("maxmemory", 0)
+        client.close()

@@ -84,7 +84,7 @@ def check_engine(engine: SGLangEngine, tokenizer: str) -> EngineState:
     Raises SettingsError when it has other token ids, or is no SGLang server.
     """
     if why := engine.why_not_ready():
-        if engine.tokenizer_differs():
+        if engine.vocabulary.difference:  # it was asked; one that hangs would answer late again
             raise SettingsError(
                 f"the tokenizer of the engine at {engine.name} gives other ids than {tokenizer}"
                 f" ({engine.vocabulary.difference}): give"

@@ -17,8 +17,10 @@ from rollq.commands.top.screen import Screen, open_screen
 from rollq.errors import LedgerError, RollqError
 from rollq.ledger.reader import LedgerReader
 from rollq.servers.connection import CONNECTION_ERRORS, connect
+from rollq.servers.refusal import no_answer
 from rollq.urls import mask_url
 
+AGAIN = "Start it again"
 REFRESH_S = 2.0
 """Seconds between two looks."""
 
@@ -94,7 +96,7 @@ class _Top:
             self._away_since = self._away_since or now
             text = (
                 f"Redis at {self._address} does not answer ({error}), for {now - self._away_since:.0f} s. Workers,"
-                " producers and trainers wait for it; what it had on its disk is not lost. Start it again"
+                f" producers and trainers wait for it; what it had on its disk is not lost. {no_answer(error) or AGAIN}"
             )
         if self._args.once:
             raise RollqError(text)

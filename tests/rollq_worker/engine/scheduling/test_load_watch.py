@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
-from rollq_worker.engine.scheduling.load_watch import SLOW_S, STALLED_S, Idle, LoadWatch
+from rollq_worker.engine.scheduling.load_watch import SLOW_S, STALLED_S, UNANSWERED_S, Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 
 URL = "http://e"
@@ -51,12 +51,19 @@ def idle_after(engine: Engine, seconds: Sequence[float]) -> Idle | None:
 SOON, LATE = (0.0, STALLED_S - 0.1), (0.0, STALLED_S)
 
 
-@pytest.mark.parametrize("told", [load(), load(used=0, running=0), None], ids=["held", "none known", "silent"])
-def test_a_load_that_does_not_change_while_a_request_waits_is_no_progress(told: EngineLoad | None) -> None:
+@pytest.mark.parametrize("told", [load(), load(used=0, running=0)], ids=["held", "none known"])
+def test_a_load_that_does_not_change_while_a_request_waits_is_no_progress(told: EngineLoad) -> None:
     assert idle_after(Engine(told), SOON) is None
     assert idle_after(Engine(told), LATE) is Idle.STALLED
     assert idle_after(Engine(told, waits_s=SLOW_S - 0.1), LATE) is None
     assert idle_after(Engine(told, paused=True), SOON) is Idle.PAUSED
+
+
+def test_one_that_answers_nothing_while_a_request_waits_is_stalled_after_two_questions() -> None:
+    assert idle_after(Engine(None), (0.0, UNANSWERED_S - 0.1)) is None
+    assert idle_after(Engine(None), (0.0, UNANSWERED_S)) is Idle.STALLED
+    assert idle_after(Engine(None, waits_s=SLOW_S - 0.1), (0.0, UNANSWERED_S)) is None
+    assert idle_after(Engine(None, load()), (0.0, UNANSWERED_S)) is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollq.client.celery_publisher import Publisher
-from rollq.errors import SettingsError
+from rollq.errors import SettingsError, Unwritable
 from rollq.ledger.keys import celery_queue
 from rollq.servers import health
 from rollq.servers.connection import connect
@@ -27,7 +27,10 @@ SHOWN_OPTIONS = ("socket_timeout", "socket_connect_timeout", "health_check_inter
 def check(found: Settings) -> list[Finding]:
     """Whether workers can take messages there. Raises SettingsError and RollqError."""
     app = bare_app(found.broker_url)
-    check_broker(app, found)
+    try:
+        check_broker(app, found)
+    except Unwritable as e:
+        return [Finding(NAME, Level.FAIL, str(e), "do what it says; it is there, so start no other one")]
     publisher = Publisher(found.broker_url)
     try:
         waiting = publisher.backlog(found.queues)

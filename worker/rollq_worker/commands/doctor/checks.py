@@ -9,6 +9,7 @@ from typing import Any
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.servers.health import Finding, Level
+from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.commands.doctor import broker, engines, environments, redis_server, user_models
@@ -73,7 +74,9 @@ def _redis(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | Non
     if not named(args.redis, "ROLLQ_REDIS_URL"):
         try:
             ping_redis(found.redis_url)
-        except RollqError:
+        except RollqError as e:
+            if remedy := no_answer(e.__cause__):
+                return [Finding("redis", Level.FAIL, str(e), remedy)]
             says = f"not checked: none is named, and none is at the default address {mask_url(found.redis_url)}"
             return [Finding("redis", Level.WARN, says, redis_server.START)]
     checked = list(Limited("redis", partial(redis_server.check_redis, found), REDIS_S, redis_server.START).findings())

@@ -5,10 +5,12 @@ from typing import Any
 
 import rollq
 from rollq.commands.connect import ping_redis
+from rollq.errors import RollqError
 from rollq.ledger.workers.live_workers import AWAY, LIVE_S, READY, SILENT_S, LiveWorker, live_workers, queues_of
 from rollq.servers import health
 from rollq.servers.connection import connect
 from rollq.servers.health import Finding, Level
+from rollq.servers.refusal import no_answer, why_no_writes
 from rollq.settings import Settings
 from rollq.urls import mask_url
 from rollq_worker.process import redis_rights
@@ -23,9 +25,11 @@ SHOWN_RIGHTS = 3
 
 
 def check_redis(found: Settings) -> list[Finding]:
-    """Whether it answers, how it is configured, how fast it is, and what its user may do. Raises RollqError when it
-    does not answer."""
-    ping_redis(found.redis_url)
+    """Whether it answers, how it is configured, how fast it is, and what its user may do."""
+    try:
+        ping_redis(found.redis_url)
+    except RollqError as e:
+        return [Finding("redis", Level.FAIL, str(e), no_answer(e.__cause__) or START)]
     client = connect(found.redis_url, retries=0)
     try:
         answers = Finding("redis", Level.OK, f"{mask_url(found.redis_url)} answers")
@@ -63,9 +67,12 @@ def check_workers(found: Settings, tokenizer: Tokenizer | None) -> list[Finding]
     """Whether the live workers are heard of, are of this version, and may play what this machine's settings say."""
     client = connect(found.redis_url, retries=0)
     try:
-        workers = live_workers(client)
+        workers, refuses = live_workers(client), why_no_writes(health.server_info(client))
     finally:
         client.close()
+    if not workers and refuses:
+        says = f"none was heard of in the last {LIVE_S} s, and Redis takes no writes: {refuses}"
+        return [Finding(WORKERS, Level.WARN, says, "see redis", details={"workers": []})]
     if not workers:
         says = f"none was heard of in the last {LIVE_S} s"
         return [Finding(WORKERS, Level.WARN, says, "start one: rollq worker", details={"workers": []})]
@@ -95,6 +102,9 @@ def _problems(worker: LiveWorker, tokenizer: Tokenizer | None) -> list[tuple[str
     if tokenizer is not None and not worker.plays(tokenizer.hash, tokenizer.template_hash):
         remedy = "give all workers of a run the same --tokenizer and --template"
         found.append((f"{worker.name} has another tokenizer or chat template than {tokenizer.name}", remedy))
+    found += [
+        (f"{worker.name} cannot play run {run}: {why}", "give it what it lacks") for run, why in worker.left_alone
+    ]
     if worker.engine == AWAY:
         found.append((f"the engine of {worker.name} is away", "start it, or correct that worker's --engine"))
     else:

@@ -7,6 +7,7 @@ It knows nothing of HTTP.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -26,8 +27,10 @@ SILENT_LOOKS = 30
 SLOW_S = 5.0
 """Seconds without a reply to a request after which an engine is asked whether it is paused."""
 STALLED_S = 10.0
-"""Seconds for which a load stays the same, or an engine does not tell it, before the engine counts as stalled. A step
-takes less, and so does a page of the KV cache."""
+"""Seconds for which a load stays the same before the engine counts as stalled. A step takes less, and so does a page of
+the KV cache."""
+UNANSWERED_S = 4.0
+"""Seconds for which an engine answers no question before it counts as stalled: two questions."""
 
 
 class Idle(StrEnum):
@@ -118,21 +121,26 @@ class LoadWatch:
     def _why_idle(self, engine: Engine) -> Idle | None:
         if engine.longest_wait_s() < SLOW_S:
             return None
+        told, since = self._told.get(engine.url, (None, math.inf))
+        same_s = self._clock() - since
+        if told is None and same_s >= 0:  # it would not say either that it is paused
+            return Idle.STALLED if same_s >= UNANSWERED_S else None
         if engine.paused():
             return Idle.PAUSED
-        return Idle.STALLED if self._same_for_s(engine.url) >= STALLED_S else None
+        return Idle.STALLED if same_s >= STALLED_S else None
 
     def _ask_load(self, engine: Engine) -> None:
         url = engine.url
         if left := self._silent.pop(url, 0):
             self._silent.update({url: left - 1} if left > 1 else {})
             return
+        asked = self._clock()
         try:
             load = engine.load()
         except Exception as e:
             # Whether the engine is away is for others to find; the looks at the other engines must go on.
             log.debug("the load of %s is not known: %s", engine.url, type(e).__name__)
-            self._note(url, None)
+            self._note(url, None, asked)
             return
         if load is None:
             self._silent[url] = SILENT_LOOKS
@@ -142,11 +150,8 @@ class LoadWatch:
         if load is None or not load.shows_progress:
             self._told.pop(url, None)
         else:
-            self._note(url, load)
+            self._note(url, load, asked)
 
-    def _note(self, url: str, told: EngineLoad | None) -> None:
+    def _note(self, url: str, told: EngineLoad | None, at: float) -> None:
         if url not in self._told or self._told[url][0] != told:
-            self._told[url] = told, self._clock()
-
-    def _same_for_s(self, url: str) -> float:
-        return self._clock() - self._told[url][1] if url in self._told else 0.0
+            self._told[url] = told, at

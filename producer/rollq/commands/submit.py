@@ -195,7 +195,7 @@ def report(args: argparse.Namespace, groups: int, done: Submission, refilled: in
     worker += f" --agent {args.agent[0].given}" if args.agent[0].given != args.agent[0] else ""
     worker += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
     worker += f" --template {args.template}" if args.template else ""
-    print(f"next: {worker:<34} plays them; start as many as you like, on any machine")
+    print(f"next: {worker:<34}  # plays them; start as many as you like, on any machine")
     print(f"      rollq stats --run {args.run_name}")
     purpose = "" if args.purpose is Purpose.TRAIN else f" --purpose {args.purpose}"
     print(f"      rollq pull --run {args.run_name} --groups {groups}{purpose} --out {args.run_name}.jsonl")

@@ -151,7 +151,8 @@ def failure_line(failure: bytes | None, reason: bytes | None) -> str:
 def _played(id: str, name: str, workers: Mapping[str, LiveWorker]) -> tuple[str, float | None]:
     worker = workers.get(name)
     if worker is None:
-        return f"its worker is gone: the job goes back to the queue within {LEASE_S:g} s", None
+        again = f"unless it renews its lease, the job goes back to the queue within {LEASE_S:g} s"
+        return f"nothing is heard of its worker: {again}", None
     if worker.age_s >= SILENT_S:
         return f"nothing was heard of its worker for {worker.age_s:g} s", None
     wait: Wait | None = next((wait for wait in worker.waits if wait.job_id == id), None)

@@ -44,7 +44,8 @@ def test_each_unfinished_member_says_what_it_is_waiting_for(
     assert rows(said) == {
         "r/old/0": "engine for 31s",
         "r/old/1": "the user for 4.2m",
-        "r/old/2": "its worker is gone: the job goes back to the queue within 15 s",
+        "r/old/2": "nothing is heard of its worker: unless it renews its lease, the job goes back to the queue within"
+        " 15 s",
         "r/old/3": "queue",
     }
     assert "`rollq show JOB` shows" in said

@@ -77,7 +77,7 @@ def test_a_broker_that_is_full_is_not_to_be_started(redis_url: str) -> None:
     app = celery_app.bare_app(redis_url)
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Unwritable, match="the broker at redis://.*Raise its maxmemory"):
+        with pytest.raises(Unwritable, match=r"the broker at redis://.*Raise its maxmemory"):
             celery_app.check_broker(app, settings)
     finally:
         client.config_set("maxmemory", 0)

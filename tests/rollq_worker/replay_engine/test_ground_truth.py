@@ -14,7 +14,7 @@ from rollq.events import Finish, Stop, VersionSpan
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.protocols import Generated, Task
-from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth, turn_text
+from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import Tokenizer
 from tests.rollq_worker.replay_engine.shop_episodes import END, SHOP, SPLIT, TASKS, TOKENIZER, first_prompt, play_task
@@ -120,14 +120,24 @@ def made_all_moves(trajectory: Trajectory) -> bool:
     "prompt",
     [
         "Hello?",
-        "<|im_start|>user\nHello?<|im_end|>\n<|im_start|>assistant\n",
         "<|im_start|>",
         "<|im_start|>assistant\n<|im_start|>assistant\n",
+    ],
+)
+def test_what_is_no_conversation_gets_a_polite_answer(ground_truth: GroundTruth, prompt: str) -> None:
+    assert said_to(ground_truth, prompt) == TOKENIZER.encode(POLITE) + array("I", [END])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<|im_start|>user\nHello?<|im_end|>\n<|im_start|>assistant\n",
         "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n",
     ],
 )
-def test_a_conversation_about_no_task_gets_a_polite_answer(ground_truth: GroundTruth, prompt: str) -> None:
-    assert said_to(ground_truth, prompt) == TOKENIZER.encode(POLITE) + array("I", [END])
+def test_a_conversation_about_no_task_is_told_which_engine_plays_it(ground_truth: GroundTruth, prompt: str) -> None:
+    assert said_to(ground_truth, prompt) == TOKENIZER.encode(UNKNOWN) + array("I", [END])
+    assert "start `rollq engine --env` with its environment" in UNKNOWN
 
 
 def test_a_model_that_is_not_chatml_is_refused(tasks: TaskIndex) -> None:
@@ -143,7 +153,7 @@ def test_a_template_that_takes_no_calls_can_be_played(tasks: TaskIndex) -> None:
     )
     plain = TOKENIZER.with_template(template)
     turn = GroundTruth(plain, tasks).next_turn(plain.encode("<|im_start|>user\nHello?"), random.Random(0))
-    assert plain.decode(turn.ids) == POLITE + "<|im_end|>"
+    assert plain.decode(turn.ids) == UNKNOWN + "<|im_end|>"
 
 
 @settings(max_examples=100, deadline=None)

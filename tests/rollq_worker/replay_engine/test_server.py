@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,20 @@ class TestOptions:
             assert requests.get(f"{url}/model_info", timeout=60).json()["weight_version"] == "step-3"
             message = generate(url, input_ids=[1] * 100).json()["error"]["message"]
         assert "context length (100 tokens)" in message
+
+    def test_weights_that_are_not_there_are_refused(self, tmp_path: Path) -> None:
+        """As by a real server, so that a rehearsal shows a wrong path."""
+        with replaying(weight_version="1") as url:
+
+            def load(path: str) -> tuple[int, str]:
+                body = {"model_path": path, "weight_version": "2", "flush_cache": False}
+                answer = requests.post(f"{url}/update_weights_from_disk", json=body, timeout=60)
+                return answer.status_code, answer.json()["message"]
+
+            status, message = load(f"{tmp_path}/7")
+            assert status == 400 and f"there is no {tmp_path}/7" in message
+            assert requests.get(f"{url}/model_info", timeout=60).json()["weight_version"] == "1"
+            assert load(str(tmp_path))[0] == load("some/model")[0] == 200
 
     @pytest.mark.parametrize("wrong", [{"mistakes": 1.5}, {"errors": -0.1}, {"latency": -1}, {"context_length": 3}])
     def test_they_are_checked(self, wrong: dict[str, Any]) -> None:

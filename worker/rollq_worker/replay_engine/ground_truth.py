@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 
 START, END = "<|im_start|>", "<|im_end|>"
 POLITE = "Thank you for your message. Is there anything else that I can help you with?"
-"""The reply in conversations about no known task, and when all moves are made."""
+"""The reply to what is no conversation, and when all moves are made."""
 _POLITE_MOVE = Action(RESPOND, {"content": POLITE})
+UNKNOWN = "I am rollq's replay engine and do not play this task: start `rollq engine --env` with its environment."
+"""The reply in conversations about no known task, so that whoever looks at a rollout sees why it earned nothing."""
+_UNKNOWN_MOVE = Action(RESPOND, {"content": UNKNOWN})
 CACHED = 50_000
 """Number of prefixes of conversations, and of encoded texts, that are kept."""
 LOOKED_UP = 8
@@ -128,9 +131,11 @@ class GroundTruth:
 
     def _choose(self, progress: TaskProgress, rng: random.Random) -> Action | str:
         task, move = progress.task, progress.next_move
-        if task is None and progress.opened and not self._warned:
-            self._warned = True
-            log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", POLITE)
+        if task is None and progress.opened:
+            if not self._warned:
+                self._warned = True
+                log.warning("a conversation is about no task that this engine plays (see --env); it gets %r", UNKNOWN)
+            return _UNKNOWN_MOVE
         if task is None or move is None:
             return _POLITE_MOVE
         if self._mistakes and rng.random() < chance_per_turn(self._mistakes, task):
@@ -140,7 +145,7 @@ class GroundTruth:
     def _choices(self, progress: TaskProgress) -> list[Action | str]:
         task, move = progress.task, progress.next_move
         if task is None or move is None:
-            return [_POLITE_MOVE]
+            return [_UNKNOWN_MOVE, _POLITE_MOVE]
         spoiled = [spoiled_move(kind, task, progress.made) for kind in Mistake]
         return [move, *(choice for choice in spoiled if choice is not None)]
 

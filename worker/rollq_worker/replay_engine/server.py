@@ -9,6 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -148,6 +149,10 @@ class ReplayServer:
         body = await json_body(request)
         if not isinstance(body.get("model_path"), str):
             raise bad_body("model_path", "Field required")
+        path = body["model_path"]
+        if path.startswith(("/", ".")) and not Path(path).exists():  # any other name may be a hub's
+            message = f"Failed to load the weights: there is no {path} on the engine's machine."
+            return web.json_response({"success": False, "message": message, "num_paused_requests": 0}, status=400)
         if body.get("abort_all_requests"):
             self.scheduler.abort(None)
         version = body.get("weight_version")
@@ -156,7 +161,7 @@ class ReplayServer:
             if not self.scheduler.idle:  # the weights are in use, and /model_info does not show it
                 return web.json_response({"success": False, "message": UNFLUSHED, "num_paused_requests": 0}, status=400)
             self._flush()
-        self.model_path = body["model_path"]
+        self.model_path = path
         message = "Succeeded to update model weights."
         if version is not None:
             self.weight_version = version

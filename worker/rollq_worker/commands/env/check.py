@@ -5,10 +5,13 @@ the checks here. A second play from the first one's journal shows whether anothe
 """
 
 import json
+import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from rollq.errors import EnvironmentFailure, RollqError
@@ -41,6 +44,8 @@ SPARE_TURNS = 10
 """Turns of small talk after the ground truth, in which an episode must end."""
 LONGEST = 4_000_000
 """Most characters of an episode and of a turn: more than any has."""
+AT_ONCE = 4
+"""Number of tasks that are played at once where the environment starts programs."""
 ODD_VALUES: tuple[Json, ...] = (None, [], {"a": 1}, "", -1)
 """What a policy may give for any argument."""
 TASK_FIELDS: dict[str, Any] = {
@@ -67,29 +72,66 @@ class Report:
     """Of the ground truth."""
     idle_rewards: list[float] = field(default_factory=list)
     """Of an agent that only talks."""
+    episodes: int = 0
+    """How often the environment was opened."""
+    programs_s: float = 0.0
+    """Of the programs that it started, all episodes together."""
+
+    def add(self, other: "Report") -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
-def check_environment(domain: Domain, split: str, tasks: Sequence[int]) -> Report:
-    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk."""
-    report = Report()
+def check_environment(
+    domain: Domain, split: str, tasks: Sequence[int], played: Callable[[int], object] = lambda tasks: None
+) -> Report:
+    """Play these tasks of the split: the ground truth twice, wrong calls, and small talk. `played` is told how many of
+    them have been."""
     openings: dict[str, int] = {}
-    for index in tasks:
-        try:
-            task, again = domain.task(split, index), domain.task(split, index)
-            if wrong := _wrong_fields(task):
-                report.problems.append(f"task {index}: {wrong}")
-                continue
-            if task != again:
-                report.problems.append(f"task {index}: task({split!r}, {index}) returns another task the second time")
-            if (first := openings.setdefault(task.opening, index)) != index:
-                report.problems.append(f"tasks {first} and {index} have the same opening, and it must be unique")
-            _check_task(domain, split, index, task, report)
-        except RollqError as e:
-            report.problems.append(f"task {index}: {e}")
-        except (Exception, SystemExit) as e:  # other people's code
-            report.problems.append(f"task {index}: {type(e).__name__}: {e}")
-        report.played += 1
+    report, began = Report(), _programs_s()
+    for one in _reports(partial(_check_index, domain, split, openings), tasks, began):
+        report.add(one)
+        played(report.played)
+    report.programs_s = _programs_s() - began
     _sum_up(report)
+    return report
+
+
+def _reports(check: Callable[[int], Report], tasks: Sequence[int], began: float) -> Iterator[Report]:
+    """In the order of the tasks. An environment that starts programs waits for them, so some of its tasks are played at
+    once, after the first one. Then only that one tells what a turn costs."""
+    yield from map(check, tasks[:1])
+    if _programs_s() == began:
+        yield from map(check, tasks[1:])
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for one in pool.map(check, tasks[1:]):
+            one.steps, one.step_s = 0, 0.0
+            yield one
+
+
+def _programs_s() -> float:
+    """Seconds of CPU of the programs that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _check_index(domain: Domain, split: str, openings: dict[str, int], index: int) -> Report:
+    report = Report(played=1)
+    try:
+        task, again = domain.task(split, index), domain.task(split, index)
+        if wrong := _wrong_fields(task):
+            report.problems.append(f"task {index}: {wrong}")
+            return report
+        if task != again:
+            report.problems.append(f"task {index}: task({split!r}, {index}) returns another task the second time")
+        if (first := openings.setdefault(task.opening, index)) != index:
+            report.problems.append(f"tasks {first} and {index} have the same opening, and it must be unique")
+        _check_task(domain, split, index, task, report)
+    except RollqError as e:
+        report.problems.append(f"task {index}: {e}")
+    except (Exception, SystemExit) as e:  # other people's code
+        report.problems.append(f"task {index}: {type(e).__name__}: {e}")
     return report
 
 
@@ -116,7 +158,7 @@ def _wrong_fields(task: Any) -> str:
 
 
 def _check_task(domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
-    player = _Player(domain, split, index, task)
+    player = _Player(domain, split, index, task, report)
     if task.moves:
         began = time.process_time()
         first = player.play([_as_turn(move) for move in task.moves])
@@ -140,9 +182,9 @@ def _check_task(domain: Domain, split: str, index: int, task: Task, report: Repo
 class _Player:
     """Plays one task."""
 
-    def __init__(self, domain: Domain, split: str, index: int, task: Task) -> None:
-        self._domain, self._split, self._index, self._task = domain, split, index, task
-        with _opened(domain, split, index) as environment, errors_become(EnvironmentFailure, "environment.tools"):
+    def __init__(self, domain: Domain, split: str, index: int, task: Task, report: Report) -> None:
+        self._domain, self._split, self._index, self._task, self._report = domain, split, index, task, report
+        with self._opened() as environment, errors_become(EnvironmentFailure, "environment.tools"):
             self.tools = schemas_of(environment)
 
     def play(self, turns: Sequence[str], recorded: Trajectory | None = None, group: str = "moves") -> Trajectory:
@@ -150,7 +192,7 @@ class _Player:
         budget = Budget(max_turns=len(turns) + SPARE_TURNS, max_new_tokens=LONGEST, max_tokens=LONGEST)
         job = Job(run="check", group=group, env="checked", split=self._split, task=self._index, budget=budget)
         events = recorded.events[:-1] if recorded else ()
-        with _opened(self._domain, self._split, self._index) as environment:
+        with self._opened() as environment:
             return loop.play(
                 job,
                 engine=FakeEngine([*turns, SMALL_TALK], context=2 * LONGEST),
@@ -161,14 +203,14 @@ class _Player:
                 recorded=events,
             )
 
-
-@contextmanager
-def _opened(domain: Domain, split: str, index: int) -> Iterator[Environment]:
-    environment = domain.open(split, index, {})
-    try:
-        yield environment
-    finally:
-        getattr(environment, "close", lambda: None)()
+    @contextmanager
+    def _opened(self) -> Iterator[Environment]:
+        self._report.episodes += 1
+        environment = self._domain.open(self._split, self._index, {})
+        try:
+            yield environment
+        finally:
+            getattr(environment, "close", lambda: None)()
 
 
 class _Typed:

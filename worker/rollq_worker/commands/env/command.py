@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.flags.shared import Commands, add_json, environment, tasks
+from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.job import NAME
@@ -88,9 +90,12 @@ def _check(args: argparse.Namespace) -> int:
     indices: Sequence[int] = args.tasks or chosen(count)
     if indices[-1] >= count:
         raise SettingsError(f"{args.env}/{split} has tasks 0-{count - 1}; --tasks asks for {indices[-1]}")
-    report = check_environment(domain, split, indices)
+    with open_progress(sys.stderr) as progress:
+        report = check_environment(
+            domain, split, indices, lambda played: progress.show(played, len(indices), {"tasks": f"of {split}"})
+        )
     if args.json:
-        costs = {"step_ms": _step_ms(report)}
+        costs = {"step_ms": _step_ms(report), "programs_s": _programs_s(report)}
         shown = {"env": args.env, "version": domain.version, "split": split, "tasks": report.played}
         print(json.dumps({**shown, "problems": report.problems, "notes": report.notes, **costs}))
     else:
@@ -105,6 +110,8 @@ def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") 
     lines.append(f"played {report.played} tasks of {split}: {len(report.problems)} problems")
     if report.steps:
         lines.append(f"a turn costs {_step_ms(report):.2f} ms of CPU, opening and grade included")
+    if report.programs_s:
+        lines.append(f"an episode costs {_programs_s(report):.2f} s of CPU in the programs that it starts")
     if not report.problems:
         lines.append(f"next: rollq demo --env {env} --split {split}")
     return lines
@@ -112,6 +119,10 @@ def _as_text(env: str, split: str, splits: Mapping[str, int], report: "Report") 
 
 def _step_ms(report: "Report") -> float:
     return 1e3 * report.step_s / report.steps if report.steps else 0.0
+
+
+def _programs_s(report: "Report") -> float:
+    return report.programs_s / max(1, report.episodes)
 
 
 def _new_name(text: str) -> str:

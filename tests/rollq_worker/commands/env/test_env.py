@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,28 @@ def test_nothing_is_wrong() -> None:
     report = check_environment(World(), "train", range(3))
     assert (report.problems, report.notes, report.played, report.rewards) == ([], [], 3, [1.0] * 3)
     assert report.steps == 6 and report.step_s > 0
+
+
+class Programs(World):
+    """Each episode starts a program. After the first task, one task waits for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+
+    def open(self, split: str, index: int, args: Any) -> Any:
+        if index > 0:
+            self.both.wait(60)
+        subprocess.run([sys.executable, "-c", ""], check=True)
+        return super().open(split, index, args)
+
+
+def test_tasks_of_an_environment_that_starts_programs_are_played_at_once() -> None:
+    played: list[int] = []
+    report = check_environment(Programs(), "train", range(3), played.append)
+    assert (report.problems, report.played, played) == ([], 3, [1, 2, 3])
+    assert report.episodes == 3 * 5 and report.programs_s > 0
+    assert report.steps == 2  # what a turn costs, the first task tells
 
 
 @pytest.mark.parametrize(

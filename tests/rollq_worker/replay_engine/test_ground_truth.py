@@ -153,7 +153,7 @@ def test_a_template_that_takes_no_calls_can_be_played(tasks: TaskIndex) -> None:
     )
     plain = TOKENIZER.with_template(template)
     turn = GroundTruth(plain, tasks).next_turn(plain.encode("<|im_start|>user\nHello?"), random.Random(0))
-    assert plain.decode(turn.ids) == UNKNOWN + "<|im_end|>"
+    assert plain.decode(turn.ids) == POLITE + "<|im_end|>"
 
 
 @settings(max_examples=100, deadline=None)

@@ -47,7 +47,7 @@ def guarded(what: str, call: Callable[[], T], remedy: str = "") -> T:
         raise translated(e, what, remedy) from e
 
 
-def translated(error: redis.ResponseError, what: str, remedy: str = "") -> LedgerError:
+def translated(error: Exception, what: str, remedy: str = "") -> LedgerError:
     """The ledger's error for a reply of Redis. It says what was tried, and names the damaged key if there is one.
     `remedy` is for a damaged key."""
     kind = Unwritable if refuses_writes(error) else LedgerError
@@ -62,7 +62,7 @@ def refuses_writes(error: Exception) -> bool:
     return "DAMAGED" not in str(error) and bool(REFUSING.search(str(error)))
 
 
-def why_and_remedy(error: redis.ResponseError, key_remedy: str = KEY_REMEDY) -> tuple[str, str]:
+def why_and_remedy(error: Exception, key_remedy: str = KEY_REMEDY) -> tuple[str, str]:
     """A script's own complaint, or why Redis takes no writes, without Redis's wrapping; and what to do about it."""
     text = str(error)
     if isinstance(error, TryAgainError):

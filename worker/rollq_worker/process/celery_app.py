@@ -20,7 +20,6 @@ from celery import signals
 from celery.exceptions import SecurityWarning
 from celery.worker import consumer, request, state
 from kombu.asynchronous import get_event_loop, set_event_loop
-from redis import ResponseError
 
 from rollq.client.celery_publisher import TASK, Publisher, broker_settings
 from rollq.errors import RollqError, SettingsError
@@ -180,9 +179,8 @@ def check_broker(app: celery.Celery, settings: Settings) -> None:
     except KeyError as e:
         raise SettingsError(f"ROLLQ_BROKER_URL: {mask_url(url)}: {e.args[0]} (redis:// or rediss://)") from e
     except Exception as e:  # kombu's transports raise anything; the text may hold a password
-        refused = e if isinstance(e, ResponseError) else e.__cause__
-        if isinstance(refused, ResponseError) and refuses_writes(refused):
-            raise translated(refused, f"the broker at {mask_url(url)}") from refused
+        if refuses_writes(e):
+            raise translated(e, f"the broker at {mask_url(url)}") from e
         why = f"{type(e).__name__}: {mask_url(str(e))}"
         raise RollqError(f"no broker at {mask_url(url)}: {why} (ROLLQ_BROKER_URL, or --broker URL)") from e
 

@@ -24,6 +24,7 @@ from rollq.commands.flags.shared import (
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose
+from rollq.ledger.constants import OWN_BUDGETS
 from rollq.ledger.replies import Submission
 
 
@@ -76,8 +77,8 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
         type=budgets,
         default={},
         metavar="CLASS=N,...",
-        help="number of failures of a class that makes a job dead (engine=5,user=5,worker=5,reward=5,env=2,job=2); the"
-        " first submission fixes it for the whole run",
+        help=f"number of failures of a class that makes a job dead ({OWN_BUDGETS}); the first submission fixes it for"
+        " the whole run",
     )
 
 

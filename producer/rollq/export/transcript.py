@@ -55,7 +55,10 @@ class Transcript:
         asked = asked_for(r, spans)
         several = r.get("conversations") or ()
         numbers = [number for trace in several for number in trace["turns"]] or [*range(len(spans))]
-        notes = [(number, span_note(number, span)) for number, span in zip(numbers, spans, strict=True)]
+        rewards = dict(enumerate(r.get("turn_rewards") or ()))
+        notes = [
+            (number, span_note(number, span, rewards.get(number))) for number, span in zip(numbers, spans, strict=True)
+        ]
         for place, words in asked.items():
             notes[place] = notes[place][0], f"{notes[place][1]}; asked for {words}"
         yield from self._steps(None)
@@ -139,9 +142,9 @@ def trace_words(number: int, trace: Mapping[str, Any]) -> str:
     return clean(clip(f"trace {number}{where}; tools: {tools}"))
 
 
-def span_note(turn: int, logprobs: Sequence[float]) -> str:
-    mean = sum(logprobs) / len(logprobs)
-    return f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest {min(logprobs):.3f}"
+def span_note(turn: int, logprobs: Sequence[float], reward: float | None = None) -> str:
+    mean, earned = sum(logprobs) / len(logprobs), "" if reward is None else f"; reward {reward:g}"
+    return f"turn {turn}: {len(logprobs)} sampled, logprob mean {mean:.3f}, lowest {min(logprobs):.3f}{earned}"
 
 
 def shown_text(content: Any) -> str:

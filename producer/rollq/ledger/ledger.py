@@ -19,7 +19,6 @@ from rollq.errors import (
     FailureClass,
     Fenced,
     Gap,
-    JobConflict,
     JournalConflict,
     LedgerError,
     RollqError,
@@ -28,6 +27,7 @@ from rollq.errors import (
 )
 from rollq.events import GRADED, Closed
 from rollq.job import Job
+from rollq.ledger.conflict import conflict
 from rollq.ledger.constants import PUBLISHING_S
 from rollq.ledger.keys import ACTIVE, RUNS
 from rollq.ledger.records import check_group, entries, joined, kwargs_text, sample_of
@@ -107,10 +107,7 @@ class Ledger:
 
     def _refused(self, status: bytes, rest: Sequence[bytes], jobs: Sequence[Job]) -> RollqError:
         if status == b"conflict":
-            return JobConflict(
-                f"job {rest[0].decode()} was submitted before with other content: submit it as before, or use another"
-                " run"
-            )
+            return conflict(self.scripts, rest[0].decode(), jobs)
         if status == b"sealed":
             return LedgerError(f"run {self.run} is sealed: it takes no new groups. Use another run.")
         if status == b"template_kwargs":

@@ -26,6 +26,11 @@ def test_says_who_what_and_why() -> None:
     assert "\x1b" not in said
 
 
+def test_a_reward_within_the_episode_is_beside_its_turn() -> None:
+    said = shown(record(played(3, 1, 0.5)) | {"turn_rewards": [0.25]})
+    assert "assistant turn 0: 2 sampled, logprob mean -0.750, lowest -1.000; reward 0.25\n" in said
+
+
 def test_colours_only_when_asked() -> None:
     assert "\x1b[1;32massistant\x1b[0m" in shown(record(played(3, 1, 0.5)), colour=True)
 

@@ -1,5 +1,6 @@
 """What each step of the ledger does, on a real Redis. Time is Redis's: tests age leases and holds by their scores."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,12 +17,14 @@ from rollq.errors import (
 from rollq.events import Stop
 from rollq.job import Budget
 from rollq.ledger import constants
+from rollq.ledger.constants import BUDGETS, OWN_BUDGETS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.reader import runs
 from rollq.ledger.replies import Claim, Cursor, Outcome, Publication, Refusal, State
 from rollq.trajectory import Header
 from rollq.wire.codec import encode_header
 from rollq.wire.events import encode_event
+from tests.conftest import REPO
 from tests.rollq.other_constants import change_constants
 from tests.rollq.samples import claim, events, group, job, journal, play, prompt, reader, reap
 
@@ -68,8 +71,11 @@ class TestSubmit:
         before = ledger.redis.hgetall(ledger.keys.job("r/g/1"))
         with pytest.raises(JobConflict, match="r/g/1"):
             ledger.submit([job(0), job(1, seed=9)])
-        with pytest.raises(JobConflict, match="r/g/0"):
+        with pytest.raises(JobConflict, match=r"r/g/0 .*\(size was 2, not 3"):
             ledger.submit(group(size=3))
+        ledger.seal()
+        with pytest.raises(JobConflict, match=r"\(seed was 0, not 9\).* The run is sealed"):
+            ledger.submit(group(seed=9))
         assert ledger.redis.hgetall(ledger.keys.job("r/g/1")) == before
         assert reader(ledger).stats()["submitted"] == 2
 
@@ -366,3 +372,12 @@ class TestRun:
         assert reader(ledger).job("r/nobody/0") is None
         with pytest.raises(LedgerError, match="unknown"):
             reader(ledger).trajectory("r/nobody/0")
+
+
+def test_the_pages_have_the_budgets() -> None:
+    assert f"(default `{OWN_BUDGETS}`)" in (REPO / "docs" / "commands.md").read_text()
+    rows = re.findall(
+        r"^\| (`.*`) \| (\d)\w\w(?: failure)? \|", (REPO / "docs" / "ledger.md").read_text(), re.MULTILINE
+    )
+    written = {name: int(most) for names, most in rows for name in re.findall(r"`(\w+)`", names)}
+    assert written == {failure.value: most for failure, most in BUDGETS.items()}

@@ -302,3 +302,8 @@ class TestSettings:
             file.write_bytes(content)
         with pytest.raises(SettingsError, match=str(file)):
             Fleet(["http://a:1"], file)
+
+
+def test_an_address_in_place_of_a_list_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"a list of addresses, also of one: Fleet\(\['http://127.0.0.1:30000'\]\)"):
+        Fleet("http://127.0.0.1:30000")

@@ -71,6 +71,7 @@ class TestReplies:
             ({"output_token_logprobs": [[0.01, i, None] for i in (7, 8, 9)]}, "a logprob is above 0"),
             ({"output_token_logprobs": [[None, i, None] for i in (7, 8, 9)]}, "unreadable output_token_logprobs"),
             ({"output_token_logprobs": [[math.nan, i, None] for i in (7, 8, 9)]}, "not finite"),
+            ({"output_token_logprobs": [[p, i, None] for i, p in ((7, -1), (8, -9999), (9, -1))]}, "logprob -9999"),
             ({"weight_versions": [{"version": "a", "start": 0, "end": 2}]}, "do not tile 3 tokens"),
             (
                 {"weight_versions": [{"version": "a", "start": i, "end": i + 1} for i in (0, 2)]},

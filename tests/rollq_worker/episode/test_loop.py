@@ -126,6 +126,11 @@ class BadGrade(FakeEnvironment):
         return Grade(float("nan"))
 
 
+class NoGrade(FakeEnvironment):
+    def grade(self) -> Grade:
+        return None  # type: ignore[return-value]
+
+
 class BadInfo(FakeEnvironment):
     def grade(self) -> Grade:
         return Grade(1.0, {"seen": {1, 2}})
@@ -152,6 +157,11 @@ class NoText(FakeEnvironment):
 def test_what_the_environment_breaks_is_its_own_failure(environment):
     with pytest.raises(errors.EnvironmentFailure):
         run("bye", environment=environment)
+
+
+def test_a_grade_that_is_none_is_named() -> None:
+    with pytest.raises(errors.EnvironmentFailure, match=r"grade\(\) returns a NoneType, not Grade"):
+        run("bye", environment=NoGrade())
 
 
 class FlakyUser(FakeUser):

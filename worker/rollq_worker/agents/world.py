@@ -4,7 +4,6 @@ Steps are recorded as `Acted` events. Those of an earlier attempt are carried ou
 attempt's own thread only, and knows nothing of requests.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,7 +11,7 @@ from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Event, Message
 from rollq.job import Json
 from rollq_worker.agents.recorded import RecordedSteps
-from rollq_worker.episode.loop import check_reward
+from rollq_worker.episode.loop import check_grade, check_reward
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import errors_become
@@ -89,8 +88,7 @@ class World:
         """The grade of the finished episode. Raises EnvironmentFailure."""
         with errors_become(EnvironmentFailure, "environment.grade"):
             grade = self._environment.grade()
-            check_reward(grade.reward)
-            json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+            check_grade(grade)
         return grade
 
 

@@ -25,6 +25,8 @@ MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
 MAX_LOGPROB = 1e-6
 """Rounding may put a logprob this far above 0."""
+MIN_LOGPROB = -1000.0
+"""No softmax lets a sampler draw a token this unlikely: such numbers (-9999, the lowest float) mark masked tokens."""
 _LOGPROB, _ID = itemgetter(0), itemgetter(1)
 """Of an entry of output_token_logprobs."""
 CONTEXT_FULL = re.compile(r"context length|maximum allowed length|token count exceeds", re.IGNORECASE)
@@ -171,6 +173,8 @@ def _logprobs(meta: dict[str, Any], ids: array[int]) -> array[float]:
         raise RequestFailed("a logprob is not finite")
     if max(logprobs) > MAX_LOGPROB:
         raise RequestFailed(f"a logprob is above 0: {max(logprobs)}")
+    if min(logprobs) < MIN_LOGPROB:
+        raise RequestFailed(f"a sampled token has the logprob {min(logprobs):g}, which marks a masked one")
     return logprobs
 
 

@@ -307,8 +307,7 @@ class _Episode:
         if stop is Stop.DONE:
             with errors_become(EnvironmentFailure, "environment.grade"):
                 grade = self.environment.grade()
-                check_reward(grade.reward)
-                json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
+                check_grade(grade)
         return Closed(stop=stop, reward=float(grade.reward), info=grade.info, at=time.time())
 
     def record(self, event: Event, replayed: bool = False) -> None:
@@ -341,6 +340,14 @@ def rewarded(played: Trajectory, closed: Closed, reward: RewardFunction) -> Clos
         info = {**before.info, **grade.info, "env_reward": before.reward}
         json.dumps(info, allow_nan=False)
     return replace(closed, reward=float(grade.reward), info=info)
+
+
+def check_grade(grade: object) -> None:
+    """Raises TypeError or ValueError for what an environment may not return from `grade`."""
+    if not isinstance(grade, Grade):
+        raise TypeError(f"grade() returns a {type(grade).__name__}, not Grade")
+    check_reward(grade.reward)
+    json.dumps(dict(grade.info), allow_nan=False)  # as the wire and an exported file take it
 
 
 def check_reward(reward: object) -> None:

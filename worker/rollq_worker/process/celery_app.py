@@ -1,6 +1,6 @@
 """The worker process: Celery distributes the jobs, the ledger decides who plays them.
 
-This is the only module that knows Celery. A message carries a job id and nothing else. It is acknowledged early,
+A message carries a job id and nothing else. It is acknowledged early,
 because the ledger brings back the jobs of a dead worker. The threads pool runs hundreds of episodes in one process,
 because they wait for the engine nearly all the time.
 """

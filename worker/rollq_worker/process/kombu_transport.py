@@ -3,8 +3,7 @@
 A stock Celery worker ends ("Unrecoverable error") on a message that is not JSON or lacks a field, on a broker's key of
 another type, and when it acknowledges a message whose connection is gone. Here such a message is logged and dropped,
 such a key is renamed, and the ledger publishes the jobs that were in it again. A message that asks for more than to
-play a job (a time, a callback) is refused, because Celery would hold it in memory or act on it. This is the only module
-that looks inside kombu.
+play a job (a time, a callback) is refused, because Celery would hold it in memory or act on it.
 """
 
 import logging

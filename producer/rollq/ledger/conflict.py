@@ -1,0 +1,35 @@
+"""What differs between a job and the one that was submitted before under its id."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from rollq.errors import ContractError, JobConflict
+from rollq.job import Job
+from rollq.ledger.records import sample_of
+from rollq.ledger.scripts import Scripts
+
+
+def conflict(scripts: Scripts, job_id: str, jobs: Sequence[Job]) -> JobConflict:
+    """The error. `jobs`: what is submitted now. Raises LedgerError."""
+    group, _ = scripts.parse(job_id)
+    pipe = scripts.redis.pipeline(transaction=False)
+    pipe.hget(scripts.keys.job(job_id), "body")
+    pipe.hget(scripts.keys.group(group), "body")
+    pipe.hexists(scripts.keys.meta, "sealed")
+    own, of_group, sealed = scripts.guard(f"job {job_id}", pipe.execute)
+    ours = next((job for job in jobs if job.id == job_id), jobs[0])
+    try:
+        differs = _differences(ours, sample_of(own or of_group, job_id)) if own or of_group else ""
+    except ContractError:  # it cannot be read
+        differs = ""
+    also = " The run is sealed, so it takes no other groups, either." if sealed else ""
+    return JobConflict(
+        f"job {job_id} was submitted before with other content{differs}: submit it as before, or use another run.{also}"
+    )
+
+
+def _differences(ours: Job, theirs: Job) -> str:
+    names = [field.name for field in fields(Job) if field.name != "seq"]
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
+    found = [f"{name} was {was!r:.80}, not {is_now!r:.80}" for name, was, is_now in pairs if was != is_now]
+    return f" ({', '.join(found)})"

@@ -1,6 +1,6 @@
 """Rows to train on as numpy arrays or torch tensors: padded to one length, or packed end to end.
 
-The only module that imports numpy and torch, each when it is first needed. `Batch.arrays` and `Batch.packed` are the
+Imports numpy and torch when they are first needed. `Batch.arrays` and `Batch.packed` are the
 way in.
 """
 

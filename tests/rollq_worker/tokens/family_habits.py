@@ -140,4 +140,36 @@ FAMILY_HABITS: dict[str, Habit] = {
         "<param name=\"{{ k }}\">{% if v is string and ('<' in v or '\n' in v) %}<![CDATA[{{ v }}]]>{% else %}{{ v }}{% endif %}</param>{% endfor %}</function>{% endfor %}<|im_end|>\n"
         "{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     ),
+    # MiniMax-M3: every tag begins with a token, and values are nested
+    "minimax-m3": Habit(
+        "{%- set x = ']<]minimax[>[' %}{%- macro xml(v) %}{% if v is mapping %}{% for k, w in v.items() %}{{ x }}<{{ k }}>{{ xml(w) }}{{ x }}</{{ k }}>{% endfor %}{% elif v is string %}{{ v }}"
+        "{% elif v is iterable %}{% for w in v %}{{ x }}<item>{{ xml(w) }}{{ x }}</item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "]~!b[{%- for m in messages %}]~b]{{ 'ai' if m.role == 'assistant' else m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+        '{% if loop.first and tools %}{{ tools | tojson }}{% endif %}{% if m.tool_calls %}{{ x }}<tool_call>\n{% for c in m.tool_calls %}{{ x }}<invoke name="{{ c.function.name }}">\n'
+        "{%- for k, v in c.function.arguments.items() %}{{ x }}<{{ k }}>{{ xml(v) }}{{ x }}</{{ k }}>\n{% endfor %}{{ x }}</invoke>\n{% endfor %}{{ x }}</tool_call>{% endif %}[e~[\n{% endfor %}"
+        "{%- if add_generation_prompt %}]~b]ai\n{% endif %}",
+        added=["]~!b[", "]~b]", "[e~[", "]<]minimax[>[", *THINK],
+    ),
+    # Muse Glimmer: messages to recipients, with markup for calls
+    "muse": Habit(
+        "{%- for m in messages %}{% if m.role != 'assistant' %}<|start|>{{ m.role }}{{ ' ' + m.name if m.role == 'tool' and m.name }}<|message|>{{ m.content }}{% if loop.first and tools %}{{ tools | tojson }}{% endif %}<|eot|>"
+        "{%- else %}{% if m.reasoning_content %}<|start|>assistant to=self<|message|>{{ m.reasoning_content }}<|eom|>{% endif %}{% if m.content or not m.tool_calls %}<|start|>assistant to=user<|message|>{{ m.content }}{{ '<|eom|>' if m.tool_calls else '<|eot|>' }}{% endif %}"
+        '{%- for c in m.tool_calls or [] %}<|start|>assistant to={{ c.function.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ c.function.name }}">\n{% for k, v in c.function.arguments.items() %}'
+        "<atem:parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</atem:parameter>\n{% endfor %}</atem:invoke>\n</atem:function_calls>{{ '<|eot|>' if loop.last else '<|eom|>' }}{% endfor %}"
+        "{%- endif %}{%- endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+        added=["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
+    ),
+    # Inkling: each message says of which kind it is, and another token ends the turn
+    "inkling": Habit(
+        "{%- set token = {'user': '<|message_user|>', 'assistant': '<|message_model|>', 'system': '<|message_system|>', 'tool': '<|message_tool|>'} %}{% if tools %}<|message_system|>tool_declare<|content_text|>{{ tools | tojson }}<|end_message|>{% endif %}"
+        "{%- for m in messages %}{% if m.role == 'tool' %}<|message_tool|>{{ m.name or '' }}<|content_text|>{{ m.content }}<|end_message|>{% else %}{% if m.reasoning_content %}<|message_model|><|content_thinking|>{{ m.reasoning_content }}<|end_message|>{% endif %}"
+        "{% if m.content %}{{ token[m.role] }}<|content_text|>{{ m.content }}<|end_message|>{% endif %}{% for c in m.tool_calls or [] %}<|message_model|>{{ c.function.name }}<|content_invoke_tool_json|>"
+        "{{ '{\"name\":' }}{{ c.function.name | tojson }},\"args\":{{ c.function.arguments | tojson }}}<|end_message|>{% endfor %}{{ '<|content_model_end_sampling|>' if m.role == 'assistant' }}{% endif %}{%- endfor %}"
+        "{% if add_generation_prompt %}<|message_model|>{% endif %}",
+        added=[
+            *[f"<|message_{role}|>" for role in ("user", "model", "system", "tool")],
+            *[f"<|content_{kind}|>" for kind in ("text", "thinking", "invoke_tool_json", "model_end_sampling")],
+            "<|end_message|>",
+        ],
+    ),
 }

@@ -17,6 +17,7 @@ PARSERS = {
     "apertus": "apertus2509",
     "gigachat31": "gigachat3",
     "hunyuan3": "hunyuan",
+    "minimax_m3": "minimax-m3",
 }
 """SGLang's name for a format, where it is another one."""
 

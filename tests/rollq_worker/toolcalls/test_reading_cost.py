@@ -11,6 +11,7 @@ from tests.rollq_worker.toolcalls.turns import TOOLS
 CODER = ["<tool_call>", "<function=f>", "<tool_call><function=f>", "<tool_call><function=f><parameter=s>"]
 SECTION, CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 BEGIN, BEGUN, SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+M3 = "]<]minimax[>["
 SOLAR = "<|tool_call:begin|>"
 UNITS = {
     "hermes": ["<tool_call>", "<tool_call>\n", '<tool_call>{"a":', '<tool_call>["', '<tool_call>{"name": "f"} '],
@@ -61,6 +62,9 @@ UNITS = {
         '<function name="f"><param name="s">',
         '<function name="f"><param name="s"><![CDATA[',
     ],
+    "minimax_m3": [f"{M3}<tool_call>", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<s>', f"{M3}<tool_call>{M3}<a>"],
+    "muse": ["<|start|>", " to=f<|message|>", '<atem:function_calls><atem:invoke name="f">', "<|eom|>"],
+    "inkling": ["<|message_model|>", "f<|content_invoke_tool_json|>{", "<|content_thinking|>", "<|end_message|>"],
     "gemma4": ["<|tool_call>", "<|tool_call>call:f{", '<|tool_call>call:f{s:<|"|>', "<|tool_call>call:f{l:["],
 }
 ENDS = ["", "</tool_call>", "</parameter>", "</arg_key>", "</arg_value>", '"', '<|"|>', "<|message|>"]

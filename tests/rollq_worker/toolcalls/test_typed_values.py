@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rollq_worker.toolcalls import PARSERS
@@ -70,7 +70,7 @@ def tool(schema: Any, defs: dict[str, Any]) -> Any:
 
 
 def test_these_formats_write_values_without_quotes():
-    assert BARE == ["glm45", "hunyuan3", "minicpm5", "minimax_m2", "qwen3_coder", "seed"]
+    assert BARE == ["glm45", "hunyuan3", "minicpm5", "minimax_m2", "minimax_m3", "muse", "qwen3_coder", "seed"]
 
 
 @pytest.mark.parametrize("name", BARE)
@@ -78,11 +78,15 @@ def test_these_formats_write_values_without_quotes():
 def test_a_value_is_read_as_its_type(name: str, data: st.DataObject):
     defs: dict[str, Any] = {}
     typed = data.draw(typed_values(defs))
+    assume(
+        name != "minimax_m3" or typed.value not in ([], {}) or not typed.kinds >= {"array", "object"}
+    )  # both: no tags
     written = WRITE[name]("f", {"x": typed.value})
     read = PARSERS[name](written, False, [tool(typed.schema, defs)])
     assert not read.errors
     found = read.calls[0].arguments["x"]
-    if "string" in typed.kinds and typed.value is not None:
+    in_tags = name == "minimax_m3" and isinstance(typed.value, list | dict) and typed.value
+    if "string" in typed.kinds and typed.value is not None and not in_tags:
         assert isinstance(found, str)  # text that may be a string is one
     else:
         assert found == typed.value and type(found) is type(typed.value)

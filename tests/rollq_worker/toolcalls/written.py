@@ -96,6 +96,28 @@ def minicpm(name: str, arguments: Arguments) -> str:
     return minicpm_call(*texts.items(), name=name)
 
 
+M3 = "]<]minimax[>["
+
+
+def nested(value: Json) -> str:
+    if isinstance(value, Mapping):
+        return "".join(f"{M3}<{key}>{nested(item)}{M3}</{key}>" for key, item in value.items())
+    return "".join(f"{M3}<item>{nested(item)}{M3}</item>" for item in value) if isinstance(value, list) else bare(value)
+
+
+def minimax_m3(name: str, arguments: Arguments) -> str:
+    inside = "".join(f"{nested({key: value})}\n" for key, value in arguments.items())
+    return f'{M3}<tool_call>\n{M3}<invoke name="{name}">\n{inside}{M3}</invoke>\n{M3}</tool_call>'
+
+
+def muse(name: str, arguments: Arguments) -> str:
+    inside = "".join(
+        f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n' for key, value in arguments.items()
+    )
+    call = f'<atem:function_calls>\n<atem:invoke name="{name}">\n{inside}</atem:invoke>\n</atem:function_calls>'
+    return f" to={name}<|message|>{call}"
+
+
 WRITE: Mapping[str, Write] = {
     "hermes": lambda name, arguments: (
         f'<tool_call>\n{{"name": "{name}", "arguments": {as_json(arguments)}}}\n</tool_call>'
@@ -134,4 +156,9 @@ WRITE: Mapping[str, Write] = {
     "hunyuan3": hunyuan,
     "kimi_k3": kimi_k3,
     "minicpm5": minicpm,
+    "minimax_m3": minimax_m3,
+    "muse": muse,
+    "inkling": lambda name, arguments: (
+        f'{name}<|content_invoke_tool_json|>{{"name":"{name}","args":{as_json(arguments)}}}<|end_message|>'
+    ),
 }

@@ -26,7 +26,9 @@ from rollq_worker.toolcalls.formats.json_lists import (
 )
 from rollq_worker.toolcalls.formats.llama3 import LLAMA3
 from rollq_worker.toolcalls.formats.markup import DEEPSEEK_V32, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN3_CODER, SEED
+from rollq_worker.toolcalls.formats.messages import INKLING, MUSE
 from rollq_worker.toolcalls.formats.mistral import MISTRAL
+from rollq_worker.toolcalls.formats.nested_markup import MINIMAX_M3
 from rollq_worker.toolcalls.formats.pythonic import LFM2, PYTHONIC
 from rollq_worker.toolcalls.formats.sections import DEEPSEEK_V31, KIMI_K2, SOLAR
 from rollq_worker.toolcalls.pieces import Reader, block_reader
@@ -64,6 +66,9 @@ PARSERS: Mapping[str, Reader] = {
     "hunyuan3": HUNYUAN3,
     "kimi_k3": KIMI_K3,
     "minicpm5": MINICPM5,
+    "minimax_m3": MINIMAX_M3,
+    "muse": MUSE,
+    "inkling": INKLING,
 }
 """The readers that come with rollq, by the names in the records of model families."""
 

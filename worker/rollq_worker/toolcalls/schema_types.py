@@ -59,13 +59,27 @@ class Parameters:
         string is one. Where every type is allowed, only null, objects and arrays are read, because a number and its
         text look the same. The text of an unknown parameter stays as it is.
         """
-        kinds = _of_property(self.schema, key, self.resolver)
+        kinds = self.kinds(key)
         if kinds is None:
             return text, ""
         value = typed(text, frozenset({"array", "null", "object"}) if kinds == _ALL else kinds)
         if (value is None and "null" not in kinds) or (isinstance(value, str) and "string" not in kinds):
             return None, f"must be of type {' or '.join(sorted(kinds)) or 'none'}, not {text.strip()[:40]!r}."
         return value, ""
+
+    def kinds(self, key: str) -> frozenset[str] | None:
+        """The JSON types that the schema allows for the property `key`; None when it does not know it."""
+        return _of_property(self.schema, key, self.resolver)
+
+    def fields(self, key: str) -> "Parameters":
+        """What the schema says of the fields of the object `key`."""
+        return Parameters({"anyOf": list(_found(self.schema, "properties", key, self.resolver))}, self.resolver)
+
+    def items(self, key: str, name: str) -> "Parameters":
+        """What it says of the items of the list `key`, as if each were a field called `name`."""
+        lists = {"anyOf": list(_found(self.schema, "properties", key, self.resolver))}
+        items = list(_found(lists, "items", None, self.resolver))
+        return Parameters({"properties": {name: {"anyOf": items}} if items else {}}, self.resolver)
 
 
 def parameters(tools: Sequence[Json], name: str) -> Parameters:
@@ -120,6 +134,20 @@ def _of_property(schema: Json, key: str, resolver: Any, depth: int = 0) -> froze
         return _ALL.intersection(*known)
     others = schema.get("additionalProperties")
     return _kinds(others, resolver) if isinstance(others, dict) else None
+
+
+def _found(schema: Json, word: str, key: str | None, resolver: Any, depth: int = 0) -> Iterator[Json]:
+    """The schemas that stand under `word` (of properties, under `key`) in a schema and in those that it is made of."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return
+    own = schema.get(word)
+    if key is not None:
+        own = own[key] if isinstance(own, dict) and key in own else schema.get("additionalProperties")
+    if isinstance(own, dict):
+        yield own
+    parts = [part for part, _ in _parts(schema, resolver)] + [option for all in _choices(schema) for option in all]
+    for part in parts:
+        yield from _found(part, word, key, resolver, depth + 1)
 
 
 def _alternatives(found: Sequence[frozenset[str] | None]) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from tests.rollq_worker.toolcalls.turns.markup_formats import (
     MINIMAX_TURNS,
     V32_TURNS,
 )
+from tests.rollq_worker.toolcalls.turns.message_formats import INKLING_TURNS, M3_TURNS, MUSE_TURNS
 from tests.rollq_worker.toolcalls.turns.pythonic_formats import LFM2_TURNS, PYTHONIC_TURNS
 from tests.rollq_worker.toolcalls.turns.token_formats import (
     DEEPSEEK_TURNS,
@@ -59,5 +60,8 @@ TURNS = [
     *HUNYUAN_TURNS,
     *KIMI_K3_TURNS,
     *MINICPM_TURNS,
+    *M3_TURNS,
+    *MUSE_TURNS,
+    *INKLING_TURNS,
 ]
 __all__ = ["TOOLS", "TURNS", "Turn"]

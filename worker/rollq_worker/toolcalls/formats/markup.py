@@ -168,7 +168,7 @@ def _value(text: str, tag: re.Match[str], known: Parameters, this: str) -> tuple
 
 _CDATA = ("<![CDATA[", "]]>")
 _BARE = re.compile(r"([^\s<>](?:[^<>\n]*[^\s<>])?)>")
-_QUOTED = re.compile(r'([^"<\n]+)">')
+QUOTED = re.compile(r'([^"<\n]+)">')
 _CODER = Markup(
     blocks=(("<tool_call>", "</tool_call>"),),
     function=("<function=", "</function>"),
@@ -186,7 +186,7 @@ MINIMAX_M2 = Markup(
     blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
     function=('<invoke name="', "</invoke>"),
     parameter=('<parameter name="', "</parameter>"),
-    name=_QUOTED,
+    name=QUOTED,
     form='Write <invoke name="name"><parameter name="key">value</parameter></invoke> between the tool_call tags.',
 ).reader()
 _DSML = "｜DSML｜"
@@ -212,7 +212,7 @@ MINICPM5 = Markup(
     blocks=(),
     function=('<function name="', "</function>"),
     parameter=('<param name="', "</param>"),
-    name=_QUOTED,
+    name=QUOTED,
     form='Write <function name="name"><param name="key">value</param></function>.',
     cdata=True,
 ).reader()

@@ -19,11 +19,15 @@ from rollq.errors import JobFailure, SettingsError
 from rollq.events import Message
 from rollq.job import NAMED_TOKENS, Json
 from rollq_worker.tokens.chat_template import ChatTemplate, LookedFor
+from rollq_worker.tokens.other_files import BPE, TEKKEN, TIKTOKEN, make_spec
+from rollq_worker.tokens.other_files import FILES as OTHER_FILES
 from rollq_worker.tokens.training_templates import template_text
 from rollq_worker.tokens.vocabulary import Vocabulary
 
 BUNDLED = Path(__file__).parent / "bundled" / "tokenizer"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+OLD_TEMPLATE = "chat_template.json"
+"""Where older models of images and text have their template."""
 MORE_TEMPLATES = "additional_chat_templates"
 """A folder of further templates; `tool_use.jinja` is the one for conversations with tools."""
 IMAGE_CONFIG = "preprocessor_config.json"
@@ -41,16 +45,18 @@ class Tokenizer:
         config: Mapping[str, Json],
         template: Json,
         image_processor: Mapping[str, Json] | None = None,
+        hash: str = "",
     ) -> None:
         """`template` is the Jinja text, or a mapping of names to texts. `image_processor`: what IMAGE_CONFIG holds.
+        `hash`: of the files of which `spec` was made, if it is no file.
 
         Raises SettingsError for an unusable spec.
         """
         self.name = name
         self._vocabulary = Vocabulary(name, spec)
         self._named = {key: _text(config[key]) for key in NAMED_TOKENS if config.get(key) is not None}
-        self.hash = hashlib.sha256(spec).hexdigest()
-        """Of tokenizer.json."""
+        self.hash = hash or hashlib.sha256(spec).hexdigest()
+        """Of tokenizer.json, or of the files in its place."""
         self.added = self._vocabulary.added
         self.added_tokens: dict[str, int] = {token.text: token.id for token in self.added}
         """Id by text: control tokens and tags."""
@@ -147,28 +153,33 @@ class Tokenizer:
 def load_tokenizer(where: str | None = None, template: str | None = None) -> Tokenizer:
     """The tokenizer of a directory or a hub name; None: the one in the package.
 
-    A directory holds tokenizer.json, tokenizer_config.json and a chat template: chat_template.jinja, or `chat_template`
-    in tokenizer_config.json; further ones may be in additional_chat_templates. `template` takes its place: the name of
-    a training template, or the path of a file. Raises SettingsError that names the directory and what is missing or
-    wrong.
+    A directory holds tokenizer.json, or one of `other_files` in its place, tokenizer_config.json, which tekken.json may
+    lack, and a chat template: chat_template.jinja, or `chat_template` in tokenizer_config.json or chat_template.json;
+    further ones may be in additional_chat_templates. `template` takes its place: the name of a training template, or
+    the path of a file. Raises SettingsError that names the directory and what is missing or wrong.
     """
     name = "the bundled tokenizer" if where is None else where
     folder = BUNDLED if where is None else find_tokenizer(where)
-    spec = _read(folder / FILES[0])
-    config = _object(folder / FILES[1])
+    config = _object(folder / FILES[1]) if (folder / FILES[1]).is_file() else {}
+    made = None if (folder / FILES[0]).is_file() else make_spec(folder, config)
+    spec = made.spec if made else _read(folder / FILES[0])
+    config = dict(made.config) if made else config
     if (folder / FILES[3]).is_file():
         config["generation"] = _object(folder / FILES[3])
     chosen = template_text(template) if template else _find_template(folder, config)
     images = _object(folder / IMAGE_CONFIG) if (folder / IMAGE_CONFIG).is_file() else None
-    return Tokenizer(name, spec, config, chosen, images)
+    return Tokenizer(name, spec, config, chosen, images, made.hash if made else "")
 
 
 def find_tokenizer(where: str) -> Path:
     """The directory of a tokenizer, downloaded if it is a hub name. Raises SettingsError when a file is missing."""
     folder = _folder(where)
-    for file in FILES[:2]:
-        if not (folder / file).is_file():
-            raise SettingsError(f"tokenizer {where}: {folder} has no {file}; it must hold {FILES[0]} and {FILES[1]}")
+    there = [file for file in (*FILES[:2], TEKKEN, TIKTOKEN, BPE[1]) if (folder / file).is_file()]
+    if not there or there == [FILES[1]]:
+        others = f"{TEKKEN}, {TIKTOKEN}, or {' and '.join(BPE)}"
+        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[0]}, nor what one can be made of ({others})")
+    if FILES[1] not in there and TEKKEN not in there:
+        raise SettingsError(f"tokenizer {where}: {folder} has no {FILES[1]}")
     return folder
 
 
@@ -181,7 +192,11 @@ def _folder(where: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(where, allow_patterns=[*FILES, IMAGE_CONFIG, f"{MORE_TEMPLATES}/*.jinja"]))
+        return Path(
+            snapshot_download(
+                where, allow_patterns=[*FILES, *OTHER_FILES, OLD_TEMPLATE, IMAGE_CONFIG, f"{MORE_TEMPLATES}/*.jinja"]
+            )
+        )
     except Exception as e:  # the hub's client raises errors of several libraries
         raise SettingsError(
             f"tokenizer {where}: no such directory, and the hub did not deliver it ({type(e).__name__}:"
@@ -221,6 +236,8 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
         default = _text_of(folder / FILES[2])
         return {**more, "default": default} if more else default
     template = config.get("chat_template")
+    if template is None and (folder / OLD_TEMPLATE).is_file():
+        template = _object(folder / OLD_TEMPLATE).get("chat_template")
     if isinstance(template, str) and template:
         return template
     try:
@@ -228,7 +245,9 @@ def _find_template(folder: Path, config: Mapping[str, Json]) -> Json:
             return {str(entry["name"]): str(entry["template"]) for entry in template}
     except (KeyError, TypeError) as e:
         raise SettingsError(f"{folder / FILES[1]}: chat_template is a list, but not of templates") from e
-    raise SettingsError(f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]}")
+    raise SettingsError(
+        f"tokenizer {folder}: no chat template, neither {FILES[2]} nor chat_template in {FILES[1]} or {OLD_TEMPLATE}"
+    )
 
 
 def _text(token: Json) -> str:

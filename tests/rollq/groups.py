@@ -11,11 +11,11 @@ from rollq.ledger.replies import TakenGroup
 from tests.rollq.samples import group, play
 
 
-def play_groups(ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0) -> None:
+def play_groups(ledger: Ledger, *names: str, size: int = 2, reward: float = 1.0, version: str = "1") -> None:
     """Plays every job of these groups of run r."""
     for name in names:
         for sample in range(size):
-            play(ledger, f"r/{name}/{sample}", reward)
+            play(ledger, f"r/{name}/{sample}", reward, version)
 
 
 def finish_groups(ledger: Ledger, *names: str, seal: bool = False, reward: float = 1.0, **changes: object) -> None:

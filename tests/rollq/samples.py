@@ -66,8 +66,9 @@ def closed(reward: float = 1.0, stop: Stop = Stop.DONE) -> Closed:
     return Closed(stop=stop, reward=reward, info={"why": "it is red"}, at=4.0)
 
 
-def events(reward: float = 1.0) -> list[Event]:
-    return [prompt(), sampled(0), observed(0), sampled(1), observed(1, done=True), closed(reward)]
+def events(reward: float = 1.0, version: str = "1") -> list[Event]:
+    turns = [sampled(0, version=version), observed(0), sampled(1, version=version), observed(1, done=True)]
+    return [prompt(), *turns, closed(reward)]
 
 
 def trajectory(reward: float = 1.0, of: Job | None = None) -> Trajectory:
@@ -117,10 +118,10 @@ def journal(ledger: Ledger, job_id: str, lease: str, some: Sequence[Event]) -> i
     return len(some) + 1
 
 
-def play(ledger: Ledger, job_id: str, reward: float = 1.0, **extras: Extra) -> str:
-    """The whole episode, with these arrays beside it; returns its lease."""
+def play(ledger: Ledger, job_id: str, reward: float = 1.0, version: str = "1", **extras: Extra) -> str:
+    """The whole episode, sampled by weights of that version, with these arrays beside it; returns its lease."""
     lease = claim(ledger, job_id, f"token-{job_id}-{reward}").lease
-    *some, end = events(reward)
+    *some, end = events(reward, version)
     index = journal(ledger, job_id, lease, some)
     blob = encode_event(end, job_id)
     if extras:

@@ -29,14 +29,14 @@ from rollq.errors import (
 )
 from rollq.functions import Filter, Keep, Reward, RewardFunction
 from rollq.job import Purpose
-from rollq.ledger.constants import HOLD_S
+from rollq.ledger.constants import HOLD_S, STALE
 from rollq.ledger.deliveries import Deliveries, Opened, Taken, named_session
 from rollq.ledger.job_extras import check_names
 from rollq.ledger.reader import LedgerReader
 from rollq.ledger.replies import TakenGroup
 from rollq.ledger.versions import Versions
 from rollq.servers.connection import RetryLoop, retry
-from rollq.training.staleness import version_names
+from rollq.training.staleness import staleness, version_names
 
 log = logging.getLogger("rollq")
 
@@ -162,7 +162,7 @@ class Consumer:
             taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
                 self._dropped, self._since = taken.dropped, 0.0
-                if batch := self._batch(step, taken.groups, taken.policy_step):
+                if batch := self._batch(step, taken.groups, taken.policy_step, taken.max_staleness):
                     return batch
                 continue
             if self._as_it_was(step):  # the hold ran out, and another consumer has its groups
@@ -235,11 +235,14 @@ class Consumer:
         lost = taken.dropped > self._dropped and time.monotonic() - began >= EXHAUSTED_S
         return lost and not taken.others
 
-    def _batch(self, step: int, taken: Sequence[TakenGroup], policy_step: int | None) -> Batch | None:
+    def _batch(
+        self, step: int, taken: Sequence[TakenGroup], policy_step: int | None, bound: int | None
+    ) -> Batch | None:
         """The batch of these groups; None when another take has to come first.
 
-        That is so when the filter does not keep all of them, and when a trajectory cannot be read: then its job is
-        rejected, and no group of the batch is held any more.
+        That is so when the filter does not keep all of them, when one has a token that is beyond the run's `bound` on
+        staleness or of unknown weights, and when a trajectory cannot be read: then its job is rejected, and no group of
+        the batch is held any more.
         """
         token = self._token(step)
         self._holds.set(token, len(taken))
@@ -255,11 +258,17 @@ class Consumer:
             self._holds.drop(token)  # no caller gets this batch, so it must be handed out again
             raise
         if unwanted:
-            self._leave_out(step, unwanted, left=len(taken) - len(unwanted))
+            self._leave_out(step, unwanted, self._selection.reason, left=len(taken) - len(unwanted))
             return None
-        groups = self._selection.finish(taken)
+        groups = self._selection.groups(taken)
         names = version_names(trajectory for group in groups for trajectory in group.trajectories)
         version_steps = self._retry(lambda: self._versions.steps(sorted(names)))
+        if bound is not None and not self._as_it_was(step):
+            ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}
+            if stale := [name for name, age in ages.items() if age is None or age > bound]:
+                self._leave_out(step, stale, STALE, left=len(groups) - len(stale))
+                return None
+        self._selection.clear()
         with suppress(ValueError):
             self._takeover.remove(step)
         self._step = max(self._step, step + 1)
@@ -277,11 +286,11 @@ class Consumer:
             version_steps=version_steps,
         )
 
-    def _leave_out(self, step: int, groups: Sequence[str], *, left: int) -> None:
-        """The filter does not keep these groups: the batch is filled up with others."""
+    def _leave_out(self, step: int, groups: Sequence[str], reason: str, *, left: int) -> None:
+        """The batch does not keep these groups: it is filled up with others."""
         token, self._filling = self._token(step), step
         for group in groups:
-            skip = partial(self._deliveries.skip, token, group, self._selection.reason, owner=self._owner, filling=True)
+            skip = partial(self._deliveries.skip, token, group, reason, owner=self._owner, filling=True)
             with suppress(NotHeld):  # the next take finds out what is still held
                 self._retry(skip)
         if left:

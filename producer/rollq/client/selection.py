@@ -60,13 +60,12 @@ class Selection:
                 self._groups[found.id] = group
         return unwanted
 
-    def finish(self, taken: Sequence[TakenGroup]) -> list[Group]:
-        """The groups of the batch, in their order. The next batch begins."""
-        groups = [self._groups[found.id] for found in taken]
-        self.clear()
-        return groups
+    def groups(self, taken: Sequence[TakenGroup]) -> list[Group]:
+        """The groups of the batch, in their order."""
+        return [self._groups[found.id] for found in taken]
 
     def clear(self) -> None:
+        """The next batch begins."""
         self._groups = {}
 
     def _group(self, taken: TakenGroup, *, redelivered: bool) -> Group:

@@ -125,13 +125,18 @@ class Pull:
         """How often each job was acknowledged, or received with --no-ack."""
         self.summary = Summary()
         self.rewards: list[float] = []
-        self.stalest: int | None = None
-        """The largest staleness of a batch; None in a run that publishes no steps."""
+        self.ages: set[int | None] = set()
+        """The staleness of the batches, in a run that publishes steps; None for one with tokens of unknown weights."""
         self._out = out
 
     @property
     def missing(self) -> int:
         return int(self.args.groups) - len(self.groups)
+
+    @property
+    def stalest(self) -> int | None:
+        """The largest staleness of a batch, if all are known."""
+        return max(0, *filter(None, self.ages), 0) if self.ages and None not in self.ages else None
 
     def receive(self, batch: Batch) -> None:
         """Writes the batch down, then acknowledges it. Raises NotHeld when another consumer has it by now."""
@@ -141,7 +146,7 @@ class Pull:
             batch.ack()
         self.rewards += batch.rewards
         if batch.policy_step is not None:
-            self.stalest = max(self.stalest or 0, batch.staleness.max)
+            self.ages.add(batch.staleness.max)
         for trajectory in batch.trajectories:
             self.jobs[trajectory.job.id] += 1
             self.summary.add(trajectory)

@@ -47,3 +47,5 @@ NEW = 6
 """Priority of new jobs for training."""
 LONGEST_SKIP = 64
 """Number of characters of the reason for which a trainer skips a group. Groups are counted by reason."""
+STALE = "stale"
+"""The reason when a group is beyond the run's bound on staleness. It is replaced as a dropped one is."""

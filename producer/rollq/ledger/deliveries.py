@@ -7,6 +7,7 @@ Every change is one Lua script, atomic and safe to repeat with the same argument
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn
 
 import redis
@@ -46,7 +47,7 @@ class Taken:
     over: bool = False
     """The run is sealed, and no groups come at all."""
     dropped: int = 0
-    """Number of dropped groups of both purposes."""
+    """Number of groups of both purposes that were dropped, or skipped as stale."""
     ends_s: float | None = None
     """Seconds until the first hold ends; None: no other consumer holds anything."""
     unread: bool = False
@@ -55,6 +56,8 @@ class Taken:
     """The published step; None: nothing was published, and the run has no admission."""
     published: int | None = None
     """How many times a policy was published; None: the reply does not say."""
+    max_staleness: int | None = None
+    """The bound that groups for training must keep; None: the run has no admission, or nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,10 @@ class Deliveries:
         status, *rest = self.scripts.call("take", args + [int(flag) for flag in (ordered, exact, again, wake, fill)])
         match status:
             case b"groups":
-                dropped, step, published, *rows = rest
+                dropped, step, published, bound, *rows = rest
                 found = [self._taken(*row) for row in rows]
-                return Taken(found, dropped=dropped, policy_step=_step(step), published=published)
+                known = partial(Taken, found, dropped=dropped, published=published)
+                return known(policy_step=_step(step), max_staleness=_step(bound))
             case b"again":
                 return Taken(unread=True)
             case b"fenced":

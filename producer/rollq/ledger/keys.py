@@ -51,6 +51,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
                                        members whose remains were deleted); tally:<sample> (what a done member adds
                                        to the totals)
     rollq:{run}:acked:<group>    str   what is left of an acknowledged group: settle.lua
+    rollq:{run}:stale            set   groups that were skipped as stale, to be replaced as dropped ones are
     rollq:{run}:prompts:<group>  hash  digest -> a first prompt that its members share
     rollq:{run}:job:<job>        hash  body (unless it is the group's with another sample), digest, deadline_s; state
                                        (queued leased done dead surplus); attempt (claims so far); token, worker,
@@ -132,6 +133,10 @@ class Keys:
     @property
     def confirmed(self) -> str:
         return f"{self.prefix}confirmed"
+
+    @property
+    def stale(self) -> str:
+        return f"{self.prefix}stale"
 
     def group(self, group: str) -> str:
         return f"{self.prefix}group:{group}"

@@ -239,7 +239,7 @@ class Ledger:
         return Refusal(status.decode(), float(rest[0]) if rest else None)
 
     def _claim(
-        self, job_id: str, token: str, attempt: int, seq: bytes, set_aside: int, body: bytes, length: int
+        self, job_id: str, token: str, attempt: int, seq: bytes, set_aside: int, body: bytes, length: int, oldest: bytes
     ) -> Claim | Refusal:
         lease = f"{attempt}#{token}"
         try:
@@ -250,7 +250,8 @@ class Ledger:
         except ContractError as e:
             self.fail(job_id, lease, FailureClass.JOB, str(e))
             return Refusal("unreadable", detail=str(e))
-        return Claim(job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length)
+        oldest_step = int(oldest) if oldest else None
+        return Claim(job.member(job.sample, int(seq)), attempt, lease, bool(set_aside), length, oldest_step)
 
     def journal(self, job_id: str) -> list[bytes]:
         """The claimed job's journal to go on with: header and events, encoded. Raises ContractError."""

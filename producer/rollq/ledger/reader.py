@@ -100,13 +100,18 @@ class LedgerReader:
         )
 
     def group_states(self, names: Sequence[str]) -> list[str]:
-        """The state of each group: open, ready, held, acked or dropped; empty for an unknown one."""
+        """The state of each group: open, ready, held, acked or dropped (also one that was skipped as stale); empty for
+        an unknown one."""
         pipe = self.redis.pipeline(transaction=False)
         for name in names:
             pipe.hget(self.keys.group(name), "state")
             pipe.exists(self.keys.acked(name))
+            pipe.sismember(self.keys.stale, name)
         found = self.scripts.guard("groups", pipe.execute)
-        return [text(state) or ("acked" if acked else "") for state, acked in zip(found[::2], found[1::2], strict=True)]
+        return [
+            text(state) or (("dropped" if stale else "acked") if acked else "")
+            for state, acked, stale in zip(found[::3], found[1::3], found[2::3], strict=True)
+        ]
 
     def journal(self, job_id: str, attempt: int) -> list[bytes]:
         """The journal that was set aside under `attempt`: header and events, encoded."""

@@ -68,6 +68,8 @@ class Claim:
     """Whether an earlier attempt's journal was set aside, so that this attempt starts with an empty one."""
     journal: int = 0
     """Number of entries of the journal to go on with (header and events); 0: there is nothing to resume."""
+    oldest_step: int | None = None
+    """Weights of an earlier step are too old for its tokens; None: the run has no bound, or nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)

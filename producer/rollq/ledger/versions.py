@@ -82,6 +82,15 @@ class Versions:
         steps = {name: whole(step, key, name) for name, step in zip(names, found, strict=True) if step is not None}
         return {name: int(name) for name in names if name.isascii() and name.isdigit()} | steps
 
+    def are_fresh(self, weight_version: str, oldest: int) -> bool:
+        """Whether these weights are of the `oldest` step or a later one. When the trainer has gone back to a checkpoint
+        since, those that are published now are fresh, too."""
+        step = self.steps([weight_version]).get(weight_version, -1)
+        if step >= oldest:
+            return True
+        published = self.published()
+        return published is None or step >= published.step
+
 
 def read_policy(
     key: str, step: bytes, version: bytes, batch: int, staleness: int, running: int, trained: int, capacity: int

@@ -75,6 +75,8 @@ class Fleet:
         self._pause = PauseMode(pause)
         self._update_timeout_s = update_timeout_s
         self._checksums = checksums
+        self._compiled: set[str] = set()
+        """Engines that were asked for a checksum before, by URL."""
 
     def update(self, path: str, version: str, report: Report | None = None) -> list[EngineUpdate]:
         """Load the weights in the folder `path`, as the engines see it, under the name `version`.
@@ -88,7 +90,7 @@ class Fleet:
         def one(engine: Engine) -> EngineUpdate:
             serving = engine.look()
             if serving != wanted:
-                engine.pause(self._pause, serving)
+                self._pause_one(engine, serving)
                 engine.load(path, version, self._update_timeout_s)
             return self._verified(engine, wanted, agreement)
 
@@ -146,7 +148,7 @@ class Fleet:
 
         def pause(engine: Engine) -> None:
             serving = engine.look()
-            engine.pause(self._pause, serving)
+            self._pause_one(engine, serving)
             if serving.paused is False:
                 generated.append(engine)
             elif serving.paused is None:
@@ -157,6 +159,13 @@ class Fleet:
             _, stuck = _parallel(generated, Engine.resume)
             raise _sync_error(version, {**failed, **stuck, **unclear}, away)
         return engines
+
+    def _pause_one(self, engine: Engine, serving: Serving) -> None:
+        """An engine compiles what its first checksum needs, which takes seconds: before the pause, not in it."""
+        if self._checksums and engine.url not in self._compiled:
+            engine.checksum(self._update_timeout_s)
+            self._compiled.add(engine.url)
+        engine.pause(self._pause, serving)
 
     def _verified(self, engine: Engine, wanted: Serving, agreement: "_Agreement") -> EngineUpdate:
         """The end of an update on one engine: see that it serves what it should, and let it generate."""

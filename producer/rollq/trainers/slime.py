@@ -224,10 +224,9 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def _metrics(batch: Batch, drops: Mapping[str, int]) -> dict[str, float]:
-    staleness = batch.staleness
+    staleness = {"max": batch.staleness.max, "mean": batch.staleness.mean}
     return {
-        "rollout/rollq/staleness_max": staleness.max,
-        "rollout/rollq/staleness_mean": staleness.mean,
+        **{f"rollout/rollq/staleness_{name}": value for name, value in staleness.items() if value is not None},
         "rollout/rollq/redelivered_groups": sum(group.redelivered for group in batch.groups),
         **{f"rollout/dynamic_filter/drop_{reason}": count for reason, count in drops.items()},
     }

@@ -14,10 +14,10 @@ class Staleness:
     It is below 0 where a trainer went back to a checkpoint and the tokens are of a later policy.
     """
 
-    max: int
-    """0 when no token's step is known, as is the mean."""
-    mean: float
-    """Over tokens, not trajectories."""
+    max: int | None
+    """None when the step of any token is not known: it may be the oldest."""
+    mean: float | None
+    """Over the tokens whose step is known, not over trajectories. None when none is."""
     unknown_tokens: int
     """Number of sampled tokens whose version was never published."""
 
@@ -44,9 +44,9 @@ def staleness(
                 tokens[span.version] = tokens.get(span.version, 0) + span.end - span.start
     known = {name: number for name, number in tokens.items() if policy_step is not None and name in version_steps}
     ages = {name: (policy_step or 0) - version_steps[name] for name in known}
-    total = sum(known.values())
+    total, unknown = sum(known.values()), sum(tokens.values()) - sum(known.values())
     return Staleness(
-        max=max(ages.values(), default=0),
-        mean=sum(ages[name] * number for name, number in known.items()) / total if total else 0.0,
-        unknown_tokens=sum(tokens.values()) - total,
+        max=None if unknown else max(ages.values(), default=0),
+        mean=sum(ages[name] * number for name, number in known.items()) / total if total else None,
+        unknown_tokens=unknown,
     )

@@ -54,7 +54,7 @@ def test_a_producer_goes_on_as_soon_as_a_policy_is_published(redis_url: str, cli
     thread.start()
     for step, name in enumerate("abc"):
         until(lambda at=step + 1: reader(ledger).stats()["submitted"] == 2 * at)
-        play_groups(ledger, name)
+        play_groups(ledger, name, version=str(step))
         batch = next(client.batches(1))
         assert batch.policy_step == batch.groups[0].started_step == step
         batch.ack()

@@ -17,6 +17,7 @@ from rollq.ledger.keys import RUNS
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.workers.live_workers import (
     AWAY,
+    OUTDATED,
     PAUSED,
     READY,
     SILENT_S,
@@ -221,6 +222,9 @@ class TestWorkers:
         live(ledger, engines=(used("http://a", STALLED),))
         said = explain(client.reader, **side)
         assert "The engine at http://a has requests and generates nothing. It may be paused, as for new weights" in said
+        live(ledger, engines=(used("http://a", OUTDATED),))
+        said = explain(client.reader, **side)
+        assert "The engine at http://a serves weights that are older than what a run has published" in said
         live(ledger, "v", engines=(used("http://a", PAUSED), used("http://c", READY)))
         assert explain(client.reader, **side) == ""
 

@@ -1,8 +1,8 @@
 """Random trainers, producers and workers under admission: no batch is older than the bound, and nothing waits for ever.
 
-Workers fail, groups are dropped, trainers skip groups, die, come back at a checkpoint and publish. The first machine's
-trainer does as the documentation says: for it admission alone holds the bound. The second one's consumers die without a
-name, publish what they like, and lose holds.
+Workers fail, engines are restarted with old weights, miss updates and get them late, groups are dropped, trainers skip
+groups, die, come back at a checkpoint and publish. The first machine's trainer does as the documentation says: for it
+admission alone holds the bound. The second one's consumers die without a name, publish what they like, and lose holds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bounded(RuleBasedStateMachine):
 
     @initialize(
         batch=st.integers(1, 3),
-        bound=st.sampled_from([0, 1, 3]),
+        bound=st.sampled_from([0, 0, 1, 1, 3]),
         running=st.sampled_from([None, None, 2]),
         first=st.sampled_from([0, 0, 1000]),
     )
@@ -58,7 +58,11 @@ class Bounded(RuleBasedStateMachine):
         self.calls, self.submitted = 0, 0
         self.began: dict[str, int] = {}
         """The published step at a group's first claim: no token of it is older."""
-        self.leases: dict[str, str] = {}
+        self.leases: dict[str, Claim] = {}
+        self.sampled: dict[str, int] = {}
+        """The step of the weights that sampled a finished group."""
+        self.engines = [first, first]
+        """The steps of the weights that they serve; -1: those that they were started with."""
         self.step = first
         """The published one. A run may begin at a late step."""
         self.begin()
@@ -92,6 +96,11 @@ class Bounded(RuleBasedStateMachine):
         return found
 
     @precondition(lambda self: hasattr(self, "began"))
+    @rule(engine=st.integers(0, 1), how=st.sampled_from(["restarted", "updated", "updated"]))
+    def engine_changes(self, engine: int, how: str) -> None:
+        self.engines[engine] = -1 if how == "restarted" else self.step
+
+    @precondition(lambda self: hasattr(self, "began"))
     @rule(producer=st.integers(0, 1), groups=st.integers(1, 8))
     def producer_submits(self, producer: int, groups: int) -> None:
         for _ in range(groups):
@@ -117,22 +126,30 @@ class Bounded(RuleBasedStateMachine):
         if name not in self.leases:
             got = self.ledger.claim(job_id, worker="w", token=self.token("c"))
             assert isinstance(got, Claim)
-            self.leases[name] = got.lease
+            assert got.oldest_step == self.step
+            self.leases[name] = got
             self.began.setdefault(name, self.step)
         if end == "leased":
             return
-        lease = self.leases.pop(name)
+        oldest = self.leases[name].oldest_step
+        assert oldest is not None
+        fresh = [step for step in self.engines if self.versions.are_fresh(str(step), oldest)]
+        if end == "done" and not fresh:
+            return  # the worker waits
+        lease = self.leases.pop(name).lease
         if end == "released":
             self.ledger.release(job_id, lease)
         elif end == "env":
             self.ledger.fail(job_id, lease, FailureClass.ENV, "it broke")
         else:
-            events = [prompt(), sampled(0, version=str(self.step)), observed(0, done=True), closed()]
+            self.sampled[name] = fresh[0]
+            events = [prompt(), sampled(0, version=str(fresh[0])), observed(0, done=True), closed()]
             blobs = [encode_header(Header(attempt=1)), *(encode_event(event, job_id) for event in events)]
             self.ledger.complete(job_id, lease, 0, blobs)
 
     def all_play(self) -> None:
         """Producers and workers do what they can."""
+        self.engines = [self.step, -1]
         before = -1
         while before < self.submitted:
             before = self.submitted
@@ -183,6 +200,7 @@ class TrainerByTheBook(Bounded):
             found = self.taken(self.batch, self.hold(number), owner=self.owner)
         for got in found.groups:
             assert number - self.began[got.id] <= self.bound
+            assert number - self.sampled[got.id] <= self.bound
         for got in found.groups[1 : 1 + skips]:
             self.deliveries.skip(self.hold(number), got.id, "rewards agree", owner=self.owner)
         if found.groups:
@@ -244,6 +262,7 @@ class CarelessTrainers(Bounded):
         found = self.taken(data.draw(st.integers(1, self.batch)), token)
         for got in found.groups:
             assert self.step - self.began[got.id] <= self.bound
+            assert self.step - self.sampled[got.id] <= self.bound
         if found.groups:
             self.holds[token] = [got.id for got in found.groups]
 

@@ -13,6 +13,8 @@ from tests.rollq.trainers.fake_engines import HANG, OLD, FakeEngine, FakeSmg, se
 from tests.waiting import until
 
 STEPS = ["/pause_generation", "/update_weights_from_disk", "/weights_checker", "/flush_cache", "/continue_generation"]
+FIRST = ["/weights_checker", *STEPS]
+"""An engine compiles what its first checksum needs: before the pause."""
 WEIGHTS = "/weights/7"
 
 
@@ -28,13 +30,26 @@ class TestUpdate:
         engine.waiting = 3
         with serving(engine) as urls:
             [done] = Fleet(urls).update(WEIGHTS, "7")
-        assert engine.posts == STEPS
+        assert engine.posts == FIRST
         assert engine.body("/pause_generation") == {"mode": "retract"}
         loaded = engine.body("/update_weights_from_disk")
         assert (loaded["model_path"], loaded["weight_version"], loaded["flush_cache"]) == (WEIGHTS, "7", False)
         assert (engine.version, engine.paused, engine.waiting) == ("7", None, 3)
         assert (done.url, done.server, done.loaded) == (engine.url, "0.5.23", True)
         assert done.paused_s > 0 and done.checksum
+
+    def test_only_the_first_update_asks_for_a_checksum_before_its_pause(self) -> None:
+        engine = FakeEngine()
+        with serving(engine) as urls:
+            fleet = Fleet(urls)
+            fleet.update(WEIGHTS, "7")
+            engine.calls.clear()
+            fleet.update("/weights/8", "8")
+        assert engine.posts == STEPS
+        with serving(engine) as urls:
+            engine.calls.clear()
+            Fleet(urls, checksums=False).update(WEIGHTS, "7")
+        assert engine.posts == [step for step in STEPS if step != "/weights_checker"]
 
     def test_an_older_server_aborts(self) -> None:
         engine = FakeEngine(OLD)
@@ -57,7 +72,7 @@ class TestUpdate:
         engine = FakeEngine()
         with serving(engine) as urls:
             Fleet(urls, pause="in_place").update(WEIGHTS, "7")
-        assert engine.posts == [step for step in STEPS if step != "/flush_cache"]
+        assert engine.posts == [step for step in FIRST if step != "/flush_cache"]
 
     def test_an_engine_that_has_the_weights_is_left_alone(self) -> None:
         engines = [FakeEngine(), FakeEngine()]
@@ -77,7 +92,7 @@ class TestUpdate:
             setattr(engine, name, value)
         with serving(engine) as urls:
             [done] = Fleet(urls).update(WEIGHTS, "7")
-        assert done.loaded and engine.posts == STEPS and engine.paused is None
+        assert done.loaded and engine.posts == FIRST and engine.paused is None
 
     def test_no_engine_waits_for_one_that_hangs(self) -> None:
         engines = [FakeEngine() for _ in range(3)]
@@ -98,7 +113,7 @@ class TestUpdate:
             done = Fleet(smg).update(WEIGHTS, "7")
             assert Fleet(smg).versions() == {engine.url: "7" for engine in engines}
         assert [one.url for one in done] == [engine.url for engine in engines]
-        assert all(engine.posts == STEPS for engine in engines)
+        assert all(engine.posts == FIRST for engine in engines)
 
 
 class TestFailures:

@@ -278,7 +278,7 @@ def test_admission_goes_on_with_each_rollout(source: Make, engine: FakeEngine, l
         with Client(made.settings.redis_url, run="r") as client:
             for name in "abcd":
                 client.submit(group(name))
-                play_groups(ledger, name)
+                play_groups(ledger, name, version=engine.version)
                 entered.append(name)
 
     producer = threading.Thread(target=produce)

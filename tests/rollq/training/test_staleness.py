@@ -25,11 +25,11 @@ def test_the_oldest_token_and_the_mean_count() -> None:
 
 
 def test_tokens_of_an_unpublished_version_are_counted_apart() -> None:
-    assert batch(5, {"a": 5}, "a", "default").staleness == Staleness(max=0, mean=0.0, unknown_tokens=2)
+    assert batch(5, {"a": 4}, "a", "default").staleness == Staleness(max=None, mean=1.0, unknown_tokens=2)
 
 
 def test_without_a_published_step_nothing_is_known() -> None:
-    assert batch(None, {"1": 1}, "1").staleness == Staleness(max=0, mean=0.0, unknown_tokens=2)
+    assert batch(None, {"1": 1}, "1").staleness == Staleness(max=None, mean=None, unknown_tokens=2)
 
 
 def test_a_trainer_at_an_earlier_checkpoint_trains_on_later_tokens() -> None:

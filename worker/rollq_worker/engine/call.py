@@ -11,6 +11,7 @@ from rollq_worker.engine.availability import AllAway, OutageClock
 from rollq_worker.engine.limits import Vocabulary
 from rollq_worker.engine.quarantine import DEATHS, Check, Quarantine, Suspect
 from rollq_worker.engine.request import PromptWriter
+from rollq_worker.engine.weights import Accepts, WeightWaits
 from rollq_worker.protocols import PromptImages, Routing
 
 
@@ -32,6 +33,10 @@ class Call:
     """Whether another engine should take the call over from the one at that address."""
     images: PromptImages | None = None
     """The images of the prompt."""
+    accepts: Accepts | None = None
+    """Which weights may sample; None: all."""
+    probes: bool = False
+    """Whether it asks for a single token, to see which weights sample it."""
     avoided: set[str] = field(default_factory=set)
     """Addresses of engines that were up and failed."""
     unavailable: int = 0
@@ -50,6 +55,11 @@ class Call:
     def group(self) -> str:
         """The run and the group of the job, as in `run/group`."""
         return self.key.rpartition("/")[0]
+
+    @property
+    def run(self) -> str:
+        """The run of the job."""
+        return self.key.partition("/")[0]
 
     def engine_failed(self, quarantine: Quarantine) -> None:
         """Note that the engine gave no answer, whatever the reason."""
@@ -74,5 +84,6 @@ class Shared:
         self.clock = OutageClock()
         self.away = AllAway(self.clock, engines)
         self.quarantine = Quarantine(self.clock)
+        self.weight_waits = WeightWaits(self.clock)
         self.vocabulary = Vocabulary(vocab_size)
         self.prompts = PromptWriter()

@@ -8,7 +8,6 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 
 import logging
 import random
-import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,9 @@ from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.scheduling.load_watch import Idle, LoadWatch
 from rollq_worker.engine.scheduling.placement import EnginePlacement
 from rollq_worker.engine.sglang_client import SGLangEngine
+from rollq_worker.engine.weights import Accepts
 from rollq_worker.protocols import Generated, PromptImages, Routing
-from rollq_worker.waiting import CHECK_S
+from rollq_worker.waiting import CHECK_S, wait
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,10 @@ class EnginePool:
         """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
+    def awaits_weights(self, run: str) -> bool:
+        """Whether a call of the run waits for an engine with weights that it accepts."""
+        return run in self._shared.weight_waits
+
     def usage(self) -> list[Usage]:
         """How each engine is used."""
         loads, placement = self._loads, self._placement
@@ -138,14 +142,15 @@ class EnginePool:
         check: Check,
         images: PromptImages | None = None,
         routing: Routing | None = None,
+        accepts: Accepts | None = None,
     ) -> Generated:
-        """Sample a continuation on the engine of the episode; see `protocols.Engine`.
+        """Sample a continuation on the engine of the episode; see `protocols.Engine`. `accepts`: which weights may.
 
         That is the engine of its group, unless that has too many episodes. When it goes away the request goes on
         elsewhere, and the episode stays there. So the rest of an aborted turn goes where its start was sampled.
         """
         with ExitStack() as quarantined:
-            call = Call(key, check, quarantined, routing, self._has_better, images)
+            call = Call(key, check, quarantined, routing, self._has_better, images, accepts)
             while True:
                 engine = self._enter(call)
                 try:
@@ -192,20 +197,27 @@ class EnginePool:
         return tuple(engine for engine in self._engines if engine.available)
 
     def _enter(self, call: Call) -> SGLangEngine:
-        """The engine for the call's turn. Waits while there is none."""
-        while not (fit := self._fit(call)):
-            time.sleep(CHECK_S)
-            call.check()
+        """The engine for the call's turn. Waits while there is none, and while none has weights that it accepts."""
+        if not (fit := self._fit(call)):
+            with self._shared.weight_waits.of(call.run):
+                while not (fit := self._fit(call)):
+                    wait(CHECK_S, call.check)
         engines = {engine.url: engine for engine in fit}
         return engines[self._placement.enter(call.key, call.group, list(engines))]
 
     def _fit(self, call: Call) -> Sequence[SGLangEngine]:
         """The engines that the call may go to: those that are up, before those that failed it, before all others."""
-        engines = self._engines
+        engines = self._suiting(call)
         if len(engines) <= 1:
             return engines
         up = [engine for engine in engines if engine.available]
         return [engine for engine in up if engine.url not in call.avoided] or up or engines
+
+    def _suiting(self, call: Call) -> Sequence[SGLangEngine]:
+        """The engines whose weights the call accepts. One that is away is asked for them when it is back."""
+        if call.accepts is None:
+            return self._engines
+        return [engine for engine in self._engines if not engine.available or engine.suits(call)]
 
     def _has_better(self, call: Call, url: str) -> bool:
         engines = self._engines
@@ -216,4 +228,5 @@ class EnginePool:
             return True  # it was removed
         if here.available and url not in call.avoided:
             return False
-        return any(engine.available and engine.url not in call.avoided for engine in engines if engine is not here)
+        others = [engine for engine in engines if engine is not here and engine.url not in call.avoided]
+        return any(engine.available and engine.suits(call) for engine in others)

@@ -29,6 +29,7 @@ from rollq_worker.engine.reply import ContextExceeded, EngineUnavailable, Reques
 from rollq_worker.engine.request import Prompt
 from rollq_worker.engine.scheduling.engine_load import EngineLoad
 from rollq_worker.engine.vocabulary_proof import VocabularyProof
+from rollq_worker.engine.weights import ASK_S, ServedWeights
 from rollq_worker.protocols import Generated, PromptImages, Routing
 from rollq_worker.waiting import backoff, wait
 
@@ -83,6 +84,7 @@ class SGLangEngine:
         self._limits = EngineLimits(self._control.get_json)
         self._tokenizer = TokenizerCheck(self._control.tokenize, proof)
         self._proof = proof
+        self._weights = ServedWeights(self._control.get_json, self.name)
         self._hung = False
 
     @property
@@ -90,6 +92,15 @@ class SGLangEngine:
         """Whether the engine takes requests, as far as this process knows. While it does not, claiming jobs is
         pointless."""
         return self._availability.up
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it serves weights that are too old for a run, as far as this process has seen lately."""
+        return self._weights.outdated
+
+    def suits(self, call: Call) -> bool:
+        """Whether the call accepts the weights that the engine serves. One that does not tell them is tried."""
+        return call.accepts is None or self._weights.suit(call.accepts)
 
     @property
     def outage_s(self) -> float:
@@ -132,6 +143,8 @@ class SGLangEngine:
         check = partial(self._check, call)
         while True:
             check()
+            if self.available and not self.suits(call):
+                raise EngineLeft
             room = min(max_new_tokens, self.room(len(ids)))
             if room <= 0:
                 return Generated(ids=array("I"), logprobs=array("f"), versions=(), finish=Finish.LENGTH)
@@ -141,7 +154,8 @@ class SGLangEngine:
                 self._shared.quarantine.enter(self.url, call.suspect, check)
                 try:
                     with self._turn(call, check):
-                        generated = self._generate.ask(ids, prompt, sampling, room, call)
+                        asked = ({}, 1) if call.probes else (sampling, room)
+                        generated = self._generate.ask(ids, prompt, *asked, call)
                 finally:
                     self._shared.quarantine.leave(self.url)
             except EngineUnavailable as e:
@@ -164,6 +178,8 @@ class SGLangEngine:
                 if self.tokenizer_differs():
                     continue  # another engine came back, and these ids are not ours
                 self._shared.quarantine.answered(self.url)
+                if not self._keeps(generated, call):
+                    continue
                 self.admit(generated.ids)
                 return generated
 
@@ -278,6 +294,20 @@ class SGLangEngine:
         if call.has_better(call, self.url):
             raise EngineLeft
 
+    def _keeps(self, generated: Generated, call: Call) -> bool:
+        """Whether the call accepts all weights that sampled the reply. If not, it waits for a moment.
+
+        A router does not tell what its engines serve, so it is asked for single tokens then.
+        """
+        if call.accepts is None:
+            return True
+        accepted = self._weights.sampled([span.version for span in generated.versions], call.accepts)
+        only_asked, call.probes = call.probes, not accepted and not self._weights.told
+        if not accepted:
+            with self._shared.weight_waits.of(call.run):
+                wait(ASK_S, call.check)
+        return accepted and not only_asked
+
     def _turn(self, call: Call, check: Check) -> AbstractContextManager[None]:
         """The turn of a suspect among those of all workers."""
         if call.suspect is None or self._suspect_lock is None:
@@ -286,6 +316,8 @@ class SGLangEngine:
 
     def _unavailable(self, error: EngineUnavailable, call: Call) -> None:
         self._availability.mark_down(str(error), unreachable=error.unreachable, refused=not error.unreachable)
+        if error.unreachable:
+            self._weights.forget()
         call.unavailable += 1
         if error.unreachable and call.connection_lost:  # a dying server's port closes last
             call.engine_died(self.url, self._shared.quarantine)
@@ -296,6 +328,8 @@ class SGLangEngine:
         """Wait until the engine is ready, and note whether it had died. Raises EngineFailure after too many
         failures."""
         lost = isinstance(error, ConnectionLost)
+        if lost:
+            self._weights.forget()
         pause_s = backoff(call.failed, *(CONNECTION_LOST_BACKOFF_S if lost else BACKOFF_S))
         if self._wait_until_ready(pause_s, call) and lost:
             call.engine_died(self.url, self._shared.quarantine)
@@ -331,3 +365,4 @@ class SGLangEngine:
         """The engine was unreachable, so it may be another one now."""
         self._limits.forget()
         self._tokenizer.forget()
+        self._weights.forget()

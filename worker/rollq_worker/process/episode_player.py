@@ -26,6 +26,8 @@ from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
+from rollq_worker.process.fresh_weights import FreshEngine
+from rollq_worker.process.time_spent import WatchedEngine
 from rollq_worker.protocols import Domain, Engine, Environment, Task, User
 from rollq_worker.rewards import longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
@@ -44,7 +46,7 @@ class EpisodePlayer:
     def __init__(
         self,
         settings: Settings,
-        engine: Engine,
+        engine: WatchedEngine,
         admit: Callable[[Sequence[int]], None],
         tokenizer: Tokenizer,
         name: str,
@@ -119,10 +121,13 @@ class EpisodePlayer:
             timed, user = self.watch(attempt, timed, user)
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
+        engine: Engine = self._engine
+        if claim.oldest_step is not None:
+            engine = FreshEngine(self._engine, attempt, claim.oldest_step)
         play = self._program(attempt) if is_program(job.agent) else partial(loop.play, renderer=renderer)
         return play(
             job,
-            engine=self._engine,
+            engine=engine,
             environment=timed,
             user=user,
             journal=attempt,

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 
 LEDGERS_KEPT = 256
 """Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
+WEIGHTS_PAUSE_S = 5.0
+"""Seconds for which a message waits while no engine has new enough weights for its run. Then the slot may play another
+run."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -104,6 +107,9 @@ class JobRunner:
             self._republish(ledger, job_id)
             self.misfits.rest()
             return {"stop": "refused: left to other workers"}
+        if not self._has_weights(run):
+            self._republish(ledger, job_id)
+            return {"stop": "refused: no engine has the run's weights"}
         try:
             claim = self._claim(ledger, job_id)
         except Drained:
@@ -122,6 +128,14 @@ class JobRunner:
         if summary["stop"] == "released" and self.misfits.leaves(run):
             self.misfits.rest()
         return summary
+
+    def _has_weights(self, run: str) -> bool:
+        """Whether no episode of the run waits for new enough weights. Else another one would only wait, too."""
+        until = time.monotonic() + WEIGHTS_PAUSE_S
+        while self.engine.awaits_weights(run):
+            if time.monotonic() > until or self.draining.wait(random.uniform(0.5, 1.5)):
+                return False
+        return True
 
     def _refused(self, ledger: Ledger, job_id: str, refusal: Refusal) -> Summary:
         """The message is spent. The ledger publishes the job again if another worker may play it."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rollq.client.waits.facts import Facts
 from rollq.ledger.constants import LEASE_S
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, STALLED, LiveWorker
+from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SILENT_S, STALLED, LiveWorker
 
 LISTED = 3
 """Number of names of a kind that are said."""
@@ -16,6 +16,11 @@ REMEDIES = {
     ),
     AWAY: "is away: start it, or take it off the list of engines (`--engine`). Nothing is lost meanwhile",
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
+    OUTDATED: (
+        "serves weights that are older than what a run has published, or not published, and is left alone until it"
+        " serves newer ones: load the published ones (`rollq sync`), or publish its own under the name that it has for"
+        " them"
+    ),
 }
 """What to do about an engine that generates nothing, by its state."""
 

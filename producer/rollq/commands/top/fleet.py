@@ -20,6 +20,7 @@ from rollq.ledger.keys import Keys
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.live_workers import (
     AWAY,
+    OUTDATED,
     PAUSED,
     READY,
     SILENT_S,
@@ -80,7 +81,7 @@ class EngineNow:
 
     url: str
     state: str
-    """READY, AWAY, PAUSED or STALLED, as most of its workers see it."""
+    """READY, AWAY, PAUSED, STALLED or OUTDATED, as most of its workers see it."""
     workers: int
     episodes: int
     running: int | None
@@ -259,7 +260,7 @@ def _engine(url: str, uses: Sequence[EngineUse]) -> EngineNow:
     most = partial(max, default=None)  # workers asked at different moments: the busiest answer
     return EngineNow(
         url=url,
-        state=max((READY, PAUSED, STALLED, AWAY), key=lambda state: states[state]),
+        state=max((READY, PAUSED, STALLED, OUTDATED, AWAY), key=lambda state: states[state]),
         workers=len(uses),
         episodes=sum(use.episodes for use in uses),
         running=most(use.running for use in uses if use.running is not None),

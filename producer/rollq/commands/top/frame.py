@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rollq.commands.dead_jobs import age
 from rollq.commands.top.fleet import EngineNow, FleetNow, RunNow
 from rollq.export.transcript import clean
-from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, SILENT_S, STALLED, LiveWorker
+from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SILENT_S, STALLED, LiveWorker
 from rollq.servers.refusal import MIB
 
 WIDE = 120
@@ -20,7 +20,7 @@ LEAST_ROWS = 1
 PACE_S = 60.0
 """Seconds over which finished rollouts are counted."""
 GOOD, BAD, SLOW, QUIET = "green", "bold red", "yellow", "dim"
-STYLES = {READY: GOOD, AWAY: BAD, PAUSED: SLOW, STALLED: BAD}
+STYLES = {READY: GOOD, AWAY: BAD, PAUSED: SLOW, STALLED: BAD, OUTDATED: BAD}
 NONE = "-"
 
 

@@ -3,13 +3,13 @@
 -- A filter's skip leaves the batch incomplete until it is filled (take.lua).
 -- reads and writes  run ready:<purpose> held:<purpose> open:<purpose> holds:<purpose> waiting:<purpose> count
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> acked:<group> prompts:<group>
---                   job:<job> journal:<job> journal:<job>#<attempt>
--- ARGV   token owner reason ('': trained on) filling (1: a filter skips) groups (none: all of the hold)
+--                   job:<job> journal:<job> journal:<job>#<attempt> stale
+-- ARGV   token owner reason ('': trained on; stale: to be replaced) filling (1: a filter skips) groups (none: all of the hold)
 -- reply  ok | lost group | fenced
 check_indexes()
 local token, owner, why, filling, names, groups, now_over = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', {}, {}, {}
 local meta, used = typed('run', 'hash'), 0
-local hold = typed('hold:' .. token, 'set')
+local hold, stale = typed('hold:' .. token, 'set'), typed('stale', 'set')
 for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
 if taken_over(token, owner) then return { 'fenced' } end
 local consumer, step, whole = consumer_of(token), step_of(token), #names == 0
@@ -37,6 +37,7 @@ for _, group in ipairs(groups) do
   redis.call('ZREM', prefix .. 'ready:' .. group.purpose, group.name)
   redis.call('SREM', hold, group.name)
   shrink(group, token)
+  if why == 'stale' then redis.call('SADD', stale, group.name) end
   if group.purpose == 'train' and not filling then used = used + 1 end
   count(why == '' and 'groups_acked' or 'groups_skipped')
   count(why == '' and 'delivered' or 'skipped', group.done)

@@ -4,7 +4,8 @@
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
 -- ARGV   id token worker tokenizer_hash template_hash schema (of what the worker can read)
--- reply  claimed attempt seq set_aside body journal_length | early not_before | tokenizer theirs template theirs |
+-- reply  claimed attempt seq set_aside body journal_length oldest (step whose weights may sample for the run's bound;
+--        '': any) | early not_before | tokenizer theirs template theirs |
 --        schema theirs | leased | done | dead | surplus | unknown
 --        (a job that cannot be read, or whose group cannot, is dead from now on)
 local id, token, worker, schema = ARGV[2], ARGV[3], ARGV[4], ARGV[7]
@@ -19,6 +20,12 @@ if not due and not got.err and not got[1] and redis.call('EXISTS', job) == 0 the
   local group, sample = parse(id)
   local acked = acked_record(group or '')
   return { acked and (acked.surplus[sample] and 'surplus' or 'done') or 'unknown' }
+end
+
+-- The group was let in at the published step or before, so tokens of that step keep the bound (admission.lua).
+local function oldest_step(group)
+  local step = hashes[4] and group.purpose == 'train' and whole(hashes[3], 0, MOST)
+  return step and tostring(step) or ''
 end
 
 local function read_job()
@@ -44,7 +51,7 @@ local body, length = got[4] or of_group or '', redis.pcall('LLEN', journal)
 local is_list = type(length) == 'number'
 if not is_list then length = 0 end
 if state == 'leased' then
-  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length }
+  return { 'claimed', attempt, tostring(group.seq), got[8] == '1' and 1 or 0, body, length, oldest_step(group) }
 end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again at once.
@@ -83,4 +90,4 @@ redis.call('ZADD', prefix .. 'leased', math.min(time + constants.lease_s, deadli
 local step = hashes[3] or (hashes[4] and '0')
 if step then redis.call('HSETNX', group.key, 'started', step) end
 count('claims')
-return { 'claimed', attempt, tostring(group.seq), set_aside, body, length }
+return { 'claimed', attempt, tostring(group.seq), set_aside, body, length, oldest_step(group) }

@@ -9,12 +9,12 @@
 -- A consumer that gets nothing may have itself woken (settle.lua: wake_consumers). An idle one asks for little.
 -- reads and writes  run open:<purpose> ready:<purpose> held:<purpose> holds:<purpose> waiting:<purpose> count
 --                   hold:<token> wake:<session> consumer:<purpose>:<name> group:<group> job:<job> acked:<group>
---                   prompts:<group> journal:<job> journal:<job>#<attempt>
+--                   prompts:<group> journal:<job> journal:<job>#<attempt> stale
 -- ARGV   groups token hold_s purpose owner ('': no name) since (when it began to wait; 0: now), then flags (1 or 0):
 --        ordered (no group before an open one of lower sequence) exact (no short batch) again (only what is held
 --        already) wake (when there may be more) fill (up to that number what is held already)
--- reply  groups dropped (of the run) step (the published one; '': none) published (times), then for each group: name seq
---          size handed started (the step at its first claim; '': not known), then the state of each member
+-- reply  groups dropped (of the run, or stale) step (the published one; '': none) published (times) bound (on staleness;
+--          '': none), then for each group: name seq size handed started (the step at its first claim; '': not known), then the state of each member
 --        | wait time known sealed open ready others (groups that others hold) last (1: no more come than are ready)
 --          over (1: none will come) dropped (groups) ends_s (until the first hold ends; -1: there is none)
 --          step published
@@ -30,12 +30,16 @@ local sealed, known, most, staleness, step, published =
   unpack(checked('run', 'hash', 'HMGET', 'sealed', 'seq', 'batch', 'staleness', 'step', 'published'))
 step, published = step or (most and '0') or '', stored_number(published)
 most = purpose == 'train' and most and stored_number(most) -- nil or false: without admission
+local bound = most and published > 0 and tostring(whole(staleness, 0, MOST) or 0) or ''
 local LIMIT = 1000
 
-local function dropped() return stored_number(field('count', 'groups_dropped')) end
+-- Those that are to be replaced: dropped and stale ones.
+local function dropped()
+  return stored_number(field('count', 'groups_dropped')) + stored_number(field('count', 'skipped:stale'))
+end
 
 local function hand_out(groups)
-  local reply = { 'groups', dropped(), step, published }
+  local reply = { 'groups', dropped(), step, published, bound }
   for _, group in ipairs(groups) do
     local row = { group.name, tostring(group.seq), group.size, group.handed, group.started }
     for sample = 0, group.members - 1 do
@@ -59,12 +63,14 @@ local function skip_old()
   end
   if #old == 0 then return false end
   check_indexes()
+  local stale = typed('stale', 'set')
   allow_without_memory()
   for _, name in ipairs(old) do
     local group = group_or_drop(name, time)
     if group then
       redis.call('ZREM', ready, name)
       shrink(group, token)
+      redis.call('SADD', stale, name)
       count('groups_skipped')
       count('skipped', group.done)
       count('skipped:stale')

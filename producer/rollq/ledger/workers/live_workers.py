@@ -25,9 +25,9 @@ LIVE_S = 15
 """Seconds without a registration after which a worker counts as dead."""
 SILENT_S = 8
 """Seconds without a registration after which a worker may well be dead."""
-READY, AWAY, PAUSED, STALLED = "ready", "away", "paused", "stalled"
+READY, AWAY, PAUSED, STALLED, OUTDATED = "ready", "away", "paused", "stalled", "outdated"
 """What a worker says of its engine. A paused one generates nothing until it is told to continue. A stalled one has
-requests, generates nothing, and does not say why."""
+requests, generates nothing, and does not say why. An outdated one serves weights that are too old for a run."""
 MAX_WAITS = 100
 """Number of waits that a worker tells of, the longest ones."""
 MAX_ENGINES = 64
@@ -53,7 +53,7 @@ class EngineUse(NamedTuple):
     url: str
     """Without a password."""
     state: str
-    """READY, AWAY, PAUSED or STALLED."""
+    """READY, AWAY, PAUSED, STALLED or OUTDATED."""
     episodes: int
     """Episodes of this worker that play there."""
     running: int | None = None

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 import rollq
-from rollq import cli
+from rollq import Client, cli
 from rollq.errors import RollqError
 from rollq.ledger.workers.live_workers import AWAY, PAUSED, READY, EngineUse, LiveWorker, register
 from rollq.servers.connection import connect
-from rollq.servers.health import Finding
+from rollq.servers.health import Finding, Level
 from rollq.settings import Endpoint, Settings
 from rollq_worker.commands.doctor import engines, environments, user_models
 from rollq_worker.commands.doctor.limited import Limited
 from rollq_worker.commands.doctor.redis_server import check_workers
 from rollq_worker.http_client import NoResponse
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
+from tests.rollq.samples import group
 from tests.rollq_worker.commands.doctor.conftest import Doctor
 from tests.rollq_worker.engine.engine_servers import ScriptedEngine, reply, scripted_engine
 
@@ -138,6 +139,22 @@ def test_engines_with_other_weights(engine: ScriptedEngine, tokenizer: Tokenizer
     engine.paths["/model_info"] = (200, {"weight_version": "v4"})
     (found,) = engines.versions_differ([*first, *engines.check(engine.url, tokenizer)])
     assert found.level == "warn" and "v3, v4" in found.says and "rollq sync" in found.remedy
+
+
+def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
+    found = [Finding("engine weights", Level.OK, "version v3", details={"weight_version": "v3"})]
+    settings = Settings(redis_url=redis_url)
+    with Client(redis_url, run="r") as client:
+        client.publish(3, "v3")
+        client.publish(4, "v4")
+        client.submit(group())
+        assert engines.too_old(settings, found) == []  # the run has no bound
+        client.admit(1, 0)
+        (said,) = engines.too_old(settings, found)
+        assert said.level == "warn" and "run r bounds staleness and has published version v4 (step 4)" in said.says
+        assert "that serve version v3 play none" in said.says and "rollq sync" in said.remedy
+        client.publish(3, "v3")  # the trainer went back
+        assert engines.too_old(settings, found) == []
 
 
 def test_lists_of_engines(doctor: Doctor, engine: ScriptedEngine, tmp_path: Path, redis_url: str) -> None:

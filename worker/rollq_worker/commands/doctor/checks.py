@@ -109,7 +109,8 @@ def _engines(args: argparse.Namespace, found: Settings, tokenizer: Tokenizer | N
     ]
     for check in running:
         checked += check.findings()
-    return checked + engines.versions_differ(checked)
+    old = Limited("weights", partial(engines.too_old, found, checked), REDIS_S, "see redis")
+    return [*checked, *engines.versions_differ(checked), *old.findings()]
 
 
 def _environments(asked: Sequence[str]) -> list[Finding]:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollq.errors import LedgerError, SettingsError
+from rollq.ledger.reader import LedgerReader
+from rollq.ledger.versions import Versions
 from rollq.ledger.workers.engine_addresses import read_list
+from rollq.ledger.workers.reaping import ActiveRuns
 from rollq.servers.connection import CONNECTION_ERRORS, connect
 from rollq.servers.health import Finding, Level
 from rollq.settings import FILE, REDIS, Settings
@@ -175,6 +178,34 @@ def versions_differ(found: Sequence[Finding]) -> list[Finding]:
         return []
     says = f"the engines serve different weight versions: {', '.join(sorted(versions))}"
     return [Finding("weights", Level.WARN, says, "load the same weights into all of them: rollq sync")]
+
+
+def too_old(settings: Settings, found: Sequence[Finding]) -> list[Finding]:
+    """What is wrong if engines serve weights with which workers play no job of a run."""
+    served = sorted({str(one.details["weight_version"]) for one in found if "weight_version" in one.details})
+    client = connect(settings.redis_url, retries=0)
+    try:
+        return [finding for run in ActiveRuns(client).names() for finding in _too_old(client, run, served)]
+    except (LedgerError, *CONNECTION_ERRORS):
+        return []  # the check of Redis says so
+    finally:
+        client.close()
+
+
+def _too_old(client: Any, run: str, served: Sequence[str]) -> list[Finding]:
+    standing = LedgerReader(client, run).standing()
+    policy = standing.published
+    if policy is None or standing.admission is None:
+        return []
+    steps = Versions(client, run).steps(served)
+    if not (old := [version for version in served if steps.get(version, -1) < policy.step]):
+        return []
+    says = (
+        f"run {run} bounds staleness and has published version {policy.weight_version} (step {policy.step}); engines"
+        f" that serve version {', '.join(old)} play none of its jobs"
+    )
+    remedy = "rollq sync loads the published weights, or publish under the name that the engines give theirs"
+    return [Finding("weights", Level.WARN, says, remedy)]
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.ledger.routed_experts import encode_part, keep_parts, parts_kept
+from rollq.ledger.versions import Versions
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.token_stats import TokenStats
 from rollq.trajectory import Header, Trajectory
@@ -243,6 +244,10 @@ class Attempt:
         """Write what is held back and give the job back at no cost."""
         self._write_before_end()
         self.ledger.release(self.job.id, self.lease)
+
+    def are_fresh(self, weight_version: str, oldest: int) -> bool:
+        """Whether these weights are of the `oldest` step or a later one: `Versions.are_fresh`."""
+        return self._call(lambda: Versions(self.ledger.redis, self.job.run).are_fresh(weight_version, oldest))
 
     def check(self) -> None:
         """Raises Fenced, Drained or DeadlineExceeded when the attempt must stop."""

@@ -1,0 +1,113 @@
+"""Groups whose tokens are older than the bound, or of unknown weights, reach no trainer while admission is on."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from rollq.client.client import Client
+from rollq.errors import PullTimeout
+from tests.rollq.groups import play_groups
+from tests.rollq.samples import group
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url, run="r") as connected:
+        yield connected
+
+
+def finish(client: Client, name: str, version: str) -> None:
+    client.submit(group(name))
+    play_groups(client.ledger, name, version=version)
+
+
+def names(client: Client, groups: int = 1) -> str:
+    with client.consumer() as consumer:
+        batch = consumer.next(groups, timeout=5)
+    assert batch
+    return "".join(found.id for found in batch.groups)
+
+
+def test_old_and_unknown_groups_are_skipped_and_make_room(client: Client) -> None:
+    client.admit(groups_per_batch=3, max_staleness=0)
+    client.publish(1)
+    for name, version in (("a", "0"), ("b", "1"), ("c", "default")):
+        finish(client, name, version)
+    with client.consumer() as consumer:
+        with pytest.raises(PullTimeout):
+            consumer.next(3, timeout=0.05)
+        for name in "de":  # in their places
+            finish(client, name, "1")
+        batch = consumer.next(3, timeout=5)
+        assert batch and [found.id for found in batch.groups] == ["b", "d", "e"]
+        assert (batch.staleness.max, batch.staleness.unknown_tokens) == (0, 0)
+    assert client.stats()["skips"] == {"stale": 2}
+
+
+def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:
+    client.admit(groups_per_batch=1, max_staleness=0)
+    client.publish(1)
+    finish(client, "a", "0")
+    with client.consumer() as consumer, pytest.raises(PullTimeout):
+        consumer.next(1, timeout=0.05)
+    assert client.reader.group_states(["a", "b"]) == ["dropped", ""]
+    refilled = client.refill(group("a"), times=0)
+    assert refilled.new == []
+    # A replacement is entered before `refill` waits for it.
+    assert next(iter(_replacements(client))) == ["r/a.r1/0", "r/a.r1/1"]
+
+
+def _replacements(client: Client) -> Iterator[list[str]]:
+    from rollq.client.submission import replacements
+
+    for jobs in replacements(client.reader, [group("a")], 1):
+        yield [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_without_a_bound_or_a_publication_nothing_is_skipped(client: Client, published: bool) -> None:
+    if published:
+        client.publish(5)
+    else:
+        client.admit(groups_per_batch=1, max_staleness=0)
+    finish(client, "a", "default")
+    assert names(client) == "a" and client.stats()["skips"] == {}
+
+
+def test_what_a_trainer_had_comes_again_as_it_was(client: Client) -> None:
+    client.admit(groups_per_batch=1, max_staleness=0)
+    client.publish(0)
+    finish(client, "a", "0")
+    with client.consumer(name="t") as consumer:
+        assert consumer.next(1)
+    client.publish(1)
+    with client.consumer(name="t") as consumer:
+        batch = consumer.next(1)
+    assert batch and (batch.groups[0].id, batch.staleness.max) == ("a", 1)
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, bound: int) -> None:
+    """Engines behind a worker that does not look at what they serve."""
+    draw = random.Random(bound)
+    client.admit(groups_per_batch=2, max_staleness=bound)
+    client.publish(0)
+    number, stale = 0, 0
+    with client.consumer() as consumer:
+        for step in range(8):
+            while True:
+                while client.reader.standing().admission.capacity > 0:  # type: ignore[union-attr]
+                    finish(client, f"g{number}", draw.choice([str(step), str(max(0, step - 2)), "default"]))
+                    number += 1
+                try:
+                    batch = consumer.next(2, timeout=0.05)
+                    break
+                except PullTimeout:
+                    continue
+            assert batch and batch.policy_step == step and batch.staleness.unknown_tokens == 0
+            assert batch.staleness.max is not None and batch.staleness.max <= bound
+            batch.ack()
+            client.publish(step + 1)
+    stale = client.stats()["skips"]["stale"]
+    assert 0 < stale <= number - 16

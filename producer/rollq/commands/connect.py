@@ -62,8 +62,8 @@ def explain_lost_redis(url: str) -> Iterator[None]:
         yield
     except CONNECTION_ERRORS as e:
         raise RollqError(
-            f"Redis at {mask_url(url)} went away and did not come back: {e}. What it had on its disk is not lost."
-            f" {no_answer(e) or 'Start it again'}, then repeat the same line"
+            f"Redis at {mask_url(url)} went away and did not come back: {str(e).rstrip('.')}. What it had on its"
+            f" disk is not lost. {no_answer(e) or 'Start it again'}, then repeat the same line"
         ) from e
 
 

@@ -304,7 +304,7 @@ def test_a_redis_that_goes_away_for_good_is_one_clear_line(
         assert pull(server.url, 1, "--wait") == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"rollq: Redis at {server.url} went away and did not come back: ")
-    assert last.endswith("start it again and repeat the same line")
+    assert last.endswith("Start it again, then repeat the same line")
 
 
 RULES = """

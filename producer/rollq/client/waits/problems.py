@@ -110,11 +110,11 @@ def _exhausted(f: Facts) -> str:
     counts = f"{waits}: {_places(f)}, {f.acked} acknowledged, {f.dropped} dropped"
     if f.held > f.own:
         counts += f". {_of_another(f)}"
-    dead = f"`rollq dead --run {f.run}` says why groups were dropped, and `rollq requeue` plays them again. "
+    dead = f"`rollq dead --run {f.run}` says why, `rollq requeue` plays them again. " if f.dropped else ""
+    fewer = f", ask for at most {f.ready}" if f.ready else ""
     return (
-        f"{counts}. {dead if f.dropped else ''}Submit more jobs{f', ask for at most {f.ready}' if f.ready else ''}, or"
-        " seal the run if no more come (`--seal`, `Client.seal()`). If it was sealed, Redis has lost the seal: repeat"
-        " the producer's line"
+        f"{counts}. {dead}Submit more jobs{fewer}, or seal the run (`--seal`, `Client.seal()`; again, if it was sealed:"
+        " Redis has lost the seal)"
     )
 
 

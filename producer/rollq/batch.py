@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollq.errors import ContractError
+from rollq.errors import ContractError, NotHeld
 from rollq.job import Json
 from rollq.training.advantages import estimate, grpo
 from rollq.training.arrays import Row, pack, pad
@@ -76,6 +76,7 @@ class Batch:
     version_steps: Mapping[str, int] = field(default_factory=dict)
     """The training step of each weight version that sampled the batch, where it is known: by `Client.publish`, or
     because its name is a whole number."""
+    acknowledged: bool = field(default=False, init=False)
 
     def ack(self) -> None:
         """Tell the ledger that the groups are trained on, so that no consumer gets them again.
@@ -83,14 +84,17 @@ class Batch:
         Safe to repeat. Raises NotHeld when the hold was lost: the groups were or will be given to another consumer.
         """
         self.on_ack()
+        self.acknowledged = True
 
     def skip(self, group_id: str, reason: str) -> None:
         """Do not train on this group, for example because all its rewards agree. It leaves the batch, counts under the
         reason (`stats()["skips"]`) and is not handed out again; the other groups stay.
 
         Safe to repeat. `reason` is one of few, of up to 64 characters; ContractError says so. Raises NotHeld when the
-        group is not of this batch, or the hold was lost.
+        group is not of this batch, or the hold was lost, or the batch is acknowledged.
         """
+        if self.acknowledged:
+            raise NotHeld(f"batch {self.step} is acknowledged, group {group_id} with it: skip before `ack`")
         self.on_skip(group_id, reason)
         self.groups = [group for group in self.groups if group.id != group_id]
 

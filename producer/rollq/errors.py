@@ -12,6 +12,7 @@
     │   ├── JournalConflict    the journal already holds another event at that index
     │   ├── Gap                a source's group does not follow the last one that the ledger has
     │   └── NotHeld            ack or extension of a batch that this consumer does not hold
+    ├── ClientClosed           a client or consumer was closed before this call
     ├── SyncError              an engine of a fleet does not serve the new weights
     ├── PullTimeout            not enough groups became ready in time
     ├── FunctionError          a filter or a reward function of the trainer raised, or returned what it may not
@@ -114,6 +115,10 @@ class Gap(LedgerError):
 
 class NotHeld(LedgerError):
     """This batch is not held under this token, or no longer."""
+
+
+class ClientClosed(RollqError, RuntimeError):
+    """The client or the consumer was closed before this call."""
 
 
 class SyncError(RollqError, RuntimeError):

@@ -98,7 +98,7 @@ class RewardFunction:
         where = f"job {trajectory.job.id}: the reward function {self.name}"
         try:
             found: Any = self.function(trajectory)
-            value = math.nan if isinstance(found, str | bytes) else float(found)
+            value = math.nan if found is None or isinstance(found, str | bytes) else float(found)
             if not math.isfinite(value):
                 raise ValueError(f"it returned {found!r:.80}, not a finite number")
         except Exception as e:

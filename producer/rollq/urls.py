@@ -62,9 +62,8 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as e:
-        # The error is not quoted: it may hold the password.
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from e
+    except ValueError:  # which may hold the password, and so is no cause that a traceback shows
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} (expected redis://HOST:PORT/DATABASE)") from None
     if parts.scheme not in ONE_SERVER:
         raise SettingsError(
             f"not an address of Redis: {mask_url(url)} (expected redis://, rediss://, unix://, sentinel:// or"

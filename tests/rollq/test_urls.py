@@ -48,6 +48,18 @@ def test_what_cannot_be_is_refused(url: str) -> None:
         check_url(url)
 
 
+@pytest.mark.parametrize("option", ["virtual_host=x", "socket_timeout=abc", "db=x"])
+def test_a_wrong_option_is_named(option: str) -> None:
+    with pytest.raises(SettingsError, match=rf"the option {option.partition('=')[0]} is unknown or has a wrong value"):
+        connect(f"redis://127.0.0.1:6379?{option}")
+
+
+def test_no_cause_of_an_error_has_a_part_of_the_password() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_url("redis://u:S3CRET/PASS@h:1/0")
+    assert "S3CRET" not in str(caught.value) and caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
 def test_no_password_is_shown() -> None:
     masked = mask_url(SENTINELS)
     assert masked == "sentinel://rollq:***@h1,h2:26380,[::1]:26381/3?service=ledger&sentinel_password=***"

@@ -1,5 +1,6 @@
 """What a client and its consumers may be asked for. It is checked once, where it enters."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from rollq.errors import ContractError, SettingsError
@@ -35,6 +36,13 @@ def check_days(days: float) -> None:
         raise SettingsError(f"keep: days must be a positive number of at most {MOST_DAYS}, not {days!r}")
 
 
+def check_ids(job_ids: Iterable[str]) -> Iterable[str]:
+    """Raises ContractError for a text in place of a list of ids."""
+    if isinstance(job_ids, str):
+        raise ContractError(f"give a list of ids of jobs, also of one: [{job_ids!r}]")
+    return job_ids
+
+
 def check_wanted(groups: int, timeout: float | None) -> None:
     """Raises ContractError unless a consumer can wait for that many groups, for that many seconds."""
     if type(groups) is not int or groups < 1:
@@ -47,7 +55,9 @@ def check_consumer(order: Order, name: str | None, step: int | None) -> None:
     """Raises ContractError unless a consumer may have this order, and begin after that step under this name."""
     if order not in ORDERS:
         raise ContractError(f"order must be {' or '.join(ORDERS)}, not {order!r}")
-    if step is not None and (name is None or type(step) is not int or not 0 <= step < LARGEST_STEP):
+    if step is not None and name is None:
+        raise ContractError("step is that of a named consumer's batch: give the consumer a name, too")
+    if step is not None and (type(step) is not int or not 0 <= step < LARGEST_STEP):
         raise ContractError(f"step is the number of a named consumer's batch, from 0, not {step!r}")
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ContractError(f"name {name!r} of a consumer must match {NAME.pattern}")

@@ -8,8 +8,10 @@ from __future__ import annotations  # most names are not there before there is a
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_wanted
+from rollq.client.arguments import Order, check_ahead, check_client, check_days, check_ids, check_wanted
+from rollq.client.closing import Closed
 from rollq.errors import ContractError, FailureClass, LedgerError, SettingsError
 from rollq.job import NAME, Purpose
 from rollq.ledger.constants import HOLD_S
@@ -80,6 +82,8 @@ class Client:
         self._hold_s = hold_s
         self._publisher = Publisher(settings.broker_url)
         self._evaluations: list[Evaluation] = []
+        self._consumers: WeakSet[Consumer] = WeakSet()
+        self._closed = False
         self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
         self._retry = retry
 
@@ -187,10 +191,11 @@ class Client:
     ) -> Iterator[Batch]:
         """Batches of `groups` groups, oldest first, until a sealed run has no more. The last batch may be short.
 
-        This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again a
-        minute after the loop ends; with a `name`, at once to the next process that uses it. A batch has groups of one
-        purpose only, so a trainer gets no eval groups. Keep `groups` at or below the producer's `submit(ahead=)`, or
-        the two wait for each other. `timeout` and `exact` are those of `Consumer.next`, the others those of `consumer`.
+        This consumer holds a batch until `batch.ack()`. Groups that it leaves unacknowledged are handed out again when
+        the client is closed, or a minute after the loop ends; with a `name`, at once to the next process that uses it.
+        A batch has groups of one purpose only, so a trainer gets no eval groups. Keep `groups` at or below the
+        producer's `submit(ahead=)`, or the two wait for each other. `timeout` and `exact` are those of `Consumer.next`,
+        the others those of `consumer`.
         """
         check_wanted(groups, timeout)
         consumer = self.consumer(purpose, order=order, name=name, step=step, keep=keep, reward=reward, extras=extras)
@@ -234,7 +239,7 @@ class Client:
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
         deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
-        return Consumer(
+        consumer = Consumer(
             deliveries,
             Purpose(purpose),
             self._hold_s,
@@ -246,6 +251,8 @@ class Client:
             extras=extras,
             look=self._producer.look,
         )
+        self._consumers.add(consumer)
+        return consumer
 
     def evaluate(
         self, tasks: Iterable[Job], k: int, version: str | None = None, *, name: str | None = None
@@ -305,17 +312,20 @@ class Client:
 
         Raises LedgerError for the first job that is not dead, or whose group is handed out without it.
         """
-        for job_id in job_ids:
+        for job_id in check_ids(job_ids):
             self._retry(partial(self.dead_letters.requeue, job_id))
 
-    def cancel(self, job_ids: Iterable[str] = (), *, group: str | None = None, run: bool = False) -> None:
+    def cancel(self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False) -> None:
         """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished members of a group, or
         those of the whole run, which takes no more groups then.
 
         Workers stop playing them within seconds. A group is then ready if it has `min_viable` graded members, else
-        dropped. Raises LedgerError for the first of `job_ids` that has already ended, and for an unknown group.
+        dropped. Raises LedgerError for the first of `job_ids` that has already ended, and for an unknown group;
+        ContractError when nothing is named.
         """
-        for job_id in job_ids:
+        if job_ids is None and group is None and not run:
+            raise ContractError(f"run {self.run}: cancel what? Give ids of jobs, group=, or run=True for all of it")
+        for job_id in check_ids(job_ids or ()):
             self._retry(partial(self.dead_letters.cancel, job_id))
         if group is not None:
             self._retry(lambda: self.dead_letters.cancel_group(group))
@@ -329,11 +339,19 @@ class Client:
         return self.reader.stats()
 
     def close(self) -> None:
+        """Close its consumers and evaluations, too. A closed client refuses every call (ClientClosed)."""
+        if self._closed:
+            return
+        self._closed = True
+        for consumer in self._consumers:
+            consumer.close()
         for evaluation in self._evaluations:
             evaluation.close()
         self._producer.close()
         self._publisher.close()
         self.ledger.redis.close()
+        closed: Any = Closed(f"the client of run {self.run}")
+        self.ledger = self.reader = self.versions = self.dead_letters = self._producer = closed
 
     def __enter__(self) -> Client:
         return self
@@ -342,9 +360,11 @@ class Client:
         self.close()
 
     def _batches(self, consumer: Consumer, groups: int, timeout: float | None, exact: bool) -> Iterator[Batch]:
-        with consumer:
+        try:
             while batch := consumer.next(groups, timeout, exact=exact):
                 for group in batch.groups:
                     self.delivered += 0 if group.redelivered else len(group.trajectories)
                     self.duplicates += len(group.trajectories) if group.redelivered else 0
                 yield batch
+        finally:
+            consumer.stop_renewing()

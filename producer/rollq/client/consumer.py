@@ -16,11 +16,14 @@ from functools import partial
 
 from rollq.batch import Batch
 from rollq.client.arguments import Order, check_consumer, check_wanted
+from rollq.client.closing import briefly
 from rollq.client.hold_renewal import HoldRenewal
 from rollq.client.selection import Selection, UnreadableJob
 from rollq.client.shortfall import late, missing_groups
 from rollq.client.waits import WaitLog, explain, holdup
 from rollq.errors import (
+    ClientClosed,
+    ContractError,
     FunctionError,
     LedgerError,
     NotHeld,
@@ -92,6 +95,7 @@ class Consumer:
         self._filling: int | None = None
         """The step of the batch that a filter left incomplete."""
         self._session, self._owner, self._step = uuid.uuid4().hex[:16], "", 0
+        self._closed = False
         self._takeover: deque[int] = deque()
         """Steps of batches that this consumer took over and has not handed on yet."""
         self._batches: dict[int, list[str]] = {}
@@ -153,12 +157,14 @@ class Consumer:
         version of rollq wrote a group. Raises ContractError for other numbers than those.
         """
         check_wanted(groups, timeout)
+        self._refuse_closed()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
         wait_log = WaitLog(lambda: self._said_by(explain, groups))
         if began - self._timed_out > LOOK_S:  # else it goes on with the wait that timed out
             self._since = 0.0
         while True:
+            self._refuse_closed()  # by another thread
             taken, step = self._take(groups, self._since, exact, deadline)
             if taken.groups:
                 self._dropped, self._since = taken.dropped, 0.0
@@ -301,8 +307,15 @@ class Consumer:
     def ack(self, up_to: int) -> None:
         """Acknowledge all batches of this consumer up to and with that step, for example once a checkpoint holds them.
 
-        Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged.
+        Safe to repeat. Raises NotHeld when a hold was lost; the other batches are acknowledged. Raises ContractError
+        for a step that no batch has had yet.
         """
+        self._refuse_closed()
+        if up_to >= self._step and up_to not in self._takeover:
+            raise ContractError(
+                f"run {self._deliveries.run}: no batch of this consumer has had step {up_to} yet: the next is"
+                f" {self._step}. To say what a checkpoint holds, open the consumer with step={up_to}"
+            )
         lost: NotHeld | None = None
         for step in sorted(step for step in {*self._batches, *self._takeover} if step <= up_to):
             try:
@@ -313,6 +326,7 @@ class Consumer:
             raise lost
 
     def _ack(self, step: int, groups: Sequence[str]) -> None:
+        self._refuse_closed()
         if step in self._rejected:
             raise NotHeld(f"run {self._deliveries.run}: batch {step} was rejected: its groups are handed out again")
         try:
@@ -323,6 +337,7 @@ class Consumer:
         self._forget(step)
 
     def _skip(self, step: int, group: str, reason: str) -> None:
+        self._refuse_closed()
         self._retry(lambda: self._deliveries.skip(self._token(step), group, reason, owner=self._owner))
         left = [name for name in self._batches.get(step, []) if name != group]
         if left:
@@ -345,8 +360,28 @@ class Consumer:
             self._takeover.remove(step)
 
     def close(self) -> None:
-        """Stop renewing. Groups that are still held go to other consumers once the hold has run out."""
+        """Give back what is held, so that other consumers get it now. The batches of a name stay, for the next process
+        that opens it. A closed consumer refuses to take or acknowledge anything.
+        """
+        if self._closed:
+            return
+        self._closed, left = True, self._holds.close()
+        if left and not self._owner and not briefly(partial(self._deliveries.give_back, left, self._purpose)):
+            log.warning(
+                "run %s: Redis did not answer a consumer that closes: others get its groups once its hold of %g s has"
+                " run out",
+                self._deliveries.run,
+                self._hold_s,
+            )
+
+    def stop_renewing(self) -> None:
+        """Its last batch may still be acknowledged until its hold has run out."""
         self._holds.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            kept = "its name keeps its batches" if self._owner else "its groups went to others"
+            raise ClientClosed(f"run {self._deliveries.run}: this consumer is closed, and {kept}")
 
     def __enter__(self) -> "Consumer":
         return self

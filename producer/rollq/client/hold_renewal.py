@@ -46,8 +46,11 @@ class HoldRenewal:
         with self._lock:
             return self._groups.pop(token, None) is not None
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
+        """Stop renewing. Returns the tokens of the holds that are left."""
         self._stop.set()
+        with self._lock:
+            return list(self._groups)
 
     def _run(self) -> None:
         pause, reachable = self._hold_s / 3, True

@@ -6,13 +6,12 @@ and enters them again: from what it keeps of the source, or by reading the sourc
 
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from rollq.client.celery_publisher import Publisher
+from rollq.client.closing import briefly
 from rollq.client.policy_publication import PolicyPublication
 from rollq.client.submission import PAGE, Source, replacements, whole_groups
 from rollq.client.waits import WaitLog, explain
@@ -32,8 +31,6 @@ ROOM_S = 1.0
 the wake-up."""
 ROOM = "producers"
 """The session under which producers wait for room."""
-FORGET_S = 2.0
-"""Seconds that closing waits for Redis. What is left there without an answer is a field of a hundred bytes."""
 
 
 class Producer:
@@ -116,18 +113,11 @@ class Producer:
                     self._go_back(source, gap)
 
     def close(self) -> None:
-        """Forgets in Redis how far the groups without a source got. Raises nothing."""
-
+        """Forgets in Redis how far the groups without a source got: a field of a hundred bytes, which stays if Redis
+        does not answer. Raises nothing."""
         self._look_for_fork()
-
-        def forget() -> None:
-            with suppress(Exception):  # the connection may be closed by now, or Redis away
-                self._ledger.forget_source(self._own.name)
-
         if self._own.name in self._sources:
-            thread = threading.Thread(target=forget, name="rollq-close", daemon=True)
-            thread.start()
-            thread.join(FORGET_S)
+            briefly(partial(self._ledger.forget_source, self._own.name))
 
     def _look_for_fork(self) -> None:
         """A forked process goes on as a producer of its own, because its parent submits too."""

@@ -12,15 +12,15 @@ from rollq.client.client import Client
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
-from rollq.servers.connection import CONNECTION_ERRORS, RETRIES, connect
+from rollq.servers.connection import CONNECTION_ERRORS, RETRIES, connect, retry
 from rollq.servers.durability import Durability
 from rollq.servers.health import check_redis
 from rollq.servers.refusal import no_answer
 from rollq.settings import Settings
 from rollq.urls import mask_url
 
-DISK = "MISCONF"
-"""What a refusal begins with, of PING as well, while Redis cannot write to its disk."""
+FOR_NOW = ("MISCONF", "BUSY ")
+"""What a refusal begins with, of PING as well, while Redis cannot write to its disk, or a script keeps it busy."""
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -44,7 +44,7 @@ def ping_redis(url: str) -> None:
     except redis.AuthenticationError as e:
         raise RollqError(f"Redis at {mask_url(url)} refuses this user or password: {e}") from e
     except redis.ResponseError as e:
-        if not str(e).startswith(DISK):  # it answers, and can still be read
+        if not str(e).startswith(FOR_NOW):  # each call of the command says what it is refused
             raise RollqError(f"Redis at {mask_url(url)} refuses: {e}") from e
     except redis.RedisError as e:
         if remedy := no_answer(e):
@@ -92,6 +92,8 @@ def open_client(
             durability=getattr(args, "durability", Durability.ASYNC),
         ) as connected,
     ):
+        if warn:
+            retry(connected.reader.exists)  # waits for a Redis that is busy, as the command itself does
         if warn and (wrong := check_redis(connected.ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         if known:

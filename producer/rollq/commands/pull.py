@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import fsum
+from math import fsum, inf
 from typing import Any
 
 from rollq.batch import Batch
@@ -34,6 +34,7 @@ from rollq.export.summary import Summary
 from rollq.export.trajectory_output import TrajectoryOutput
 from rollq.functions import Filter, RewardFunction
 from rollq.job import Purpose
+from rollq.servers.connection import retry
 
 LARGEST_BATCH = 64
 """Most groups in one batch, so that memory does not limit a pull."""
@@ -72,9 +73,7 @@ def add(commands: Commands) -> None:
         help="write these arrays, too, of the episodes that have them; they leave Redis with the others",
     )
     add_purpose(parser, "take groups that were submitted for training, or for evaluation (%(default)s)")
-    parser.add_argument(
-        "--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again a minute later"
-    )
+    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: the groups are handed out again")
     add_redis(parser)
     add_durability(parser)
     add_json(
@@ -183,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
             why = f"no more within {args.timeout:g} s"
         except KeyboardInterrupt:
             _report(args, pull)
-            raise KeyboardInterrupt("unacknowledged groups are handed out again within a minute") from None
+            raise KeyboardInterrupt("unacknowledged groups are handed out again") from None
         progress.close()
         if pull.missing:
             print(f"rollq: run {args.run_name}: {why}: {_missing(pull, client)}", file=sys.stderr)
@@ -196,7 +195,8 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
     args = pull.args
 
     def look() -> int:
-        standing, stats = client.reader.standing(args.purpose), client.stats()
+        patience_s = inf if args.timeout is None else args.timeout
+        standing, stats = retry(lambda: (client.reader.standing(args.purpose), client.stats()), patience_s)
         facts = {
             "groups": f"of run {args.run_name}",
             "ready": str(standing.ready),
@@ -250,7 +250,7 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
     if found.get("repeated"):
         print(f"{found['repeated']} of them were in {args.out} already, and are not written twice")
     if args.no_ack and found["groups"]:
-        print("not acknowledged: they are handed out again in a minute")
+        print("not acknowledged: they are handed out again")
     print(f"next: {_next_line(args) if found['groups'] else f'rollq stats --run {args.run_name}'}")
 
 

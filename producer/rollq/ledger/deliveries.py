@@ -211,6 +211,11 @@ class Deliveries:
                 " consumer has it or will get it"
             )
 
+    def give_back(self, tokens: Sequence[str], purpose: Purpose) -> None:
+        """End these holds now, so that other consumers get their groups."""
+        if tokens:
+            self.scripts.call("give_back", [purpose.value, *tokens])
+
     def reject(self, token: str, job_id: str, reason: str, *, owner: str = "") -> None:
         """End a job of this hold that cannot be read as dead, of class job, and give the whole hold back. Raises
         NotHeld."""

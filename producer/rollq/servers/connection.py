@@ -71,9 +71,13 @@ def connect(url: str, *, max_connections: int = 256, retries: int = RETRIES) -> 
         client: Any = (
             _servers_client(servers, options, retries) if servers else OneServer.from_url(url, **patient, **options)
         )
+        if not several:  # redis-py looks at most options when it connects
+            client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
     except (ValueError, TypeError) as e:
-        why = "no Redis Cluster, or the user lacks +cluster|slots" if servers else f"wrong options: {type(e).__name__}"
-        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({why})") from e
+        option = re.search(r"'(\w+)'", str(e))
+        wrong = f"the option {option[1]} is unknown or has a wrong value" if option else "an option is wrong"
+        why = "no Redis Cluster, or the user lacks +cluster|slots" if several else wrong
+        raise SettingsError(f"not an address of Redis: {mask_url(url)} ({why})") from None
     if not servers and client.connection_pool.connection_kwargs.get("decode_responses"):
         raise SettingsError(f"rollq stores bytes: remove decode_responses from {mask_url(url)}")
     return client  # type: ignore[no-any-return]

@@ -62,6 +62,8 @@ class Fleet:
         update_timeout_s: float = 1800.0,
         checksums: bool = True,
     ) -> None:
+        if isinstance(urls, str):
+            raise SettingsError(f"a fleet takes a list of addresses, also of one: Fleet([{mask_url(urls)!r}])")
         self._urls = [url.rstrip("/") for url in urls]
         if not self._urls:
             raise SettingsError("no engine is named or listed: a fleet has at least one")

@@ -93,10 +93,9 @@ def test_a_run_that_does_not_exist(redis_url: str, client: Client, ledger: Ledge
     assert "it does not exist yet; there are no runs yet" in explain(client.reader, wanted=1)
     ledger.submit(group())
     with Client(redis_url, run="q") as mistyped:
-        said = explain(mistyped.reader, wanted=1)
-    assert said.startswith("run q: it does not exist yet; runs there: r")
-    ledger.redis.zadd(RUNS, {"q": 1})
-    assert explain(mistyped.reader, wanted=1).startswith("run q: nothing was submitted to it yet")
+        assert explain(mistyped.reader, wanted=1).startswith("run q: it does not exist yet; runs there: r")
+        ledger.redis.zadd(RUNS, {"q": 1})
+        assert explain(mistyped.reader, wanted=1).startswith("run q: nothing was submitted to it yet")
 
 
 def test_the_run_that_was_meant_is_named() -> None:

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pyarrow.parquet as pq
 import pytest
+import redis
 
 from rollq import cli
 from rollq.client.client import Client
@@ -23,7 +26,7 @@ from rollq.ledger.ledger import Ledger
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.servers import connection
 from rollq.trajectory_extras import Extra
-from tests.rollq.groups import drop_group, end_holds, finish_groups
+from tests.rollq.groups import deliveries, drop_group, end_holds, finish_groups
 from tests.rollq.samples import group, play, reader
 
 
@@ -184,7 +187,7 @@ def test_the_last_progress_of_a_pull_is_how_it_ended(
         return take(self, *args, **options)
 
     finish_groups(ledger, "a")
-    assert pull(redis_url, 1, "--no-ack") == 0
+    deliveries(ledger).take(1, "another/0")
     monkeypatch.setattr(Deliveries, "take", late)
     assert pull(redis_url, 2, "--timeout", "0.1") == 1
     progress = [line for line in capsys.readouterr().err.splitlines() if re.match(r"\d+/2  groups", line)]
@@ -369,7 +372,7 @@ def test_a_function_that_fails_ends_the_pull_and_loses_nothing(
     assert "job r/a/0: the reward function pull_rules:broken: ValueError: not today" in capsys.readouterr().err
     assert pull(redis_url, 1, "--out", str(out), "--reward", "pull_rulez:broken") == 2
     assert "there is no module pull_rulez" in capsys.readouterr().err
-    assert (reader(ledger).stats()["groups_held"], reader(ledger).stats()["groups_acked"]) == (1, 0)
+    assert (reader(ledger).stats()["groups_ready"], reader(ledger).stats()["groups_acked"]) == (1, 0)
 
 
 @pytest.mark.usefixtures("rules")
@@ -390,3 +393,21 @@ def test_extras_are_written_when_they_are_asked_for(redis_url: str, ledger: Ledg
     assert with_extras["extras"] == {"routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}}
     assert "extras" not in without
     assert cli.main(["validate", str(tmp_path / "a.jsonl")]) == 0
+
+
+def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: Ledger) -> None:
+    finish_groups(ledger, "g", seal=True)
+    before = ledger.redis.config_get("lua-time-limit")
+    ledger.redis.config_set("lua-time-limit", 50)
+    script = threading.Thread(target=lambda: loop(ledger))
+    script.start()
+    time.sleep(0.3)
+    threading.Timer(1.5, redis.Redis.from_url(redis_url).script_kill).start()
+    assert pull(redis_url, 1) == 0
+    script.join()
+    ledger.redis.config_set("lua-time-limit", before["lua-time-limit"])
+
+
+def loop(ledger: Ledger) -> None:
+    with suppress(redis.ResponseError):
+        ledger.redis.eval("while true do end", 0)

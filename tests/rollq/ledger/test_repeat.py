@@ -188,6 +188,7 @@ CASES = [
     Case("open_consumer", left_incomplete, lambda ledger: deliveries(ledger).open("n", Purpose.TRAIN, "mine")),
     Case("ack", held_by_name, lambda ledger: deliveries(ledger).ack("@train:n/0", owner="1#first")),
     Case("cancel_group", half_played, lambda ledger: dead_letters(ledger).cancel_group("g")),
+    Case("give_back", held, lambda ledger: deliveries(ledger).give_back(["t"], Purpose.TRAIN)),
     Case("reject", held, lambda ledger: deliveries(ledger).reject("t", "r/g/0", "torn")),
     Case("submit", entered, lambda ledger: ledger.submit(group("h"), source="s", cursor=Cursor(2, 4, "cd"))),
     Case("submission_cursor", entered, lambda ledger: ledger.cursor("s")),

@@ -41,7 +41,7 @@ def make_secrets(folder: Path) -> None:
         ("worker", "worker"),
         ("producer", "producer"),
         ("trainer", "trainer"),
-        ("metrics", "trainer"),
+        ("metrics", "reader"),
         ("flower", "flower"),
     ],
 )

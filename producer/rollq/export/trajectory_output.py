@@ -78,7 +78,7 @@ class TrajectoryOutput(ABC):
             if began < self.run_began():
                 raise SettingsError(
                     f"{self.path} has another episode of job {job_id}, from before this run began: write to another"
-                    " file. The new episode is not lost; it is handed out again within a minute"
+                    " file. The new episode is not lost; it is handed out again"
                 )
             log.warning("job %s came again with another episode: %s keeps the first", job_id, self.path)
         return True

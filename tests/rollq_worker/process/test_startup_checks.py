@@ -68,6 +68,7 @@ def error_line(text: str) -> str:
         ({"QUEUES": "a b"}, 2, "ROLLQ_QUEUES must be names of queues, each once, not 'a b'"),
         ({"QUEUES": ","}, 2, "ROLLQ_QUEUES must be names of queues, each once, not ''"),
         ({"CONCURRENCY": "many"}, 2, "ROLLQ_CONCURRENCY must be a whole number of at least 1, not 'many'"),
+        ({"CONCURRENCY": "3000000"}, 2, "3000000 slots (-c) need about 3000064 open files, and this process may open"),
         ({"USER_ENDPOINTS": "gpt=http://h/v1,key=abc"}, 2, "takes key_file=PATH and nothing else"),
         ({"ALIVE_FILE": "/nonexistent/alive"}, 2, "ROLLQ_ALIVE_FILE: /nonexistent/alive cannot be touched"),
         ({"ISOLATE": "shop,typo:*,tau3"}, 2, "ROLLQ_ISOLATE: there is no environment 'tau3'; there are shop, "),

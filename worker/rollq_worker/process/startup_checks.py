@@ -5,6 +5,7 @@ because it may be ready later; one that is ready is asked for a token. It knows 
 """
 
 import logging
+import resource
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -25,6 +26,9 @@ from rollq_worker.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("rollq.worker")
 
+OTHER_FILES = 64
+"""Open files of a worker besides those of its slots: libraries, logs, Redis and the broker."""
+
 
 def check(settings: Settings, connection: Any) -> None:
     """Check everything. Raises SettingsError or RollqError; logs a warning for what works but is unwise."""
@@ -38,6 +42,7 @@ def check(settings: Settings, connection: Any) -> None:
             settings.alive_file.touch()
         except OSError as e:
             raise SettingsError(f"ROLLQ_ALIVE_FILE: {settings.alive_file} cannot be touched: {e.strerror}") from e
+    _check_open_files(settings.concurrency)
     for warning in check_redis(connection):
         log.warning("%s", warning)
     _check_permissions(connection, settings.redis_url)
@@ -102,6 +107,16 @@ def _check_isolated(patterns: Sequence[str]) -> None:
     for name in patterns:
         if "*" not in name and name not in known and name.partition(":")[0] not in known:
             raise SettingsError(f"ROLLQ_ISOLATE: there is no environment {name!r}; there are {', '.join(known)}")
+
+
+def _check_open_files(slots: int) -> None:
+    """Each slot holds a connection while the engine generates."""
+    needed, (allowed, most) = slots + OTHER_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > allowed:
+        raise SettingsError(
+            f"ROLLQ_CONCURRENCY: {slots} slots (-c) need about {needed} open files, and this process may open"
+            f" {allowed} (ulimit -n, at most {most} here): raise that limit, or give a smaller -c"
+        )
 
 
 def _check_permissions(connection: Any, url: str) -> None:

@@ -167,7 +167,17 @@ def test_tasks_include_both_ends(text: str, expected: range) -> None:
 
 @pytest.mark.parametrize("command", ["submit", "eval", "pull", "stats", "dead"])
 @pytest.mark.parametrize(
-    "address", ["localhost", "http://h", "redis://", "redis://h:port/0", "redis://h/x", "unix://", "redis://h:0"]
+    "address",
+    [
+        "localhost",
+        "http://h",
+        "redis://",
+        "redis://h:port/0",
+        "redis://h/x",
+        "unix://",
+        "redis://h:0",
+        "redis://h/0?virtual_host=x",
+    ],
 )
 def test_a_wrong_address(fails: Fails, command: str, address: str) -> None:
     assert "not an address of Redis" in fails(command, *LINES.get(command, ()), f"--redis={address}")

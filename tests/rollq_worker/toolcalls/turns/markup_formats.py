@@ -202,7 +202,7 @@ V32_TURNS = [
         "a value of which nobody knows whether it is text",  # the model's own parser refuses it, too
         V32_CALL.replace(' string="true"', ""),
         error="does not say whether it is text",
-        sglang=LENIENT,
+        sglang=LOST,
     ),
     v32("bad JSON", dsml(param("n", "two")), error="not valid JSON", sglang=LENIENT),
     v32("text behind JSON", dsml(param("n", "2 3")), error="text behind its JSON", sglang=LENIENT),

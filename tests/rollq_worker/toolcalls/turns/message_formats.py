@@ -1,8 +1,9 @@
 """Turns of formats whose messages say what they are (Muse Glimmer, Inkling), and of MiniMax-M3's nested markup."""
 
 from rollq_worker.protocols import Action
-from tests.rollq_worker.toolcalls.turns.turn import LENIENT, LOST, REASONING, TEXT, TYPES, UNKNOWN, f, turns_of
+from tests.rollq_worker.toolcalls.turns.turn import FRAMED, LENIENT, LOST, REASONING, TEXT, TYPES, UNKNOWN, f, turns_of
 
+NAMED = "the name in front of a call stays in the text"
 MARK = "]<]minimax[>["
 
 
@@ -35,14 +36,19 @@ M3_TURNS = [
             )
         ),
         calls=[f(o={"k": [1, None], "a b": "x"}, l=[{"id": 7}, "a"])],
-        sglang=TYPES,
+        sglang="a number of whose type the schema says nothing is text",
     ),
     m3(
         "empty list and object",
         m3_block(m3_invoke(m3_tag("o", ""), m3_tag("l", ""))),
         calls=[f(o={}, l=[])],
     ),
-    m3("line breaks in a text", m3_block(m3_invoke(m3_tag("s", "\na\n"))), calls=[f(s="\na\n")]),
+    m3(
+        "line breaks in a text",
+        m3_block(m3_invoke(m3_tag("s", "\na\n"))),
+        calls=[f(s="\na\n")],
+        sglang="a line break at the end of a value goes",
+    ),
     m3("words for a number", m3_block(m3_invoke(m3_tag("n", "two"))), error="must be of type integer", sglang=LENIENT),
     m3("tags for a text", m3_block(m3_invoke(m3_tag("s", m3_tag("a", "1")))), error="not an object", sglang=LENIENT),
     m3("a key twice", m3_block(m3_invoke(m3_tag("s", "a"), m3_tag("s", "b"))), error="twice", sglang=LENIENT),
@@ -63,25 +69,27 @@ muse = turns_of("muse")
 MUSE_CALL = f" to=f<|message|>{atem(('s', 'hi'))}"
 NEXT = "<|eom|><|start|>assistant"
 MUSE_TURNS = [
-    muse("one call", MUSE_CALL, calls=[f(s="hi")], sglang=TEXT),
-    muse("a reply", " to=user<|message|>Hello.", content="Hello.", sglang=TEXT),
+    muse("one call", MUSE_CALL, calls=[f(s="hi")]),
+    muse("a reply", " to=user<|message|>Hello.", content="Hello.", sglang=FRAMED),
     muse(
         "reasoning, words and two calls",
         f" to=self<|message|>hm{NEXT} to=user<|message|>Well.{NEXT}{MUSE_CALL}{NEXT} to=g<|message|>{atem(name='g')}",
         calls=[f(s="hi"), Action("g", {})],
         content="Well.",
         reasoning="hm",
-        sglang=TEXT,
+        sglang=REASONING,
     ),
     muse(
         "types",
         " to=f<|message|>" + atem(("n", "2"), ("s", "2"), ("o", '{"k": [1, null]}')),
         calls=[f(n=2, s="2", o={"k": [1, None]})],
-        sglang=TEXT,
+        sglang=TYPES,
     ),
-    muse("words for a number", f" to=f<|message|>{atem(('n', 'two'))}", error="must be of type integer", sglang=TEXT),
+    muse(
+        "words for a number", f" to=f<|message|>{atem(('n', 'two'))}", error="must be of type integer", sglang=LENIENT
+    ),
     muse("no header", "Hello.", error="has no header", content="Hello.", sglang=TEXT),
-    muse("half a call", MUSE_CALL[:-40], error="was not closed", sglang=TEXT),
+    muse("half a call", MUSE_CALL[:-40], error="was not closed", sglang=LOST),
 ]
 
 THINKING, SAID, INVOKE = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
@@ -95,8 +103,8 @@ def ink_call(arguments: str, name: str = "f") -> str:
 ink = turns_of("inkling")
 INK_CALL = ink_call('{"s":"hi"}')
 INKLING_TURNS = [
-    ink("one call", INK_CALL, calls=[f(s="hi")]),
-    ink("a reply", f"{SAID}Hello.{END}", content="Hello."),
+    ink("one call", INK_CALL, calls=[f(s="hi")], sglang=NAMED),
+    ink("a reply", f"{SAID}Hello.{END}", content="Hello.", sglang=FRAMED),
     ink(
         "reasoning, words and two calls",
         f"{THINKING}hm{END}{MODEL}{SAID}Well.{END}{MODEL}{INK_CALL}{MODEL}{ink_call('{}', 'g')}",
@@ -105,11 +113,11 @@ INKLING_TURNS = [
         reasoning="hm",
         sglang=REASONING,
     ),
-    ink("null for arguments", ink_call("null"), calls=[f()], sglang=LENIENT),
+    ink("null for arguments", ink_call("null"), calls=[f()], sglang=TEXT),
     ink("bad JSON", ink_call('{"s":}'), error="not valid JSON", sglang=TEXT),
-    ink("no name", f'f{INVOKE}{{"args":{{}}}}{END}', error='no "name"', sglang=LENIENT),
-    ink("arguments that are a list", ink_call("[1]"), error="not a JSON object", sglang=LENIENT),
+    ink("no name", f'f{INVOKE}{{"args":{{}}}}{END}', error='no "name"', sglang=TEXT),
+    ink("arguments that are a list", ink_call("[1]"), error="not a JSON object", sglang=TEXT),
     ink("no kind", "Hello.", error="does not say what it is", content="Hello.", sglang=TEXT),
     ink("half a call", INK_CALL.removesuffix(END), error="not closed", sglang=LENIENT),
-    ink("an unknown tool", ink_call("{}", "h"), calls=[Action("h", {})], sglang=UNKNOWN),
+    ink("an unknown tool", ink_call("{}", "h"), calls=[Action("h", {})], sglang=NAMED),
 ]

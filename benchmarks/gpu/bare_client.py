@@ -25,7 +25,8 @@ def replay(trajectories: Sequence[Trajectory], engine: str, slots: int) -> list[
 
 async def _replay(trajectories: Sequence[Trajectory], engine: str, slots: int) -> list[Turn]:
     todo, turns = iter(trajectories), []
-    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=1800)
+    limits = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)  # shorter than the 5 s after which a server hangs up
+    timeout = aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
         await asyncio.gather(*(_slot(session, f"{engine}/generate", todo, turns) for _ in range(slots)))
     return turns

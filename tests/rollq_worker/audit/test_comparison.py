@@ -1,6 +1,7 @@
 """What is compared, and what is skipped and why."""
 
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rollq_worker.audit.comparison import CONTEXT, FLAT, NO_LIST, OUTSIDE_VOCABU
 from rollq_worker.audit.exported_file import read
 from rollq_worker.audit.floor import TURNS, turns_to_decode
 from rollq_worker.audit.report import MIN_COMPARED
-from rollq_worker.audit.scorer import Scores
+from rollq_worker.audit.scorer import SampledTokens, Scores
 from tests.rollq_worker.audit.exported import FakeScorer, at_temperature, audit, record, write_file
 
 
@@ -123,6 +124,17 @@ def test_turns_are_sampled_anew_as_they_were_sampled() -> None:
     asked = {"top_k": 9, "max_new_tokens": 4}
     first = (5, {**asked, "temperature": 0.3, "stop_token_ids": [made["tokens"][8]]})
     assert scorer.sampled == [first, (12, {**asked, "temperature": 1.0})] * (TURNS // 2)
+
+
+def test_a_sampled_id_beyond_those_of_the_file_ends_what_is_scored_of_a_turn() -> None:
+    class Higher(FakeScorer):
+        def sample(self, ids: "array[int]", sampling: Mapping[str, Any]) -> SampledTokens:
+            found = super().sample(ids, sampling)
+            found.ids[2] = 50
+            return found
+
+    found = audit(record(), scorer=Higher())
+    assert found["floor"]["tokens"] == 2 * TURNS and found["floor"]["max_abs"] == 0
 
 
 @pytest.mark.parametrize("changes", [{"versions": ["v0"] * 16}, {"sampling": {"regex": "a"}}, {"tokens": [60] * 16}])

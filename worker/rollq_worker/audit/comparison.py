@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, takewhile
 
 from rollq.job import Json
 from rollq_worker.audit.exported_file import ExportedTrajectory, Piece
@@ -114,7 +114,8 @@ class Auditor:
         return result
 
     def audit_again(self, trajectory: ExportedTrajectory, turn: SampledTurn) -> ComparisonResult:
-        """Has the engine sample the turn anew, up to LONGEST tokens, and compares those. Raises EngineFailure."""
+        """Has the engine sample the turn anew, up to LONGEST tokens, and compares those before the first one beyond the
+        vocabulary. Raises EngineFailure."""
         result = ComparisonResult(trajectory.job)
         prompt, version = trajectory.tokens[turn.trace_start : turn.begin], trajectory.versions[turn.begin]
         comparable = version in self._versions and not trajectory.conditions[turn.begin].incomparable
@@ -130,19 +131,21 @@ class Auditor:
         except ScoringRefused as e:
             result.skipped[f"refused: {e}"] += 1
             return result
-        begin, end = len(prompt), len(prompt) + len(sampled.ids)
+        ids = array("I", takewhile(lambda id: id < self._vocabulary_end, sampled.ids))
+        begin, end = len(prompt), len(prompt) + len(ids)
         again = replace(
             trajectory,
-            tokens=prompt + sampled.ids,
-            mask=bytes(begin) + b"\1" * len(sampled.ids),
-            logprobs=array("d", bytes(8 * begin)) + sampled.logprobs,
+            tokens=prompt + ids,
+            mask=bytes(begin) + b"\1" * len(ids),
+            logprobs=array("d", bytes(8 * begin)) + sampled.logprobs[: len(ids)],
             versions=[version] * end,
             traces=[end],
-            pieces=[Piece(len(sampled.ids), "", {})],
+            pieces=[Piece(len(ids), "", {})],
             sampling=turn.sampling,
         )
         scored = self._compare_trace(again, 0, end, result)
-        turn = replace(turn, trace_start=0, begin=begin, end=end, pieces=[end], stopped=sampled.stopped)
+        stopped = sampled.stopped and ids == sampled.ids
+        turn = replace(turn, trace_start=0, begin=begin, end=end, pieces=[end], stopped=stopped)
         _classify(again, [turn], scored, result, math.inf)
         return result
 

@@ -134,7 +134,7 @@ def test_a_sampled_id_beyond_those_of_the_file_ends_what_is_scored_of_a_turn() -
             return found
 
     found = audit(record(), scorer=Higher())
-    assert found["floor"]["tokens"] == 2 * TURNS and found["floor"]["max_abs"] == 0
+    assert found["floor"]["tokens"] == 2 * TURNS and found["floor"]["max_abs"] < 1e-6
 
 
 @pytest.mark.parametrize("changes", [{"versions": ["v0"] * 16}, {"sampling": {"regex": "a"}}, {"tokens": [60] * 16}])

@@ -113,9 +113,9 @@ class Report:
         found, counts = self.detectable, []
         for name, outliers in found["outliers"].items():
             least = "not even all" if outliers["least"] is None else outliers["least"]
-            counts.append(f"{least} of the {outliers['of']} tokens of a {name}")
-        mean = "" if found["mean_abs"] is None else f"a mean above {found['mean_abs']:.4f}; "
-        return f"a fault shows as: {mean}tokens off by more than {found['outlier']:.3g}, {', '.join(counts)}"
+            counts.append(f"{least} of {outliers['of']} in a {name}")
+        mean = "" if found["mean_abs"] is None else f"a mean above {found['mean_abs']:.4f}, or "
+        return f"a fault shows as {mean}tokens off by more than {found['outlier']:.3g}: {', '.join(counts)}"
 
     @property
     def verdict(self) -> str:

@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 4 --dist worksteal
 test: $(VENV)/.test  ## what needs no process of its own, and one end-to-end test for each promise
 	$(PYTEST) -m "not slow and not ($(OTHERS))" $(ARGS)
 
-test-all: $(VENV)/.test  ## the slow ones too; then: make test-trainers test-verifiers test-browser test-containers test-sglang
+test-all: $(VENV)/.test test-trainers test-verifiers test-browser  ## all but those of containers and of a real SGLang server
 	$(PYTEST) -m "not ($(OTHERS))" $(ARGS)
 
 # The property tests with other random numbers each time. ARGS="-k wire"; a failure names the seed that repeats it.

@@ -27,6 +27,15 @@ from tests.contract.gated_engine import Gate
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollq"
 START_S = 400
+QUICK = ("test_audit", "test_client", "test_generate", "test_tokenize")
+"""Modules whose tests on the real server CI runs for each change; those of the others are slow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        here = Path(__file__).parent in item.path.parents
+        if here and item.get_closest_marker("sglang") and item.path.stem not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,15 @@ def test_a_name_that_could_not_be_read_back_is_refused_before_the_job_is_played(
             found.require()
 
 
+def test_a_name_is_read_behind_a_header_that_begins_as_the_call_does():
+    # Nothing was read of `ool_call>`: the header goes on with <think>, the turn with <tool_call>.
+    header = "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n'"
+    template = CODER.replace("'<|im_start|>assistant\\n'", header)
+    assert header in template
+    function = {"name": "get-order", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    assert not check(load_tokenizer().with_template(template), [{"type": "function", "function": function}]).unread
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(check_module, "_checked", {})
     monkeypatch.setattr(check_module, "MAX_CHECKS", 3)

@@ -7,7 +7,7 @@ from rollq.errors import JobFailure
 from rollq.events import Message
 from rollq.job import Json
 from rollq_worker.protocols import Action
-from rollq_worker.tokens.family_detection import common_prefix
+from rollq_worker.tokens.family_detection import text_behind
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.template_messages import call_id
@@ -40,7 +40,7 @@ def _is_read(renderer: ChatRenderer, tool: str, name: str) -> bool:
         said = renderer.extend([*opening, example_call(tool, arguments, id)], [result], renderer.tools).before_replies
     except JobFailure:
         return True
-    turn = said[common_prefix(prompt, said) :]
+    turn = text_behind(renderer.tokenizer, prompt, said)
     cut = max(turn.rfind(end) for end in (*renderer.family.stops, *renderer.family.template_ends))
     read = readers()[renderer.family.parser](turn[:cut] if cut >= 0 else turn, None, [{"function": {"name": tool}}])
     return list(read.calls) == [Action(tool, arguments)]

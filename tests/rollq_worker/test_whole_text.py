@@ -25,10 +25,14 @@ def test_halves_become_the_replacement_character(text: str, held: str) -> None:
 
 
 class Odd:
-    tools, system_prompt = (), ""
+    tools, system_prompt = (), "rules\ud83d"
 
-    def reset(self, user: User) -> str:
-        return f"{user.open()}\ud83d"
+    def __init__(self, shown: bool = False) -> None:
+        self.shown = shown
+
+    def reset(self, user: User) -> str | Observation:
+        said = f"{user.open()}\ud83d"
+        return Observation(said) if self.shown else said
 
     def step(self, action: Action) -> Observation:
         return Observation("\ud83d", done=True, reward=0.5)
@@ -40,6 +44,9 @@ class Odd:
 def test_what_an_environment_says_is_whole() -> None:
     environment = TimedEnvironment(Odd(), TimeLimits(), 1.0, ())
     assert environment.reset(FakeUser(["hi"])) == "hi\ufffd"
+    shown = TimedEnvironment(Odd(shown=True), TimeLimits(), 1.0, ())
+    assert shown.reset(FakeUser(["hi"])) == Observation("hi\ufffd")
+    assert environment.system_prompt == "rules\ufffd"
     assert environment.step(Action("f")) == Observation("\ufffd", done=True, reward=0.5)
 
 

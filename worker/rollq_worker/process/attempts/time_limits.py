@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
 from rollq.job import Json
@@ -173,15 +173,16 @@ class TimedEnvironment:
 
     @property
     def system_prompt(self) -> str:
-        return self._environment.system_prompt
+        prompt: str = _whole(self._environment.system_prompt)
+        return prompt
 
     def reset(self, user: User) -> str | Observation:
         timed = _TimedUser(user, self._limits, self._user_limit_s)
         return self._limits.run(EnvironmentFailure, "environment.reset", STEP_LIMIT_S, self._reset, timed)
 
     def _reset(self, user: User) -> str | Observation:
-        opening = self._environment.reset(user)
-        return whole(opening) if isinstance(opening, str) else opening
+        opening: str | Observation = _whole(self._environment.reset(user))
+        return opening
 
     def step(self, action: Action) -> Observation:
         return self._limits.run(
@@ -189,16 +190,21 @@ class TimedEnvironment:
         )
 
     def _step(self, action: Action) -> Observation:
-        observation = self._environment.step(action)
+        observation: Observation = _whole(self._environment.step(action))
         if isinstance(observation.text, str) and len(observation.text) > MAX_OBSERVATION_CHARS:
             size = len(observation.text)
             raise ValueError(f"an observation of {size} characters; at most {MAX_OBSERVATION_CHARS} are allowed")
-        if isinstance(observation.text, str) and not observation.text.isascii():
-            return replace(observation, text=whole(observation.text))
         return observation
 
     def grade(self) -> Grade:
         return self._limits.run(EnvironmentFailure, "environment.grade", STEP_LIMIT_S, self._environment.grade)
+
+
+def _whole(said: Any) -> Any:
+    """What an environment says, as `whole` text. What it may not say is refused where it is read."""
+    if isinstance(said, Observation):
+        return replace(said, text=_whole(said.text))
+    return whole(said) if isinstance(said, str) else said
 
 
 def timed_reward(reward: RewardFunction, limits: TimeLimits, limit_s: float) -> RewardFunction:

@@ -52,8 +52,12 @@ UNFINISHED = {
 }
 """Answers that are not complete, by finish_reason. Half a message would be taken for the whole."""
 
+_OF_THE_VALUE = re.compile(
+    r"context|too (?:large|long|high)|exceed|at (?:most|least)|(?:greater|less) than|between", re.I
+)
+"""In a refusal of this value, or beside this conversation: the parameter itself is known."""
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)", re.S)
-_END_OF_THOUGHT = re.compile(r".*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])", re.S)
+_END_OF_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]")
 """Some templates open the thought in the prompt, so that only its end is in the reply."""
 
 
@@ -160,7 +164,7 @@ class ChatModel:
         attempt = 0
         with self._away(f"the {self._role}'s endpoint {self._options.endpoint!r}, which {failed}"):
             if failed.pause_s is not None:
-                wait(failed.pause_s, self._check)
+                wait(max(failed.pause_s, BACKOFF_S[0]), self._check)
                 return True
             while not self._answers():
                 wait(backoff(attempt, *BACKOFF_S), self._check)
@@ -205,6 +209,8 @@ class ChatModel:
     def _leave_out(self, body: Mapping[str, Json], response: Response) -> bool:
         """Whether the model refuses a parameter that it can do without. It is not sent again by this process."""
         text = response.body.decode("utf-8", "replace")
+        if _OF_THE_VALUE.search(text):
+            return False
         for name in ("max_tokens", *INSTEAD.values(), "seed", "temperature"):
             if name in body and re.search(rf"\b{name}\b", text):
                 _refused[self._endpoint.url, self._options.model].add(name)
@@ -301,7 +307,7 @@ def _text(response: Response) -> str:
     finish_reason = choice.get("finish_reason")
     if (problem := UNFINISHED.get(str(finish_reason))) is not None:
         raise _Retry(f"its answer {problem}")
-    text = whole(_END_OF_THOUGHT.sub("", _THOUGHT.sub("", _spoken(content)), count=1).strip())
+    text = whole(_END_OF_THOUGHT.split(_THOUGHT.sub("", _spoken(content)))[-1].strip())
     if not text:
         raise _Retry(f"answered nothing (finish_reason {finish_reason!r})")
     return text

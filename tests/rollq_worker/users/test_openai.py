@@ -231,6 +231,22 @@ def test_a_parameter_that_a_model_refuses_is_left_out(server: ScriptedEngine, re
     assert sent.get("max_completion_tokens") == (99 if refused == ["max_tokens"] else None)
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "'max_tokens' or 'max_completion_tokens' is too large: 99. This model's maximum context length is 4096"
+        " tokens and your request has 4000 input tokens (99 > 4096 - 4000).",
+        "temperature: must be between 0 and 1",
+    ],
+)
+def test_a_value_that_is_refused_is_no_parameter_that_is(server: ScriptedEngine, refusal: str) -> None:
+    with pytest.raises(UserFailure, match="answered 400"):
+        make_user(server, (400, {"message": refusal}), temperature=1.5, max_tokens=99).open()
+    make_user(server, say("Hi"), temperature=1.5, max_tokens=99).open()
+    first, last = bodies(server)
+    assert first == last and last["max_tokens"] == 99 and last["temperature"] == 1.5
+
+
 def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: ScriptedEngine) -> None:
     with pytest.raises(UserFailure, match=f"said {STOP_MARKER} before it said anything"):
         make_user(server, say(f"{STOP_MARKER}")).open()
@@ -239,9 +255,15 @@ def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Script
 def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(chat_model, "wait", lambda seconds, check: pauses.append(seconds))
-    user = make_user(server, (429, b"", {"Retry-After": "3"}), (503, b"", {"Retry-After": "100000"}), say("Hi"))
-    assert user.open() == "Hi"
-    assert pauses == [3.0, 60.0]
+    busy: list[Answer] = [(429, b"", {"Retry-After": seconds}) for seconds in ("3", "100000", "0")]
+    assert make_user(server, *busy, say("Hi")).open() == "Hi"
+    assert pauses == [3.0, 60.0, chat_model.BACKOFF_S[0]]
+
+
+def test_a_long_answer_is_read_at_once(server: ScriptedEngine) -> None:
+    began = time.process_time()
+    assert make_user(server, say("a" * 100_000)).open() == "a" * 100_000
+    assert time.process_time() - began < 5  # it took 30 s where each end of a thought was looked for behind each start
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 422])

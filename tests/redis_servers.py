@@ -16,7 +16,7 @@ TESTS = ("tests/rollq/ledger", "tests/rollq/servers", "tests/rollq/processes", "
 
 def main() -> int:
     failed = []
-    for server in dict.fromkeys(map(os.path.realpath, binaries())):
+    for server in {os.path.realpath(path): path for path in binaries()}.values():
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "redis-server").symlink_to(server)  # before any other on PATH
             env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

@@ -272,6 +272,7 @@ class Consumer:
         if bound is not None and not self._as_it_was(step):
             ages = {group.id: staleness(group.trajectories, policy_step, version_steps).max for group in groups}
             if stale := [name for name, age in ages.items() if age is None or age > bound]:
+                self._selection.leave_out(stale)
                 self._leave_out(step, stale, STALE, left=len(groups) - len(stale))
                 return None
         self._selection.clear()

@@ -64,6 +64,10 @@ class Selection:
         """The groups of the batch, in their order."""
         return [self._groups[found.id] for found in taken]
 
+    def leave_out(self, ids: Sequence[str]) -> None:
+        """The batch does not keep these groups, either."""
+        self._groups = {id: group for id, group in self._groups.items() if id not in ids}
+
     def clear(self) -> None:
         """The next batch begins."""
         self._groups = {}

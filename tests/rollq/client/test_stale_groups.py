@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollq.client import consumer as consumer_module
 from rollq.client.client import Client
-from rollq.errors import PullTimeout
+from rollq.errors import MissingGroups, PullTimeout
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import group
 
@@ -43,6 +44,21 @@ def test_old_and_unknown_groups_are_skipped_and_make_room(client: Client) -> Non
         assert batch and [found.id for found in batch.groups] == ["b", "d", "e"]
         assert (batch.staleness.max, batch.staleness.unknown_tokens) == (0, 0)
     assert client.stats()["skips"] == {"stale": 2}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_exact_batch_that_lacks_stale_groups_is_not_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    monkeypatch.setattr(consumer_module, "EXHAUSTED_S", 0.0)
+    client.admit(groups_per_batch=2, max_staleness=0)
+    client.publish(1)
+    finish(client, "a", "0")
+    finish(client, "b", "1")
+    if sealed:
+        client.seal()
+    with client.consumer() as consumer, pytest.raises(MissingGroups):
+        consumer.next(2, timeout=5, exact=True)
 
 
 def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:

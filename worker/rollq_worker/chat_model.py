@@ -32,6 +32,8 @@ Away = Callable[[str], AbstractContextManager[object]]
 
 BACKOFF_S = (0.5, 8.0)
 """First and longest pause in seconds between two requests, before jitter."""
+MOST_OUTAGES = 3
+"""So often an endpoint may break down at one message. After that it may be the message that breaks it."""
 PROBE = ({"role": "user", "content": "Say yes."},)
 """Asked after a failure, to tell an endpoint that is away from one that fails this request only."""
 PROBE_TIMEOUT_S = 20.0
@@ -139,7 +141,7 @@ class ChatModel:
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The model's next message, without its thoughts. Asks until there is one, the retries are spent, or the time
         for all of them is over."""
-        tried, tries = 0, self._options.retries + 1
+        tried, tries, outages = 0, self._options.retries + 1, 0
         left_s = self._options.timeout_s * tries
         while True:
             self._check()
@@ -149,7 +151,8 @@ class ChatModel:
             except _Retry as e:
                 failed = e
             left_s -= time.monotonic() - began
-            if failed.may_be_away and left_s > 0 and self._was_away(failed):
+            if failed.may_be_away and left_s > 0 and outages < MOST_OUTAGES and self._was_away(failed):
+                outages += not failed.busy
                 continue
             pause_s = backoff(tried, *BACKOFF_S)
             tried += 1
@@ -159,27 +162,26 @@ class ChatModel:
             wait(pause_s, self._check)
 
     def _was_away(self, failed: "_Retry") -> bool:
-        """Wait for as long as the endpoint asks for, or until it answers anything. False when it does so at once: then
+        """Wait until the endpoint answers anything, and for as long as it asks for. False when it answers at once: then
         the request is to blame."""
         attempt = 0
         with self._away(f"the {self._role}'s endpoint {self._options.endpoint!r}, which {failed}"):
-            if failed.pause_s is not None:
-                wait(max(failed.pause_s, BACKOFF_S[0]), self._check)
-                return True
-            while not self._answers():
-                wait(backoff(attempt, *BACKOFF_S), self._check)
+            while (away := self._no_answer()) is not None:
+                wait(max(backoff(attempt, *BACKOFF_S), away.pause_s), self._check)
                 attempt += 1
+            if not attempt:
+                wait(failed.pause_s, self._check)
         return attempt > 0
 
-    def _answers(self) -> bool:
-        """Whether the endpoint has an answer for a question that is always the same."""
+    def _no_answer(self) -> "_Retry | None":
+        """Why the endpoint has no answer for a question that is always the same."""
         try:
             self._request(PROBE, min(PROBE_TIMEOUT_S, self._options.timeout_s))
         except _Retry as e:
-            return not e.may_be_away
+            return e if e.may_be_away else None
         except RolloutFailure:
-            return True  # it refuses, which is an answer
-        return True
+            pass  # it refuses, which is an answer
+        return None
 
     def _request(self, messages: Sequence[Mapping[str, str]], timeout_s: float) -> str:
         """One request, and another one where a parameter is refused. Raises _Retry if a repeat may help, else the
@@ -191,7 +193,8 @@ class ChatModel:
             if response.status == 200:
                 return _text(response)
             if response.status >= 500 or response.status in RETRIED:
-                raise _Retry(f"answered {response.status}", _retry_after(response), may_be_away=True)
+                busy = response.status == 429
+                raise _Retry(f"answered {response.status}", _retry_after(response), may_be_away=True, busy=busy)
             if response.status not in (400, 422) or not self._leave_out(body, response):
                 raise self._failure(f"answered {response.status}{self._explain(response, key)}")
 
@@ -272,12 +275,13 @@ def key_of(endpoint: Endpoint) -> str | None:
 
 class _Retry(Exception):
     """A repeat may help. `pause_s` is how long the server asked us to wait; `may_be_away`: nothing came that shows that
-    it works."""
+    it works; `busy`: it has too many requests."""
 
-    def __init__(self, problem: str, pause_s: float | None = None, *, may_be_away: bool = False) -> None:
+    def __init__(self, problem: str, pause_s: float = 0.0, *, may_be_away: bool = False, busy: bool = False) -> None:
         super().__init__(problem)
         self.pause_s = pause_s
         self.may_be_away = may_be_away
+        self.busy = busy
 
 
 _refused: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -290,11 +294,11 @@ def http_client() -> HttpClient:
     return HttpClient(max_bytes=MAX_BYTES, connect_timeout_s=CONNECT_TIMEOUT_S, environment=True)
 
 
-def _retry_after(response: Response) -> float | None:
+def _retry_after(response: Response) -> float:
     try:
         return min(max(0.0, float(response.retry_after)), MAX_RETRY_AFTER_S)
     except ValueError:
-        return None
+        return 0.0
 
 
 def _text(response: Response) -> str:

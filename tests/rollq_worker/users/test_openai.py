@@ -174,8 +174,9 @@ def fails_long_ones(failing: Answer) -> Callable[[dict[str, Any]], Answer]:
         (TRICKLE, r"gave no answer \(.*in time.*\)"),
         (CUT_SHORT, "gave no answer|not with a chat completion"),
         ((500, {}), "answered 500"),
+        ((429, b"", {"Retry-After": "0"}), "answered 429"),
     ],
-    ids=["hang", "trickle", "cut short", "500"],
+    ids=["hang", "trickle", "cut short", "500", "429"],
 )
 def test_a_request_that_alone_fails_spends_the_retries(server: ScriptedEngine, failing: Answer, says: str) -> None:
     with pytest.raises(UserFailure, match=rf"user endpoint 'sim', model 'm-1': {says}.* \(tried 2 times\)"):
@@ -255,9 +256,29 @@ def test_a_user_who_leaves_before_it_has_said_anything_has_failed(server: Script
 def test_the_server_says_when_to_come_back(server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(chat_model, "wait", lambda seconds, check: pauses.append(seconds))
-    busy: list[Answer] = [(429, b"", {"Retry-After": seconds}) for seconds in ("3", "100000", "0")]
-    assert make_user(server, *busy, say("Hi")).open() == "Hi"
-    assert pauses == [3.0, 60.0, chat_model.BACKOFF_S[0]]
+    monkeypatch.setattr(chat_model, "BACKOFF_S", (0.0, 0.0))
+    later, much_later = (429, b"", {"Retry-After": "3"}), (503, b"", {"Retry-After": "100000"})
+    assert make_user(server, later, later, much_later, say("Yes."), say("Hi"), retries=0).open() == "Hi"
+    assert pauses == [3.0, 60.0]
+    assert make_user(server, later, say("Yes."), say("Hi"), retries=1).open() == "Hi"
+    assert pauses[2:] == [3.0, 0.0]
+
+
+def test_a_message_that_breaks_the_endpoint_again_and_again_is_given_up(
+    server: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_model, "wait", lambda seconds, check: None)
+    broken = False
+
+    def answer(body: dict[str, Any]) -> Answer:
+        nonlocal broken
+        was, broken = broken, body["messages"] != list(chat_model.PROBE)
+        return (502, {}) if broken or was else say("Yes.")
+
+    with pytest.raises(UserFailure, match=r"answered 502 \(tried 2 times\)"):
+        make_user(server, answer, retries=1).open()
+    asked = [body for body in bodies(server) if body["messages"] != list(chat_model.PROBE)]
+    assert len(asked) == chat_model.MOST_OUTAGES + 2
 
 
 def test_a_long_answer_is_read_at_once(server: ScriptedEngine) -> None:

@@ -212,10 +212,11 @@ class Ledger:
         if ids:
             self.scripts.call("confirm", ids)
 
-    def republish(self, job_id: str) -> None:
-        """Have the job published again, because a worker took its message and does not claim it."""
+    def republish(self, job_id: str, after_s: float = 0.0) -> None:
+        """Have the job published again, because a worker took its message and does not claim it. `after_s`: so many
+        seconds later, more than constants.PUBLISHING_S; else at once."""
         self.scripts.parse(job_id)
-        self.scripts.call("republish", [job_id])
+        self.scripts.call("republish", [job_id, after_s])
 
     def claim(
         self, job_id: str, *, worker: str, token: str, tokenizer_hash: str = "", template_hash: str = ""

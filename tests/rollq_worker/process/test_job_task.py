@@ -10,6 +10,7 @@ import redis
 
 from rollq.errors import Fenced, SettingsError, Unwritable
 from rollq.job import Budget, Job
+from rollq.ledger import constants
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim
 from rollq.settings import Settings
@@ -23,6 +24,7 @@ from rollq_worker.protocols import Grade
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
 from tests.rollq import samples
+from tests.rollq.client.fleets import live
 from tests.rollq.samples import reader
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.process.ledgers import FailsFirst
@@ -213,7 +215,11 @@ class TestRunsOfOthers:
         stats = reader(ledger).stats()
         assert (stats["queued"], stats["claims"], stats["failures"]) == (2, 2, {})
         assert ledger.redis.lrange(ledger.keys.journal(job_id), 0, -1) == [newer]
-        assert set(samples.reap(ledger)) == {job_id, sibling}  # other workers get them at once
+        for queues, takes in ((("other",), set()), (("rollq",), {job_id, sibling})):
+            live(ledger, name="another", queues=queues)
+            for message in (job_id, sibling):
+                runner.run(message)
+            assert set(samples.reap(ledger)) == takes  # other workers get them at once; where there are none, later
         errors = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert len(errors) == 1 and "pgrade rollq" in errors[0]
         monkeypatch.setattr(misfits, "time", clock := Clock())
@@ -230,6 +236,17 @@ class TestRunsOfOthers:
         assert (stats["queued"], stats["dead"], stats["failures"]) == (1, 0, {})
         [error] = [r.message for r in caplog.records if r.levelname == "ERROR"]
         assert "game@0123456789ab" in error and "rollq worker --env FILE" in error
+
+
+def test_a_run_that_waits_for_weights_leaves_the_slots_to_others(
+    runner: JobRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_task, "WEIGHTS_PAUSE_S", 0.0)
+    monkeypatch.setattr(EnginePool, "awaits_weights", lambda pool, run: run == "r")
+    job_id = submit(ledger)
+    assert runner.run(job_id) == {"stop": "refused: no engine has the run's weights"}
+    ledger.confirm([job_id])  # of the message that was just spent
+    assert constants.PUBLISHING_S < ledger.redis.zscore(ledger.keys.queued, job_id) - ledger.scripts.now() < 11
 
 
 class TestDraining:

@@ -27,6 +27,7 @@ from rollq.job import parse_id
 from rollq.ledger.constants import LONGEST_REASON
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Claim, Refusal
+from rollq.ledger.workers.live_workers import live_workers
 from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
@@ -46,9 +47,12 @@ log = logging.getLogger(__name__)
 
 LEDGERS_KEPT = 256
 """Number of runs whose ledgers are kept. A message may name any run, also an unknown one."""
-WEIGHTS_PAUSE_S = 5.0
+WEIGHTS_PAUSE_S = 2.0
 """Seconds for which a message waits while no engine has new enough weights for its run. Then the slot may play another
 run."""
+LATER_S = 10.0
+"""Seconds after which a job comes again that no worker can play now, so that other runs get the slots meanwhile. More
+than constants.PUBLISHING_S, because the confirmation of its last publication may be on its way."""
 DAMAGE_PAUSE_S = 5.0
 """Seconds before a job goes back that the ledger did not take, because it may come again at once."""
 REASON_HEAD = 200
@@ -74,6 +78,7 @@ class JobRunner:
     ) -> None:
         """`on_slots_lost` is called when most slots are lost to foreign code that does not end."""
         self.settings = settings
+        self._connection = connection
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
@@ -104,11 +109,10 @@ class JobRunner:
             return {"stop": "ignored"}
         ledger = self.ledger(run)
         if self.misfits.leaves(run):
-            self._republish(ledger, job_id)
-            self.misfits.rest()
+            self._leave_to_others(ledger, job_id)
             return {"stop": "refused: left to other workers"}
         if not self._has_weights(run):
-            self._republish(ledger, job_id)
+            self._republish(ledger, job_id, LATER_S)
             return {"stop": "refused: no engine has the run's weights"}
         try:
             claim = self._claim(ledger, job_id)
@@ -125,7 +129,7 @@ class JobRunner:
             summary = self._run_attempt(attempt, claim)
         for on_end in self.on_end:
             on_end(attempt, summary)
-        if summary["stop"] == "released" and self.misfits.leaves(run):
+        if summary["stop"] == "released" and self.misfits.leaves(run) and self._may_be_played(run):
             self.misfits.rest()
         return summary
 
@@ -143,8 +147,24 @@ class JobRunner:
             log.error("%s: the job cannot be read: %s", job_id, refusal.detail)
         elif refusal.reason in ("tokenizer", "schema"):
             self.misfits.meet(ledger.run, refusal.detail)
-            self.misfits.rest()
+            self._leave_to_others(ledger, job_id)
         return {"stop": f"refused: {refusal.reason}"}
+
+    def _leave_to_others(self, ledger: Ledger, job_id: str) -> None:
+        """Give a job back that other workers may play. Where there are none, it comes again later."""
+        others = self._may_be_played(ledger.run)
+        self._republish(ledger, job_id, 0.0 if others else LATER_S)
+        if others:
+            self.misfits.rest()
+
+    def _may_be_played(self, run: str) -> bool:
+        """Whether another live worker of these queues may play the run."""
+        try:
+            others = [worker for worker in live_workers(self._connection) if worker.name != self.name]
+        except (LedgerError, *CONNECTION_ERRORS):
+            return True
+        queues = set(self.settings.queues)
+        return any(queues & set(worker.queues) and run not in dict(worker.left_alone) for worker in others)
 
     def _claim(self, ledger: Ledger, job_id: str) -> Claim | Refusal:
         """Waits while the engine or Redis is away or full. Raises Drained, or LedgerError when a key is damaged."""
@@ -169,9 +189,9 @@ class JobRunner:
         if self.draining.wait(seconds):
             raise Drained("the worker is stopping")
 
-    def _republish(self, ledger: Ledger, job_id: str) -> None:
+    def _republish(self, ledger: Ledger, job_id: str, after_s: float = 0.0) -> None:
         try:
-            ledger.republish(job_id)
+            ledger.republish(job_id, after_s)
         except (LedgerError, *CONNECTION_ERRORS) as e:
             log.warning("%s: not handed back (%s); it is published again later", job_id, type(e).__name__)
 

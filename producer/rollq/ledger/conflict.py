@@ -32,4 +32,4 @@ def _differences(ours: Job, theirs: Job) -> str:
     names = [field.name for field in fields(Job) if field.name != "seq"]
     pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
     found = [f"{name} was {was!r:.80}, not {is_now!r:.80}" for name, was, is_now in pairs if was != is_now]
-    return f" ({', '.join(found)})"
+    return f" ({', '.join(found)})" if found else ""

@@ -79,6 +79,11 @@ class TestSubmit:
         assert ledger.redis.hgetall(ledger.keys.job("r/g/1")) == before
         assert reader(ledger).stats()["submitted"] == 2
 
+    def test_other_content_that_python_calls_equal(self, ledger: Ledger) -> None:
+        ledger.submit(group(env_args={"n": 1}))
+        with pytest.raises(JobConflict, match="r/g/0 was submitted before with other content:"):
+            ledger.submit(group(env_args={"n": 1.0}))
+
     def test_a_new_group_must_be_whole(self, ledger: Ledger) -> None:
         with pytest.raises(ContractError, match=r"r/g.*1 of 2"):
             ledger.submit(group()[:1])

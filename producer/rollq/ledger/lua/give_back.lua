@@ -4,6 +4,7 @@
 -- ARGV   purpose, then tokens
 -- reply  nothing
 check_indexes()
+typed('holds:' .. ARGV[2], 'zset')
 allow_without_memory()
 local time, purpose = now(), ARGV[2]
 for i = 3, #ARGV do

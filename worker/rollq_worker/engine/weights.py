@@ -50,23 +50,25 @@ class ServedWeights:
 
     def suit(self, accepts: Accepts) -> bool:
         """Whether the engine may be sent a request, as far as it tells its weights."""
-        if self._version is None or not accepts(self._version):
-            self._ask()
+        known = self._version
+        if known is not None and accepts(known):
+            return self._note([])
+        self._ask()
         version = self._version
-        return version is None or self._judge([version], accepts)
+        return version is None or self._note([] if version != known and accepts(version) else [version])
 
     def sampled(self, versions: Sequence[str], accepts: Accepts) -> bool:
         """Whether a reply that weights of these versions sampled may be kept. The engine serves the last of them."""
         if self.told and versions:
             self._version = versions[-1]
-        return self._judge(versions, accepts)
+        return self._note([version for version in versions if not accepts(version)])
 
     def forget(self) -> None:
         """The engine may be another one now."""
         self._version, self._ask_at = None, 0.0
 
-    def _judge(self, versions: Sequence[str], accepts: Accepts) -> bool:
-        refused = [version for version in versions if not accepts(version)]
+    def _note(self, refused: Sequence[str]) -> bool:
+        """Returns whether none of its weights were refused."""
         self._refused_at = time.monotonic() if refused else float("-inf")
         if refused and self._said != refused[0]:
             self._said = refused[0]

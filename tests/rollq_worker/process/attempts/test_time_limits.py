@@ -6,7 +6,9 @@ import pytest
 
 from rollq.errors import ContractError, EnvironmentFailure, UserFailure
 from rollq_worker.failures import DeadlineExceeded, Drained, errors_become
+from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimeLimits
+from tests.clock import Clock
 
 ERRORS = [
     ValueError("no such order"),
@@ -91,3 +93,18 @@ def test_a_call_gives_its_result_and_the_time_of_calls_within_it_does_not_count(
 
     assert limits.run(EnvironmentFailure, "environment.step(look)", 60.0, step) == "HELLO"
     assert limits.current is None
+
+
+def test_a_call_that_waits_for_what_is_away_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "time", clock := Clock())
+    limits = TimeLimits()
+    with limits.call(EnvironmentFailure, "environment.step(look)", 60.0), limits.call(UserFailure, "the user", 5.0):
+        call = limits.current
+        assert call is not None
+        clock.ahead += 4
+        with limits.away("the user's endpoint"):
+            clock.ahead += 1000
+            assert not call.overdue and limits.away_s == pytest.approx(1000, abs=0.5)
+        assert not call.overdue and limits.away_s == pytest.approx(1000, abs=0.5)
+        clock.ahead += 2
+        assert call.overdue

@@ -141,8 +141,9 @@ class TimeLimits:
     @property
     def away_s(self) -> float:
         """Seconds so far in which something was away that a call waited for."""
-        call = self.current
-        return self._away_s + (time.monotonic() - call.away_since if call is not None and call.away else 0.0)
+        with self._lock:  # the end of a wait moves its seconds from one term to the other
+            call = self._calls[-1] if self._calls else None
+            return self._away_s + (time.monotonic() - call.away_since if call is not None and call.away else 0.0)
 
     @property
     def current(self) -> ForeignCall | None:

@@ -1,9 +1,14 @@
 """What an answer earns, as docs/environments.md says."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
 from rollq.errors import JobFailure
-from rollq_worker.environments.graders import GRADERS, IN_A_BOX, in_a_box
+from rollq_worker.environments import graders
+from rollq_worker.environments.graders import GRADERS, IN_A_BOX, in_a_box, math
+from rollq_worker.environments.math_process import MathProcess
 
 MINUS = "\u2212"
 
@@ -61,7 +66,18 @@ FORMULAS = [
     ("4", "5", False),
     (r"so it is \boxed{72", "72", False),
     ("", "72", False),
+    (" ", "0", False),
+    (r"\boxed{9^{9^{9^{9}}}}", "72", False),
+    (r"\boxed{10^{10^{10}}}", "72", False),
+    ("(" * 5000, "72", False),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[MathProcess]:
+    with pytest.MonkeyPatch.context() as patch, closing(MathProcess(limit_s=0.5)) as process:
+        patch.setattr(graders, "MATH", process)
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -84,11 +100,21 @@ def test_an_answer_earns_its_reward(grader: str, answer: str, truth: str, earns:
         ("number", "5 #### none", "holds no number"),
         ("boxed", r"\boxed{ }", "nothing in its box"),
         ("math", "$$", "no formula that math-verify can read"),
+        ("math", "9^{9^{9^{9}}}", "no formula to compare with"),
     ],
 )
 def test_a_truth_that_nothing_can_be_compared_with(grader: str, truth: str, says: str) -> None:
     with pytest.raises(JobFailure, match=says):
-        GRADERS[grader]("5", truth)
+        GRADERS[grader]("", truth)
+
+
+def test_a_comparison_that_others_have_ended_is_no_wrong_answer(quick: MathProcess) -> None:
+    assert math("72", "72")
+    assert quick._process is not None
+    quick._process.kill()
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        math("72", "72")
+    assert math("72", "72")
 
 
 @pytest.mark.parametrize("truth", ["72", r"\boxed{72}", r"\frac12", "x^2+1"])

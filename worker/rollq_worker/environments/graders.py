@@ -4,13 +4,15 @@ Each gets what the policy said, without its reasoning, and the truth, and return
 It raises JobFailure for a truth that nothing can be compared with. This module knows no rows and no files.
 """
 
-import logging
+import atexit
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from importlib.util import find_spec
 
 from rollq.errors import JobFailure
 from rollq.extras import install_line
+from rollq_worker.environments.math_process import MathProcess
 
 Grader = Callable[[str, str], bool]
 
@@ -35,6 +37,8 @@ LEFT_OUT = (
 )
 """What changes the look of an answer and not its value."""
 FRACTION = re.compile(r"\\[dt]frac")
+MATH = MathProcess()
+atexit.register(MATH.close)
 
 
 def exact(answer: str, truth: str) -> bool:
@@ -60,18 +64,20 @@ def boxed(answer: str, truth: str) -> bool:
 
 
 def math(answer: str, truth: str) -> bool:
-    """The answer has the truth's value, as math-verify finds: formulas, fractions, sets, intervals."""
-    try:
-        from math_verify import parse, verify
-    except ImportError as e:
-        raise JobFailure(f"the reward math needs the package math-verify: {install_line('math')}") from e
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call without a time limit
-    formula = truth if "$" in truth else in_a_box(truth)
-    right = parse(formula, parsing_timeout=None)  # its own time limit is a signal, which threads have not
-    if not right:
+    """The answer has the truth's value, as math-verify finds: formulas, fractions, sets, intervals. One that takes too
+    much time or memory has not."""
+    if find_spec("math_verify") is None:
+        raise JobFailure(f"the reward math needs the package math-verify: {install_line('math')}")
+    said = answer.translate(MINUS).strip()
+    try:  # a truth that cannot be compared with 0 is no truth
+        same = MATH.same(said or "0", truth if "$" in truth else in_a_box(truth))
+    except ValueError as e:
+        if said:
+            return False
+        raise JobFailure(f"the row's answer is no formula to compare with: {e}: {truth!r:.100}") from e
+    if same is None:
         raise JobFailure(f"the row's answer is no formula that math-verify can read: {truth!r:.100}")
-    said = parse(answer.translate(MINUS), parsing_timeout=None)
-    return bool(said) and bool(verify(right, said, timeout_seconds=None))
+    return same and bool(said)
 
 
 GRADERS: Mapping[str, Grader] = {"exact": exact, "number": number, "boxed": boxed, "math": math}

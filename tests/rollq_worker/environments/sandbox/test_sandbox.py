@@ -174,6 +174,14 @@ def test_there_is_no_network(box: Sandbox, redis_server: str) -> None:
     assert python(box, "import socket; socket.socketpair(); print(socket.if_nameindex())").code == 0
 
 
+def test_programs_load_the_systems_libraries_and_python_its_own() -> None:
+    # An interpreter's folder may have a libtinfo or a libssl for itself (conda), of which bash would warn in each line.
+    with Sandbox(LIMITS) as box:
+        listed = bash(box, "ls ${LD_LIBRARY_PATH:-/nowhere} 2>/dev/null").output.split()
+        assert all(name.startswith("libpython") for name in listed)
+        assert python(box, "import ssl, sys; print(sys.version)").output.strip() == sys.version
+
+
 def test_it_sees_nothing_of_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLLQ_REDIS_URL", "redis://:secret@h/0")
     (tmp_path / "key").write_text("secret")

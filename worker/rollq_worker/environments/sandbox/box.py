@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ OWN_PYTHON = Path(os.path.realpath(sys.executable))
 """The worker's interpreter outside, without its virtual environment."""
 PYTHON_FOLDER = sys.base_prefix if sys.base_prefix.startswith("/usr") else "/opt/python"
 """Where it lies inside. It may come from a home folder, which commands must not enter."""
+LIBRARY_FOLDER = "/opt/libpython"
+"""Where its own library lies inside, alone."""
 PYTHON = f"{PYTHON_FOLDER}/{OWN_PYTHON.relative_to(sys.base_prefix)}"
 """The interpreter inside."""
 FIRST_USER = 2_000_000_000
@@ -232,11 +235,11 @@ def _walls(limits: Limits, root: bool) -> Iterator[str]:
         yield from ("--ro-bind-try", file, file)
     if sys.base_prefix != PYTHON_FOLDER:
         yield from ("--ro-bind", sys.base_prefix, PYTHON_FOLDER)
-        yield from (
-            "--setenv",
-            "LD_LIBRARY_PATH",
-            f"{PYTHON_FOLDER}/lib",
-        )  # it may name its libpython by the path outside
+        # It may name its libpython by the path outside. What else lies there is not for the system's programs.
+        library = sysconfig.get_config_var("INSTSONAME")
+        yield from ("--perms", "0755", "--dir", LIBRARY_FOLDER)
+        yield from ("--ro-bind-try", f"{sys.base_prefix}/lib/{library}", f"{LIBRARY_FOLDER}/{library}")
+        yield from ("--setenv", "LD_LIBRARY_PATH", LIBRARY_FOLDER)
     size = str(limits.disk)
     yield from (
         "--proc",

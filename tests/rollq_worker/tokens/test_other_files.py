@@ -114,9 +114,17 @@ def test_tekken_gives_mistral_commons_ids(tmp_path: Path):
     assert check(tokenizer, [TOOL]).family.name == "mistral"
 
 
-def test_the_hash_is_that_of_the_models_own_files(pair: str, monkeypatch: pytest.MonkeyPatch):
-    one = load_tokenizer(pair).hash
-    Path(pair, "merges.txt").write_text(Path(pair, "merges.txt").read_text() + "\n")
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("merges.txt", "#version: 0.2", "#version: 0.3"),
+        ("tokenizer_config.json", "<|im_start|>", "<|im_begin|>"),
+    ],
+)
+def test_the_hash_is_that_of_the_models_own_files(pair: str, name: str, old: str, new: str):
+    one, file = load_tokenizer(pair).hash, Path(pair, name)
+    assert load_tokenizer(pair).hash == one and old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
     assert load_tokenizer(pair).hash != one
 
 

@@ -46,7 +46,8 @@ class Made(NamedTuple):
     spec: bytes
     config: Mapping[str, Json]
     hash: str
-    """Of the model's own files, because another version of transformers may write another spec."""
+    """Of the model's own files and of the added tokens, because another version of transformers may write another
+    spec."""
 
 
 def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
@@ -68,7 +69,8 @@ def make_spec(folder: Path, config: Mapping[str, Json]) -> Made | None:
         raise
     except Exception as e:  # the libraries raise errors of many kinds for files that they cannot read
         raise SettingsError(f"tokenizer {folder}: {' and '.join(names)} cannot be read: {type(e).__name__}: {e}") from e
-    content = b"".join((folder / name).read_bytes() for name in names)
+    added = sorted((token["id"], token["content"]) for token in json.loads(spec)["added_tokens"])
+    content = b"".join((folder / name).read_bytes() for name in names) + json.dumps(added).encode()
     return Made(spec.encode(), {**found, **config}, hashlib.sha256(content).hexdigest())
 
 

@@ -199,7 +199,7 @@ V32_TURNS = [
     ),
     v32("Python's words for what is JSON", dsml(param("n", "2").replace('"false"', '"False"')), calls=[f(n=2)]),
     v32(
-        "a value of which nobody knows whether it is text",  # the model's own parser refuses it, too
+        "a value of which nothing says whether it is text",
         V32_CALL.replace(' string="true"', ""),
         error="does not say whether it is text",
         sglang=LOST,

@@ -212,7 +212,7 @@ class LiveRun:
                 raise group_body
             state, attempt, failure, reason, turned, claimed, body = record
             if state is None:
-                return None
+                return self._skipped(id)
             job = sample_of(body or group_body, id)
             row = _job_row(job, text(state), int(attempt or 0), int(turned or 0), float(claimed or 0.0))
             if row.state == State.DONE and end is None:
@@ -222,6 +222,15 @@ class LiveRun:
             return replace(row, failure=text(failure), why=short(last_line(text(reason))))
         except (ContractError, LedgerError, TypeError, ValueError) as e:
             return _unreadable(id, self.reader.run, str(e))
+
+    def _skipped(self, id: str) -> Row | None:
+        """The row of a job whose record is gone: its group may have been skipped as stale between two looks."""
+        row = self._rows.get(id)
+        if row is None or row.state not in (State.QUEUED, State.LEASED) or self._states.get(_group(id)) != DROPPED:
+            return None
+        return replace(
+            row, state=State.DONE, turns=None, attempt=0, why="it ended, and its group was too old to train on"
+        )
 
 
 def _group(id: str) -> str:

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollq.errors import FailureClass, LedgerError, SettingsError
+from rollq.ledger.constants import STALE
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
@@ -216,6 +217,19 @@ def test_a_redis_that_is_full_can_still_be_looked_at(ledger: Ledger) -> None:
         ledger.redis.config_set("maxmemory", 0)
     assert (listing.facts["trouble"], listing.facts["states"]) == ("", {"queued": 1, "done": 1})
     assert listing.rows["r/g/0"].reward == page["reward"] == 1.0 and totals["done"] == 1
+
+
+def test_a_group_that_is_skipped_as_stale_between_two_looks(ledger: Ledger) -> None:
+    ledger.submit(group())
+    run = LiveRun(reader(ledger))
+    rows(run)
+    for sample in range(2):
+        play(ledger, f"r/g/{sample}")
+    deliveries = Deliveries(ledger.redis, "r")
+    deliveries.take(1, "t/0")
+    deliveries.skip("t/0", "g", STALE)
+    listing = run.listing()
+    assert {row.state for row in listing.rows.values()} == {"done"} and listing.groups == {"g": "dropped"}
 
 
 def test_an_unknown_run_is_named(ledger: Ledger) -> None:

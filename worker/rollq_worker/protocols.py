@@ -248,6 +248,10 @@ class WorkerEngine(Engine, Protocol):
         """Seconds so far in which nothing could be sampled. Deadlines do not run meanwhile."""
         ...
 
+    def stopped_s(self, run: str) -> float:
+        """The same with the time for which episodes of the run waited for an engine with new enough weights."""
+        ...
+
     def awaits_weights(self, run: str) -> bool:
         """Whether an episode of the run waits for an engine with new enough weights."""
         ...

@@ -100,8 +100,8 @@ def test_a_call_waits_for_the_published_weights_and_deadlines_stand_still(stack:
     thread, found = in_background(pool, {"5"}.__contains__)
     until(lambda: pool.awaits_weights("r"))
     assert not pool.awaits_weights("other")
-    before = pool.outage_s
-    until(lambda: pool.outage_s > before + 0.1)
+    until(lambda: pool.stopped_s("r") > 0.1)
+    assert pool.stopped_s("other") < 0.1
     assert version(generate(pool, "other/g/0")) == "4"  # another run has no bound
     engine.version = "5"
     thread.join(30)

@@ -28,6 +28,10 @@ class OutageClock:
         with self._lock:
             return self._total + (time.monotonic() - self._since if self._running else 0.0)
 
+    @property
+    def running(self) -> bool:
+        return self._running > 0
+
     def start(self) -> None:
         with self._lock:
             self._running += 1

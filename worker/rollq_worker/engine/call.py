@@ -84,6 +84,6 @@ class Shared:
         self.clock = OutageClock()
         self.away = AllAway(self.clock, engines)
         self.quarantine = Quarantine(self.clock)
-        self.weight_waits = WeightWaits(self.clock)
+        self.weight_waits = WeightWaits()
         self.vocabulary = Vocabulary(vocab_size)
         self.prompts = PromptWriter()

@@ -84,6 +84,10 @@ class EnginePool:
         """Seconds so far in which no engine was there, or there were suspects. Deadlines do not run meanwhile."""
         return self._shared.clock.seconds
 
+    def stopped_s(self, run: str) -> float:
+        """Seconds so far for which the deadlines of that run stood still: `outage_s`, and waits for new weights."""
+        return self.outage_s + self._shared.weight_waits.seconds(run)
+
     def awaits_weights(self, run: str) -> bool:
         """Whether a call of the run waits for an engine with weights that it accepts."""
         return run in self._shared.weight_waits

@@ -48,7 +48,7 @@ OTHER_TOKENIZER = "its tokenizer gives other ids than ours"
 class SGLangEngine:
     """`protocols.Engine` over SGLang's native API, also behind a router. One object per server, used by all threads.
 
-    `concurrency` is the number of connections that are kept for the next request; it limits nothing, `EnginePool` does.
+    `concurrency` is the number of connections that are kept for the next request; it limits nothing.
     `stop_ids` end every turn besides the job's own `stop_token_ids`. `vocab_size` is the tokenizer's; higher ids are
     only sent if this engine sampled them or `admit` was called with them. `suspect_lock` is shared by the workers of an
     engine and held around requests under which engines have died. An engine whose tokenizer differs from

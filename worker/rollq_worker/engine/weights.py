@@ -8,7 +8,6 @@ It knows nothing of steps or of what is published.
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -98,30 +97,29 @@ class ServedWeights:
 
 
 class WeightWaits:
-    """The calls that wait for an engine to serve weights that they accept. Deadlines stand still meanwhile."""
+    """The calls that wait for an engine to serve weights that they accept. Their runs' deadlines stand still
+    meanwhile."""
 
-    def __init__(self, clock: OutageClock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: Counter[str] = Counter()
+        self._clocks: dict[str, OutageClock] = {}
+        """Of the runs that ever waited."""
 
     @contextmanager
     def of(self, run: str) -> Iterator[None]:
         """A call of that run waits."""
-        self._count(run, 1)
-        self._clock.start()
+        with self._lock:
+            clock = self._clocks.setdefault(run, OutageClock())
+        clock.start()
         try:
             yield
         finally:
-            self._clock.stop()
-            self._count(run, -1)
+            clock.stop()
 
     def __contains__(self, run: object) -> bool:
         """Whether any call of that run waits."""
-        return self._waiting[run] > 0  # type: ignore[index]
+        return run in self._clocks and self._clocks[run].running
 
-    def _count(self, run: str, more: int) -> None:
-        with self._lock:
-            self._waiting[run] += more
-            if not self._waiting[run]:
-                del self._waiting[run]
+    def seconds(self, run: str) -> float:
+        """Seconds so far in which any call of that run waited."""
+        return self._clocks[run].seconds if run in self._clocks else 0.0

@@ -85,7 +85,7 @@ class JobRunner:
         self.draining = draining
         self.leases = Leases(
             draining,
-            lambda: engine.outage_s,
+            engine.stopped_s,
             end_engine_wait=engine.cut,
             slots=settings.concurrency,
             on_slots_lost=on_slots_lost,

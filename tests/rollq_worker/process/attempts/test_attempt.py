@@ -246,7 +246,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_deadline_stands_still_while_the_engine_is_away(ledger: Ledger, clock: Clock) -> None:
     outages = [100.0]  # before the claim: these do not count
-    with Leases(threading.Event(), lambda: sum(outages)).hold(ledger, claim(ledger, deadline_s=200.0)) as attempt:
+    with Leases(threading.Event(), lambda run: sum(outages)).hold(ledger, claim(ledger, deadline_s=200.0)) as attempt:
         outages.append(3000.0)
         clock.ahead += 250.0
         attempt.check()

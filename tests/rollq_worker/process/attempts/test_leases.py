@@ -43,7 +43,7 @@ def lease_until(ledger: Ledger, job_id: str) -> float:
 class TestRenewing:
     def test_a_lease_ends_with_its_deadline_which_moves_while_the_engine_is_away(self, ledger: Ledger) -> None:
         outage_s = 0.0
-        leases = Leases(threading.Event(), lambda: outage_s)
+        leases = Leases(threading.Event(), lambda run: outage_s)
         with leases.hold(ledger, claim(ledger, deadline_s=5.0)):
             assert lease_until(ledger, "r/g0/0") - ledger.scripts.now() <= 5.0
             outage_s = 60.0

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from rollq.errors import RollqError, Unwritable
@@ -51,21 +52,22 @@ class Played(NamedTuple):
 class Leases:
     """Holds this worker's attempts.
 
-    `end_engine_wait(job_id)` ends a job's wait for the engine. `on_slots_lost` is called once, when more than half of
-    the `slots` are lost to threads that do not come back.
+    `stopped_s(run)` counts the seconds for which engines stopped the deadlines of that run. `end_engine_wait(job_id)`
+    ends a job's wait for the engine. `on_slots_lost` is called once, when more than half of the `slots` are lost to
+    threads that do not come back.
     """
 
     def __init__(
         self,
         draining: threading.Event,
-        outage_s: Callable[[], float] = lambda: 0.0,
+        stopped_s: Callable[[str], float] = lambda run: 0.0,
         *,
         end_engine_wait: Callable[[str], object] = lambda job_id: None,
         slots: int = 1,
         on_slots_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.draining = draining
-        self._outage_s = outage_s
+        self._stopped_s = stopped_s
         self._end_engine_wait = end_engine_wait
         self._slots = slots
         self._on_slots_lost: Callable[[], None] | None = on_slots_lost
@@ -92,7 +94,7 @@ class Leases:
     @contextmanager
     def hold(self, ledger: Ledger, claim: Claim) -> Iterator[Attempt]:
         """Renew the claim's lease until the block ends."""
-        attempt = Attempt(ledger, claim, self.draining, self._outage_s)
+        attempt = Attempt(ledger, claim, self.draining, partial(self._stopped_s, claim.job.run))
         with self._lock:
             self._held.add(attempt)
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rollq.errors import AgentFailure, JobFailure, SettingsError
-from rollq.events import Stop
+from rollq.events import Acted, Stop
 from rollq.job import History
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
@@ -243,6 +243,15 @@ class TestCommands:
 
 
 class TestFunctions:
+    def test_what_it_says_is_whole_text(self) -> None:
+        def agent(episode: Episode) -> str:
+            ask(episode, episode.messages)
+            episode.step("add", {"a\ud83d": ["\ud83d"]})
+            return "done\ud83d"
+
+        acted = [event.action["arguments"] for event in play(agent, "x").events if isinstance(event, Acted)]
+        assert acted[1:] == [{"a\ufffd": ["\ufffd"]}, {"content": "done\ufffd"}]
+
     def test_one_in_a_file(self, written: Callable[..., str]) -> None:
         name = written(
             """

@@ -27,6 +27,7 @@ from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.failures import Drained, errors_become
 from rollq_worker.protocols import Action, Engine, Environment, Grade, Observation, User
+from rollq_worker.whole_text import whole_json
 
 SETTLE_S = 3.0
 """Longest time in seconds for which requests of a worker that stops are waited for."""
@@ -100,7 +101,7 @@ class AgentEpisode:
     def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
         """Carry out one action in the environment. Raises RequestRefused."""
         try:
-            plain = json.loads(json.dumps(dict(arguments), allow_nan=False))
+            plain = whole_json(json.loads(json.dumps(dict(arguments), allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as e:
             raise RequestRefused(f"the arguments of {name} are no JSON: {e}", param="arguments") from e
         made: Future[Observation] = Future()

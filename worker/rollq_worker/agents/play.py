@@ -21,6 +21,7 @@ from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.loop import rewarded
 from rollq_worker.protocols import RESPOND, Action, Engine, Environment, RewardFunction, User
+from rollq_worker.whole_text import whole
 
 AGENT_LIMIT_S = 900.0
 """Longest time in seconds for which an agent may neither ask for a turn nor make a step."""
@@ -96,6 +97,6 @@ def _close(episode: AgentEpisode, program: Program) -> Closed:
     else:
         answer = answer if answer is not None or episode.world.acted else episode.answer
     if answer and not episode.world.done:
-        episode.world.act(Action(RESPOND, {"content": answer}))
+        episode.world.act(Action(RESPOND, {"content": whole(answer)}))
     closed = episode.close()
     return replace(closed, info={**closed.info, OUTPUT: program.output}) if program.output else closed

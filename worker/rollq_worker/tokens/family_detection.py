@@ -124,7 +124,7 @@ def _render_call(tokenizer: Tokenizer, text_arguments: bool, call_id: str) -> tu
 
 def text_behind(tokenizer: Tokenizer, prompt: str, whole: str) -> str:
     """What `whole` has behind the text with which both begin. No control token of either is cut in two."""
-    same = _common_prefix(prompt, whole)
+    same = common_prefix(prompt, whole)
     for start in range(max(0, same - 40), same):
         tokens = (token for token in tokenizer.added_tokens if start + len(token) > same)
         if any(prompt.startswith(token, start) or whole.startswith(token, start) for token in tokens):
@@ -132,7 +132,7 @@ def text_behind(tokenizer: Tokenizer, prompt: str, whole: str) -> str:
     return whole[same:]
 
 
-def _common_prefix(one: str, other: str) -> int:
+def common_prefix(one: str, other: str) -> int:
     """The number of characters with which both texts begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -209,7 +209,7 @@ def _end_of_turn(tokenizer: Tokenizer, tools: Sequence[Json] = (_TOOL,)) -> str:
     except JobFailure:
         return ""
     control = any_of(filter(None, tokenizer.added_tokens))
-    own = control.findall(last[: _common_prefix(last, more)])
+    own = control.findall(last[: common_prefix(last, more)])
     named = [token for token in own if tokenizer.added_tokens[token] in tokenizer.eos_ids]
     return next(iter([*named, *own[-1:], *control.findall(more)]), "")
 

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := --groups 8 --size 4
 
-.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
+.PHONY: demo learn learn-controls test test-all fuzz test-redis test-trainers test-verifiers test-tau test-browser test-containers test-sglang chaos rollback lint docs bench bench-check bench-gpu clean
 
 demo: $(VENV)/.demo  ## everything on one machine: Redis, replay engine, worker, producer, trainer loop
 	@$(BIN)/rollq demo $(DEMO)
@@ -48,6 +48,12 @@ VERIFIERS_TESTS := tests/rollq_worker/environments/verifiers tests/e2e/test_veri
 test-verifiers: $(VENV)/verifiers-0.3/.done $(VENV)/verifiers-0.4/.done
 	$(VENV)/verifiers-0.3/bin/python -m pytest -q $(VERIFIERS_TESTS) $(ARGS)
 	$(VENV)/verifiers-0.4/bin/python -m pytest -q $(VERIFIERS_TESTS) tests/rollq_worker/environments/test_mcp.py $(ARGS)
+
+# The adapters of tau-bench and tau2-bench on the real packages, which are on no index.
+test-tau: $(VENV)/tau/.done
+	ROLLQ_TAU_BENCH=$(VENV)/tau/tau-bench ROLLQ_TAU2_BENCH=$(VENV)/tau/tau2-bench PYTHONPATH=$(VENV)/tau/packages \
+	  $(BIN)/python -m pytest -q -n 2 tests/rollq_worker/environments/test_real_tau_bench.py \
+	  tests/rollq_worker/environments/test_real_tau2.py $(ARGS)
 
 # The pages in a real Chromium without a window: the one on PATH, or that of ROLLQ_CHROMIUM.
 test-browser: $(VENV)/.browser $(VENV)/.docs
@@ -112,9 +118,22 @@ $(VENV)/.learn: pyproject.toml | $(VENV)/.pip
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
-	@echo "Installing rollq with the tau2 tasks and the test tools (about 900 MB, minutes) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2,metrics,traces]' --group test --group lint
+	@echo "Installing rollq with tasks of tau2-bench and the test tools (about 900 MB, minutes) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics,traces]' --group test --group lint
 	@touch $@ $(VENV)/.demo
+
+TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b
+TAU2_BENCH = https://github.com/sierra-research/tau2-bench a2c024725189473d2d7cea3a5cfdbcc67478e41f
+
+# The commits are those of the extras tau-bench and tau2. What tau2's domains import is little of what it depends on.
+$(VENV)/tau/.done: | $(VENV)/.test
+	@echo "Cloning tau-bench and tau2-bench (200 MB) ..."
+	@rm -rf $(VENV)/tau && mkdir $(VENV)/tau
+	@clone() { git clone -q $$1 $(VENV)/tau/$$3 && git -C $(VENV)/tau/$$3 checkout -q $$2; }; \
+	  clone $(TAU_BENCH) tau-bench && clone $(TAU2_BENCH) tau2-bench
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --target $(VENV)/tau/packages \
+	  addict deepdiff docstring-parser loguru python-dotenv toml
+	@touch $@
 
 $(VENV)/.browser: pyproject.toml | $(VENV)/.test
 	@echo "Installing what drives a browser (50 MB) ..."

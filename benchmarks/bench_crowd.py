@@ -5,7 +5,7 @@ An engine that takes 2 s a turn (lognormal), all episodes at once, from the firs
 machine itself adds. Then 10 at once with an engine that takes 0.02 s, which is the same rate of turns. Memory at rest
 is that of the worker which is ready and has no job. Exit code 1 when a target is missed.
 
-    python benchmarks/bench_crowd.py [--env tau2:retail] [--tokenizer DIR] [-c 1000] [--json]
+    python benchmarks/bench_crowd.py [--env tau2_2025:retail] [--tokenizer DIR] [-c 1000] [--json]
 """
 
 import argparse
@@ -38,7 +38,7 @@ PROBED = Path(__file__).with_name("probed_rollq.py")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_for(__doc__)
     add_tokenizer(parser)
-    parser.add_argument("--env", choices=SPLITS, default="tau2:retail", help="environment (%(default)s)")
+    parser.add_argument("--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)")
     parser.add_argument("-c", "--concurrency", type=int, default=1000, help="episodes at once (%(default)s)")
     args = parser.parse_args(argv)
     require_linux()

@@ -1,9 +1,9 @@
 """Does a turn cost more late in a long episode, and with 100,000 finished jobs in Redis?
 
 A worker's job runner plays in this process, one job after the other. First episodes of 70 turns: the CPU from one
-request to the next, around turn 10 and around turn 60. Then tau2:retail with two Redis servers in turns, one empty and
-one whose run has many finished jobs: CPU a turn of this process, and time in scripts a rollout. bench_crowd.py has the
-growth with episodes at once. Exit code 1 when a target is missed.
+request to the next, around turn 10 and around turn 60. Then tau2_2025:retail with two Redis servers in turns, one empty
+and one whose run has many finished jobs: CPU a turn of this process, and time in scripts a rollout. bench_crowd.py has
+the growth with episodes at once. Exit code 1 when a target is missed.
 
     python benchmarks/bench_growth.py [--tokenizer DIR] [--finished 100000] [--json]
 """
@@ -30,7 +30,7 @@ from rollq.events import Prompt
 from rollq.job import Budget
 from rollq_worker.tokens.tokenizer import Tokenizer
 
-ENV, SPLIT = "tau2:retail", "train"
+ENV, SPLIT = "tau2_2025:retail", "train"
 EARLY, LATE, AROUND = 10, 60, 3
 """Turns that are compared, each with so many before and behind it."""
 EPISODES = 12

@@ -1,7 +1,7 @@
 """What the ledger costs: time in scripts in small and large runs, bytes of a job, commands of workers, delivery.
 
-Real Redis, real workers, episodes of tau2:retail that a worker played before. Everything is told by the server itself
-(redis_meter.py). Exit code 1 when a script is slower in a large run, a job keeps too much, a turn takes more
+Real Redis, real workers, episodes of tau2_2025:retail that a worker played before. Everything is told by the server
+itself (redis_meter.py). Exit code 1 when a script is slower in a large run, a job keeps too much, a turn takes more
 than 1.8 script calls, or a finished group is not handed out at once.
 
     python benchmarks/bench_ledger.py [--jobs N ...] [--million] [--json]
@@ -31,7 +31,7 @@ from rollq.job import Job
 from rollq.processes.embedded_redis import EmbeddedRedis
 from rollq.trajectory import Trajectory
 
-ENV, SPLIT = "tau2:retail", "train"
+ENV, SPLIT = "tau2_2025:retail", "train"
 TURNS, TOKENS = 8, 7000
 """The recorded episode that is nearest to this is the one that is played again."""
 TASKS, CONCURRENCY = 24, 16

@@ -23,7 +23,7 @@ from tables import table
 
 from rollq.client.client import Client
 
-ENV = "tau2:retail"
+ENV = "tau2_2025:retail"
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "from rollq import Client": ["-c", "from rollq import Client"],

@@ -7,7 +7,8 @@ is user and system time of the process that plays, its children included; engine
 processes. Every round has the same tasks, so the worker and its loop remember the ids of their texts, as they do in the
 rollouts of a group. Exit code 1 when a target is missed.
 
-    python benchmarks/bench_turn.py [--env tau2:retail] [--tokenizer DIR] [-c 64] [--tasks 48] [--repeats 5] [--json]
+    python benchmarks/bench_turn.py [--env tau2_2025:retail] [--tokenizer DIR] [-c 64] [--tasks 48] [--repeats 5]
+        [--json]
 """
 
 import argparse
@@ -32,7 +33,7 @@ from rollq_worker.environments import domain
 from rollq_worker.protocols import RESPOND
 from rollq_worker.tokens.tokenizer import BUNDLED
 
-NAIVE = "tau2:retail"
+NAIVE = "tau2_2025:retail"
 """The environment that the naive loop knows."""
 SIZE = 2
 """Number of samples of each task."""

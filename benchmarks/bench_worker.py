@@ -1,8 +1,8 @@
 """Where a worker's CPU goes: the parts of an episode, timed one by one in a single thread, and Celery beside them.
 
-The worker's own `JobRunner` plays tau2:retail in this process against a real Redis and a replay engine; the CPU of a
-part is the process's, because encoders have threads of their own, without the parts inside it. The cost of messages is
-measured on a real worker process that gets messages of jobs that are already done.
+The worker's own `JobRunner` plays tau2_2025:retail in this process against a real Redis and a replay engine; the CPU of
+a part is the process's, because encoders have threads of their own, without the parts inside it. The cost of messages
+is measured on a real worker process that gets messages of jobs that are already done.
 
     python benchmarks/bench_worker.py [--tokenizer DIR] [--json]
 """
@@ -41,7 +41,7 @@ from rollq_worker.tokens import tokenizer
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.renderer import ChatRenderer
 
-ENV, SPLIT = "tau2:retail", "train"
+ENV, SPLIT = "tau2_2025:retail", "train"
 WARM_UP, TASKS = 10, 40
 MESSAGES = 400
 

@@ -5,7 +5,7 @@ counts them in one process and one thread, without Celery. A first batch of task
 so that imports and data are not in it; two samples of each of the next tasks follow. What the kernel does is not
 counted. valgrind must be installed, and everything is fifty times slower under it.
 
-    python benchmarks/count_instructions.py [--env tau2:retail] [--tokenizer DIR] [--tasks 20]
+    python benchmarks/count_instructions.py [--env tau2_2025:retail] [--tokenizer DIR] [--tasks 20]
 """
 
 import argparse
@@ -38,7 +38,7 @@ COUNTED = re.compile(r"I\s+refs:\s+([\d,]+)")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_tokenizer(parser)
-    parser.add_argument("--env", choices=SPLITS, default="tau2:retail", help="environment (%(default)s)")
+    parser.add_argument("--env", choices=SPLITS, default="tau2_2025:retail", help="environment (%(default)s)")
     parser.add_argument("--tasks", type=int, default=20, metavar="N", help=f"tasks, {SIZE} samples each (%(default)s)")
     parser.add_argument("--play", metavar="FILE", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -50,7 +50,7 @@ class Load:
     def group(self) -> list[Job]:
         """A group that was not there before."""
         self._groups += 1
-        first = replace(self.episode.job, run=self.ledger.run, group=f"tau2-retail.train.{self._groups}")
+        first = replace(self.episode.job, run=self.ledger.run, group=f"tau2_2025-retail.train.{self._groups}")
         return [replace(first, sample=sample) for sample in range(SIZE)]
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:

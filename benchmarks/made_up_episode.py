@@ -10,7 +10,7 @@ from rollq.events import Closed, Event, Finish, Observed, Prompt, Sampled, Stop,
 from rollq.job import Job
 from rollq.trajectory import Header, Trajectory
 
-RUN, GROUP = "retail-grpo", "tau2-retail.train.17"
+RUN, GROUP = "retail-grpo", "tau2_2025-retail.train.17"
 TURNS = 15
 PROMPT, SAMPLED, BRIDGE = 4200, 62, 125
 """Number of tokens of the first prompt, and of each turn's sampled part and bridge."""
@@ -70,5 +70,5 @@ def episode() -> Trajectory:
             ),
         ]
     events.append(Closed(stop=Stop.DONE, reward=1.0, info={"reward": 1.0}, at=2.0))
-    job = Job(run=RUN, group=GROUP, env="tau2:retail", task=17, size=8)
+    job = Job(run=RUN, group=GROUP, env="tau2_2025:retail", task=17, size=8)
     return Trajectory(job=job, header=Header(attempt=1, worker="rollq@host-1", at=1.0), events=events)

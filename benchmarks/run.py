@@ -27,7 +27,7 @@ from rollq.processes.embedded_redis import binary
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-TURNS = ("tau2:retail", "tau2:airline", "tau_bench:retail", "tau_bench:airline")
+TURNS = ("tau2_2025:retail", "tau2_2025:airline", "tau_bench:retail", "tau_bench:airline")
 """Environments of bench_turn; those of tau_bench only where it is installed."""
 TOKENIZED = frozenset({"bench_turn", "bench_worker", "bench_crowd", "bench_growth", "bench_tokens", "bench_start"})
 """Benchmarks that take --tokenizer."""

@@ -9,7 +9,12 @@ from rollq.client.client import Client
 from rollq.job import Job
 from rollq_worker.environments import domain
 
-SPLITS = {"tau2:retail": "train", "tau2:airline": "train", "tau_bench:retail": "test", "tau_bench:airline": "test"}
+SPLITS = {
+    "tau2_2025:retail": "train",
+    "tau2_2025:airline": "train",
+    "tau_bench:retail": "test",
+    "tau_bench:airline": "test",
+}
 """The environments that are played, and the split of each."""
 TIMEOUT_S = 600.0
 

@@ -223,21 +223,6 @@ def installed(scripts: Path) -> tuple[Path, Path]:
     return venv, model
 
 
-@pytest.fixture(scope="session")
-def pretrained_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server with SmolLM2-135M-Instruct, which is noisy in bf16. The model is made on first use (a minute)."""
-    scripts = sglang_scripts()
-    venv, _ = installed(scripts)
-    model = CACHE / "smollm2"
-    with (CACHE / "installing").open("w") as one_at_a_time:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-        if not model.exists():
-            subprocess.run([sys.executable, "-m", "tests.contract.pretrained_model", model], check=True, cwd=REPO)
-    flags = ["--context-length", "8192", "--max-total-tokens", "40000", "--mem-fraction-static", "0.3"]
-    with sglang(scripts, venv, model, tmp_path_factory.mktemp("pretrained") / "log", *flags) as server:
-        yield server
-
-
 PARAMS = ["replay", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(1200)])]
 
 

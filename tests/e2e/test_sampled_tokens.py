@@ -56,7 +56,11 @@ def check(lines: list[dict], seen: dict[str, list[Exchange]]) -> None:
 
 @pytest.mark.parametrize(
     ("env", "split"),
-    [pytest.param("shop", "train", marks=pytest.mark.promise), ("tau2:retail", "test"), ("tau2:airline", "test")],
+    [
+        pytest.param("shop", "train", marks=pytest.mark.promise),
+        ("tau2_2025:retail", "test"),
+        ("tau2_2025:airline", "test"),
+    ],
 )
 def test_tokens_are_what_was_sent_and_returned(stack: Stack, env: str, split: str):
     stack.engine("--env", env, "--mistakes", "0.5", "--seed", "3")

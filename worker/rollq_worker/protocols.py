@@ -130,8 +130,13 @@ class Task:
     """The scripted user's further messages. The last one contains STOP_MARKER and is repeated when more are needed."""
     moves: Sequence[Action]
     """The actions of a perfect policy against the scripted user. They earn the full reward."""
+    user_tools: str = ""
+    """What a user that has tools is told of them. It calls one by a message `<tool_call>JSON</tool_call>`."""
     outputs: Sequence[str] = ()
     """Texts that the agent must tell the user."""
+    assertions: Sequence[str] = ()
+    """Statements about the conversation that a model must judge. They belong to the reward: a job without a reward
+    function is refused (the reward `assertions` judges them)."""
 
 
 RewardFunction = Callable[[Trajectory, Grade], "float | Grade"]

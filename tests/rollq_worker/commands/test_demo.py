@@ -78,12 +78,12 @@ def proposed(**given: object) -> str:
 
 def test_the_next_steps_fit_what_was_played() -> None:
     assert "rollq redis; rollq engine; rollq worker" in proposed()
-    assert install_line("tau2") in proposed()
-    other = proposed(env="tau2:airline", split="test")
-    assert "rollq engine --env tau2:airline; rollq worker" in other
+    assert install_line("tau2-2025") in proposed()
+    other = proposed(env="tau2_2025:airline", split="test")
+    assert "rollq engine --env tau2_2025:airline; rollq worker" in other
     short = proposed(template_kwargs={"enable_thinking": False})
     assert """--tasks 2-4 --template-kwargs '{"enable_thinking": false}' --size 4""" in short
-    assert "--env tau2:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
+    assert "--env tau2_2025:airline --split test --tasks 2-4 " in other and "--groups 3 " in other
     assert "--tasks 2-4 --agent react --size 4" in proposed(agent=agent("react"))
     real = proposed(engine="http://h:1", tokenizer="DIR")
     assert "rollq worker --engine http://h:1 --tokenizer DIR" in real and "rollq engine" not in real

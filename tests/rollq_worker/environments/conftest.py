@@ -10,7 +10,7 @@ import pytest
 from rollq_worker.environments import domain, tau_bench
 from rollq_worker.environments.customer_service import ConversationDomain
 from tests.rollq_worker.environments import fake_tau_bench as package
-from tests.rollq_worker.environments.original_tau2 import OriginalTau2
+from tests.rollq_worker.environments.original_tau2_2025 import OriginalTau2
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def fake_tau_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     sys.modules.update(before)
 
 
-@pytest.fixture(params=["shop", "tau2:retail", "the fake tau_bench"])
+@pytest.fixture(params=["shop", "tau2_2025:retail", "the fake tau_bench"])
 def any_domain(request: pytest.FixtureRequest) -> ConversationDomain:
-    if request.param in ("shop", "tau2:retail"):
+    if request.param in ("shop", "tau2_2025:retail"):
         return domain(request.param)
     return request.getfixturevalue("fake_tau_bench")
 
@@ -39,7 +39,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def tau2_domain(variant: str) -> ConversationDomain:
-    return domain(f"tau2:{variant}")
+    return domain(f"tau2_2025:{variant}")
 
 
 @pytest.fixture(scope="module")

@@ -63,18 +63,22 @@ def load(variant):
 
 
 def test_names_are_all_there_is(package: Package) -> None:
-    builtin = ["shop", "tau2:airline", "tau2:retail", "tau_bench:airline", "tau_bench:retail", "verifiers"]
+    tau2 = ["tau2:airline", "tau2:retail", "tau2:telecom", "tau2_2025:airline", "tau2_2025:retail"]
+    builtin = ["shop", *tau2, "tau_bench:airline", "tau_bench:retail", "verifiers"]
     assert environments.names() == builtin
     package.install("mine", DOMAIN, "another = mine:load")
     assert environments.names() == ["another", *builtin]
 
 
-@pytest.mark.parametrize("name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:telecom", "Shop", "shop:retail:x"])
+@pytest.mark.parametrize("name", ["shops", "", ":", "shop:", "tau2", "tau2:", "tau2:banking", "Shop", "shop:retail:x"])
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
     with pytest.raises(JobFailure, match=r"shop") as caught:
         environments.domain(name)
     if not name.startswith("shop:retail"):
-        assert "there are shop, tau2:airline, tau2:retail, tau_bench:airline, tau_bench:retail" in str(caught.value)
+        assert (
+            "there are shop, tau2:airline, tau2:retail, tau2:telecom, tau2_2025:airline, tau2_2025:retail, tau_b"
+            in str(caught.value)
+        )
         assert repr(name) in str(caught.value)
 
 

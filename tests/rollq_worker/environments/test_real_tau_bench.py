@@ -23,7 +23,7 @@ from tests.rollq_worker.environments.episodes import begin, calls_of, messages_o
 WHERE = os.environ.get("ROLLQ_TAU_BENCH")
 pytestmark = pytest.mark.skipif(
     WHERE is None and importlib.util.find_spec("tau_bench") is None,
-    reason="tau_bench is not installed and ROLLQ_TAU_BENCH names no folder with it",
+    reason="NOT TESTED: tau_bench is not installed and ROLLQ_TAU_BENCH names no folder with it (make test-tau)",
 )
 STRIDE = {"tau_bench:retail": 40, "tau_bench:airline": 10}
 """Which tasks are played in the original Env as well: it takes from a quarter of a second to a second an episode."""
@@ -148,6 +148,6 @@ def test_real_tools_do_the_same_and_leave_the_pristine_database_alone(real_tau_b
         if text != "Error: send_certificate did nothing":
             kwargs = pickle.loads(pickle.dumps(action.arguments))
             assert text == env.step(original.action(name=action.name, kwargs=kwargs)).observation, action
-    assert {name: dict(table.items()) for name, table in environment._view.items()} == env.data
+    assert {name: dict(table.items()) for name, table in environment._state.items()} == env.data
     assert json.dumps(env.data) != before == fingerprint(real_tau_bench)
-    assert all(isinstance(table, Table) for table in environment._view.values())
+    assert all(isinstance(table, Table) for table in environment._state.values())

@@ -119,7 +119,7 @@ def test_a_strange_call_is_an_observation(fake_tau_bench, name, arguments, text)
     observation = environment.step(Action(name, arguments))
     assert text in observation.text
     assert not observation.done
-    assert fake_tau_bench.backend.database.changes(environment._view) == {}
+    assert fake_tau_bench.backend.database.changes(environment._state) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 
 from rollq.errors import JobFailure, RewardFailure
 from rollq.events import Closed, Stop
+from rollq.job import Job
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
 from rollq_worker import chat_model, rewards
 from rollq_worker.fakes import FakeEnvironment
-from rollq_worker.protocols import Grade
-from rollq_worker.rewards import longest_s, reward_factory
+from rollq_worker.protocols import Grade, Task
+from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes
 
@@ -119,7 +121,7 @@ def test_the_environment_fails_before_it() -> None:
         (
             "shorter",
             {},
-            "reward 'shorter' is unknown here; there are endless, judge, maximum, missing",
+            "reward 'shorter' is unknown here; there are assertions, endless, judge, maximum, missing",
         ),
         ("maximum", {}, "no signature found"),
         ("endless", {}, "its longest_s must be seconds, at most 3600, not 'long'"),
@@ -128,6 +130,7 @@ def test_the_environment_fails_before_it() -> None:
         ("twice", {}, "is claimed by .* and .*: uninstall one"),
         ("short", {"least": 1}, "unexpected keyword argument 'least'"),
         ("judge", {}, "judge model needs endpoint and model"),
+        ("assertions", {}, "judge model needs endpoint and model"),
         ("judge", {"endpoint": "e", "model": "m", "url": "http://x"}, "judge model takes no url"),
         ("judge", {"endpoint": "e", "model": "m"}, "judge endpoint 'e' is unknown to this worker"),
         ("judge", {"endpoint": "e", "model": "m", "task": 7}, "the judge's task is a text"),
@@ -209,3 +212,56 @@ def test_a_judge_that_fails_this_verdict_alone_fails_the_attempt(server: Scripte
     judge = named("judge", {"endpoint": "j", "model": "m", "retries": 1}, endpoints={"j": Endpoint(f"{server.url}/v1")})
     with pytest.raises(RewardFailure, match=r"judge endpoint 'j', model 'm': answered 503 \(tried 2 times\)"):
         play_with_fakes(CALL, "bye", grader=judge)
+
+
+class Asserting(FakeEnvironment):
+    def grade(self) -> Grade:
+        return Grade(super().grade().reward, {"assertions": ["It is polite.", "It is quick."]})
+
+
+def asserted(server: ScriptedEngine, verdict: str, *turns: str) -> Trajectory:
+    server.answers = [(200, {"choices": [{"message": {"content": verdict}}]})]
+    judge = named("assertions", {"endpoint": "j", "model": "m"}, endpoints={"j": Endpoint(f"{server.url}/v1")})
+    return play_with_fakes(*turns, environment=Asserting(), grader=judge)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reward", "unmet"),
+    [
+        ("Both are.\n[true, true]", 1.0, []),
+        ("[true, true]\nNo:\n[true, false]", 0.0, ["It is quick."]),
+        ("[false, false]", 0.0, ["It is polite.", "It is quick."]),
+    ],
+)
+def test_an_episode_earns_its_reward_if_every_assertion_is_met(
+    server: ScriptedEngine, verdict: str, reward: float, unmet: list[str]
+) -> None:
+    played = asserted(server, verdict, CALL, "bye")
+    assert (played.reward, played.info["unmet"], played.info["judge"]) == (reward, unmet, verdict)
+    assert played.info["env_reward"] == 1.0
+    [body] = server.bodies("/v1/chat/completions")
+    assert "1. It is polite.\n2. It is quick." in body["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("verdict", ["All met.", "[true]", "[true, true, true]", "[true, 1]", "true"])
+def test_a_verdict_that_leaves_an_assertion_open_fails_the_attempt(server: ScriptedEngine, verdict: str) -> None:
+    with pytest.raises(RewardFailure, match="does not end with a JSON list of true or false for 2 assertions"):
+        asserted(server, verdict, CALL, "bye")
+
+
+def test_the_judge_is_not_asked_where_it_can_change_nothing(server: ScriptedEngine) -> None:
+    played = asserted(server, "[true, true]", "bye")  # the environment gives 0.0
+    assert (played.reward, server.bodies("/v1/chat/completions")) == (0.0, [])
+    judge = named("assertions", {"endpoint": "j", "model": "m"}, endpoints={"j": Endpoint(f"{server.url}/v1")})
+    assert play_with_fakes(CALL, "bye", grader=judge).reward == 1.0  # it has no assertions
+
+
+def test_a_task_whose_assertions_nothing_would_judge_is_refused() -> None:
+    task = Task(id="t", hash="h", instruction="", opening="", replies=["-"], moves=[], assertions=["It is polite."])
+    job = Job(run="r", group="g", env="e", split="test", task=3)
+    with pytest.raises(
+        JobFailure, match=r"^e/test/3: a model must judge 1 assertions .* needs the reward 'assertions'"
+    ):
+        check_judged(job, task)
+    check_judged(replace(job, reward="assertions"), task)
+    check_judged(job, replace(task, assertions=()))

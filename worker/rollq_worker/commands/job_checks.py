@@ -11,7 +11,7 @@ from rollq_worker.agents.known_agents import check_agent, is_program
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.protocols import Task
-from rollq_worker.rewards import reward_factory
+from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
 
@@ -48,13 +48,17 @@ def _unknown_part(job: Job) -> str:
     if not {job.env, job.env.partition(":")[0]} & set(known):
         return f"there is no environment {job.env!r} on this machine{_near(job.env, known)}"
     try:
-        splits = domain(job.env).splits()
+        found = domain(job.env)
+        splits = found.splits()
     except RollqError as e:
         return str(e)
     if job.split not in splits:
         return f"{job.env} has no split {job.split!r}; it has {', '.join(splits)}{_near(job.split, splits)}"
     count = splits[job.split]
-    return "" if job.task < count else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
+    if job.task >= count:
+        return f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
+    check_judged(job, found.task(job.split, job.task))
+    return ""
 
 
 def _near(name: str, known: Iterable[str]) -> str:

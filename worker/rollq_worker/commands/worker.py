@@ -111,14 +111,11 @@ def agent_file(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
-        from rollq_worker.agents.users import agent_users
         from rollq_worker.process import celery_app, secrecy
         from rollq_worker.process.profile import profiling
     found = settings(args)
     secrecy.hide_addresses()
     secrecy.set_readable(bool(args.profile))  # py-spy reads it
-    if agent_users():
-        secrecy.keep_users()
     ping_redis(found.redis_url)
     traces = _traces()
     watchers = [*_metrics(args), *([traces.attach] if traces else [])]

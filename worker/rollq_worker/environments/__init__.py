@@ -7,7 +7,7 @@ first use, once in each process. This module knows no environment's package. `fi
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -23,12 +23,17 @@ BUILTIN = tuple(
         ("shop", "shop"),
         ("tau2:airline", "tau2"),
         ("tau2:retail", "tau2"),
+        ("tau2:telecom", "tau2"),
+        ("tau2_2025:airline", "tau2_2025"),
+        ("tau2_2025:retail", "tau2_2025"),
         ("tau_bench:airline", "tau_bench"),
         ("tau_bench:retail", "tau_bench"),
         ("verifiers", "verifiers"),
     )
 )
 
+OTHERS = {"tau2": "tau2", "tau2_2025": "inspect_evals", "tau_bench": "tau_bench", "verifiers": "verifiers"}
+"""The package that has the tasks, by module of the built-in environments that have none of their own."""
 
 DOMAIN = ("name", "version", "splits", "task", "open")
 """What a Domain has."""
@@ -49,6 +54,16 @@ _locks: dict[str, Lock] = {}
 def names() -> list[str]:
     """The names of all environments, also of those whose package is not installed."""
     return sorted({*_entries(), *(file.name for file in FILES.known())})
+
+
+def brought_by(entry: EntryPoint) -> str:
+    """What a built-in environment comes with."""
+    if (package := OTHERS.get(entry.module.rpartition(".")[2])) is None:
+        return "rollq"
+    try:
+        return f"rollq with {package} {version(package)}"
+    except PackageNotFoundError:
+        return f"rollq with {package}, which is not installed"
 
 
 def domain(name: str) -> Domain:

@@ -1,43 +1,96 @@
 """A customer-service conversation: an agent with tools, a user, and a database that the agent changes.
 
-The shop and both tau benchmarks are such conversations. The invariants: an episode works on its own view of a shared
-database. It is graded once, by comparing its changes with those of the ground truth. After its end it takes no further
-step, so nothing later can earn the reward. Tools, policy and tasks come from a Backend and are not known here.
+The shop and the tau benchmarks are such conversations. The invariants: an episode works on a state of its own, mostly a
+view of a shared database. It is graded once. After its end it takes no further step, so nothing later can earn the
+reward. Tools, policy and tasks come from a Backend and are not known here.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import Changes, SharedDatabase, View
 from rollq_worker.protocols import RESPOND, Action, Environment, Grade, Observation, Task, User
 
+MAX_USER_CALLS = 30
+"""Number of tool calls that a user makes between two of its messages. A model that makes more of them is stuck."""
+
 
 class Backend(Protocol):
-    """Tools, policy and data of one domain. One object per process, shared by all episodes."""
+    """Tools, policy and grading of one domain. One object per process, shared by all episodes."""
 
     tools: Sequence[Json]
     policy: str
     """The system prompt."""
     stop_markers: Sequence[str]
     """An episode ends when the user's message contains one of them."""
-    database: SharedDatabase
 
-    def call(self, view: View, action: Action) -> Observation:
-        """Carry out a tool call on a view. A wrong call gives an observation, never an exception."""
+    def begin(self, case: "Case") -> Any:
+        """The state of a new episode, which only this backend looks into."""
         ...
 
+    def call(self, state: Any, action: Action) -> Observation:
+        """Carry out a tool call. A wrong call gives an observation, never an exception."""
+        ...
+
+    def user_call(self, state: Any, said: str) -> str | None:
+        """The result of the tool call that the user made in place of a message; None: it is a message."""
+        ...
+
+    def grade(self, state: Any, case: "Case", messages: Sequence[str]) -> Grade:
+        """Grade a finished episode, of which these are the agent's messages to the user. Called once."""
+        ...
+
+
+class DatabaseBackend(ABC):
+    """A Backend whose episodes are graded by what they changed in a database, and by what the agent told the user."""
+
+    def __init__(self, database: SharedDatabase) -> None:
+        self.database = database
+        self._expected: dict[str, Changes] = {}
+        self._lock = Lock()
+
+    @abstractmethod
     def replay(self, view: View, calls: Sequence[Action]) -> None:
         """Carry out the ground truth on a view, as the benchmark's own scorer does."""
-        ...
 
+    @abstractmethod
     def missing_outputs(self, outputs: Sequence[str], messages: Sequence[str]) -> list[str]:
         """The required outputs that the agent's messages to the user do not contain."""
-        ...
+
+    def begin(self, case: "Case") -> View:
+        return self.database.view()
+
+    def user_call(self, state: View, said: str) -> str | None:
+        return None  # the user has no tools
+
+    def grade(self, state: View, case: "Case", messages: Sequence[str]) -> Grade:
+        changes, expected = self.database.changes(state), self._expected_changes(case)
+        wrong = sorted({record for record, _ in changes.items() ^ expected.items()})
+        missing = self.missing_outputs(case.task.outputs, messages)
+        info: dict[str, Json] = {
+            "database": not wrong,
+            "outputs": not missing,
+            "wrong_records": wrong,
+            "untold": missing,
+        }
+        if case.task.assertions:
+            info["assertions"] = list(case.task.assertions)
+        return Grade(0.0 if wrong or missing else 1.0, info)
+
+    def _expected_changes(self, case: "Case") -> Changes:
+        """The changes that the ground truth makes. They are computed once per task."""
+        with self._lock:
+            if case.task.hash not in self._expected:
+                view = self.database.view()
+                self.replay(view, case.calls)
+                self._expected[case.task.hash] = self.database.changes(view)
+            return self._expected[case.task.hash]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +100,8 @@ class Case:
     task: Task
     calls: Sequence[Action]
     """The ground truth's calls. They make the database with which the episode's database is compared."""
+    original: Any = None
+    """The benchmark's own task, for a backend that grades by it."""
 
 
 class ConversationDomain:
@@ -57,8 +112,6 @@ class ConversationDomain:
         self.version = version
         self.backend = backend
         self._cases = cases
-        self._expected: dict[str, Changes] = {}
-        self._lock = Lock()
 
     def splits(self) -> Mapping[str, int]:
         return {split: len(cases) for split, cases in self._cases.items()}
@@ -71,15 +124,6 @@ class ConversationDomain:
         if args:
             raise JobFailure(f"environment {self.name!r} takes no env_args, not {', '.join(sorted(map(str, args)))}")
         return Conversation(self, case)
-
-    def expected_changes(self, case: Case) -> Changes:
-        """The changes that the ground truth makes. They are computed once per task."""
-        with self._lock:
-            if case.task.hash not in self._expected:
-                view = self.backend.database.view()
-                self.backend.replay(view, case.calls)
-                self._expected[case.task.hash] = self.backend.database.changes(view)
-            return self._expected[case.task.hash]
 
     def _find(self, split: str, index: int) -> Case:
         if split not in self._cases:
@@ -106,7 +150,7 @@ class Conversation:
         self._domain = domain
         self._backend = domain.backend
         self._case = case
-        self._view = self._backend.database.view()
+        self._state = self._backend.begin(case)
         self._messages: list[str] = []  # what the agent said to the user
         self._user: User | None = None
         self._phase = _Phase.NEW
@@ -123,14 +167,17 @@ class Conversation:
         self._require(_Phase.NEW, "reset")
         self._user = user
         self._phase = _Phase.RUNNING
-        return self._text(user.open())
+        opening = self._text(user.open())
+        if self._backend.user_call(self._state, opening) is not None:
+            raise UserFailure(f"{self._name}: the user called a tool before it said anything")
+        return opening
 
     def step(self, action: Action) -> Observation:
         self._require(_Phase.RUNNING, "step")
         if action.name == RESPOND:
             observation = self._respond(action.arguments.get("content"))
         else:
-            observation = self._backend.call(self._view, action)
+            observation = self._backend.call(self._state, action)
         if observation.done:
             self._phase = _Phase.DONE
         return observation
@@ -139,13 +186,7 @@ class Conversation:
         if self._phase in (_Phase.NEW, _Phase.GRADED):
             raise EnvironmentFailure(f"{self._name}: graded {'twice' if self._user else 'before its reset'}")
         self._phase = _Phase.GRADED
-        changes, expected = self._backend.database.changes(self._view), self._domain.expected_changes(self._case)
-        wrong = sorted({record for record, _ in changes.items() ^ expected.items()})
-        missing = self._backend.missing_outputs(self._case.task.outputs, self._messages)
-        return Grade(
-            reward=0.0 if wrong or missing else 1.0,
-            info={"database": not wrong, "outputs": not missing, "wrong_records": wrong, "untold": missing},
-        )
+        return self._backend.grade(self._state, self._case, self._messages)
 
     def _respond(self, content: Json) -> Observation:
         if not isinstance(content, str):
@@ -153,6 +194,12 @@ class Conversation:
         self._messages.append(content)
         assert self._user is not None  # it is RUNNING
         reply = self._text(self._user.reply(content))
+        for _ in range(MAX_USER_CALLS):
+            if (result := self._backend.user_call(self._state, reply)) is None:
+                break
+            reply = self._text(self._user.reply(result))
+        else:
+            raise UserFailure(f"{self._name}: the user called tools {MAX_USER_CALLS} times without a word to the agent")
         return Observation(reply, done=any(marker in reply for marker in self._backend.stop_markers))
 
     def _text(self, message: object) -> str:

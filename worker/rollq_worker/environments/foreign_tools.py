@@ -4,6 +4,7 @@ The invariants: a wrong call becomes an observation. A tool gets its own copy of
 them. Only arguments of bounded depth are copied. It knows no benchmark and no database.
 """
 
+import ast
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from typing import Any
@@ -14,6 +15,8 @@ MAX_DEPTH = 50
 """Deepest nesting of a call's arguments, because copying, hashing and printing them recurses."""
 MAX_INTEGER = 2**63
 """Largest absolute value of an integer in a call's arguments, because Python's integers are unbounded."""
+MAX_BITS = 10_000
+"""Longest number, in bits, that `calculate` may work on; far more than a float holds."""
 TOOL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -21,6 +24,7 @@ TOOL_ERRORS = (
     LookupError,
     NameError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
@@ -50,6 +54,46 @@ def own_copy(value: Json, depth: int = 0) -> Json:
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise ValueError("a number in the arguments is too large")
     return value
+
+
+def check_calculation(tool: str, arguments: Mapping[str, Json]) -> None:
+    """Raises ValueError for a call of `calculate` that would hold the interpreter for hours, such as `9**9**9`."""
+    if tool == "calculate" and _is_too_large(arguments.get("expression")):
+        raise ValueError("the result is too large")
+
+
+def _is_too_large(expression: object) -> bool:
+    """Whether the tool would meet a number of more than MAX_BITS."""
+    if not isinstance(expression, str):
+        return False
+    try:
+        _bit_length(ast.parse(expression.strip(), mode="eval").body)
+    except (OverflowError, RecursionError, MemoryError):  # Python's parser calls deep nesting a lack of memory
+        return True
+    except (SyntaxError, ValueError):
+        return False  # the tool says what is wrong
+    return False
+
+
+def _bit_length(node: ast.AST) -> int | None:
+    """An upper bound of an integer's length in bits; None for other values. Raises OverflowError when it passes
+    MAX_BITS on the way."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value.bit_length()
+        case ast.UnaryOp(operand=operand):
+            return _bit_length(operand)
+        case ast.BinOp(left=a, op=op, right=b):
+            left, right = _bit_length(a), _bit_length(b)
+            if left is None or right is None or isinstance(op, ast.Div):
+                return None
+            bits = left << min(right, 20) if isinstance(op, ast.Pow) else left + right + 1
+            if bits > MAX_BITS:
+                raise OverflowError
+            return bits
+    for child in ast.iter_child_nodes(node):
+        _bit_length(child)
+    return None
 
 
 _LEAVES = frozenset({str, float, int, bool, type(None)})

@@ -47,6 +47,7 @@ def scripted_case(
     calls: Sequence[Action],
     outputs: Sequence[str],
     closing_tools: frozenset[str],
+    assertions: Sequence[str] = (),
 ) -> Case:
     """The task whose ground truth is `calls` and `outputs`.
 
@@ -62,6 +63,7 @@ def scripted_case(
             replies=REPLIES,
             moves=_moves(calls, outputs, closing_tools),
             outputs=tuple(outputs),
+            assertions=tuple(assertions),
         ),
         calls=calls,
     )

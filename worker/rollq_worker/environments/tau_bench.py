@@ -6,7 +6,6 @@ scores. A tool's expression or a strange argument could also stop the process. T
 loaded.
 """
 
-import ast
 import importlib.util
 import json
 import sys
@@ -21,14 +20,19 @@ from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import SharedDatabase, View
-from rollq_worker.environments.customer_service import Case, ConversationDomain
-from rollq_worker.environments.foreign_tools import TOOL_ERRORS, copy_record, guarded, own_copy, untouched
+from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
+from rollq_worker.environments.foreign_tools import (
+    TOOL_ERRORS,
+    check_calculation,
+    copy_record,
+    guarded,
+    own_copy,
+    untouched,
+)
 from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.protocols import STOP_MARKER, Action, Observation
 
 SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
-MAX_BITS = 10_000
-"""Longest number, in bits, that `calculate` may work on; far more than a float holds."""
 
 
 def load(variant: str | None) -> ConversationDomain:
@@ -87,18 +91,18 @@ def _version() -> str:
     return f"tau_bench {installed.version}" + (f" commit {commit}" if commit else "")
 
 
-class TauBenchBackend:
+class TauBenchBackend(DatabaseBackend):
     """Implements customer_service.Backend."""
 
     stop_markers: Sequence[str] = (STOP_MARKER,)
 
     def __init__(self, env: Any, hashable: Any) -> None:
+        super().__init__(
+            SharedDatabase(env.data, copy=copy_record, canon=lambda record: str(hashable(record)), untouched=untouched)
+        )
         self.tools: Sequence[Json] = env.tools_info
         self.policy: str = env.wiki
         self.closing_tools = frozenset[str](env.terminate_tools)
-        self.database = SharedDatabase(
-            env.data, copy=copy_record, canon=lambda record: str(hashable(record)), untouched=untouched
-        )
         self.digest = sha256(json.dumps(env.data).encode()).hexdigest()[:12]
         self._tools: Mapping[str, Any] = env.tools_map
 
@@ -120,47 +124,12 @@ class TauBenchBackend:
     def _invoke(self, view: View, name: str, arguments: dict[str, Json]) -> str:
         if name not in self._tools:
             return f"Unknown action {name}"
-        if name == "calculate" and _is_too_large(arguments.get("expression")):
-            raise ValueError("the result is too large")
+        check_calculation(name, arguments)
         # The policy may pass `data` as an argument, which is an error like any other.
         text = self._tools[name].invoke(data=view, **arguments)
         if not isinstance(text, str):
             raise ValueError(f"{name} did nothing")  # send_certificate, the fourth time
         return text
-
-
-def _is_too_large(expression: object) -> bool:
-    """Whether `calculate` would meet a number of more than MAX_BITS: `9**9**9` holds the interpreter for hours."""
-    if not isinstance(expression, str) or "**" not in expression:
-        return False  # sums and products are no larger than what was typed
-    try:
-        _bit_length(ast.parse(expression.strip(), mode="eval").body)
-    except (OverflowError, RecursionError):
-        return True
-    except (SyntaxError, MemoryError):
-        return False  # the tool says what is wrong
-    return False
-
-
-def _bit_length(node: ast.AST) -> int | None:
-    """An upper bound of an integer's length in bits; None for other values. Raises OverflowError when it passes
-    MAX_BITS on the way."""
-    match node:
-        case ast.Constant(value=int(value)):
-            return value.bit_length()
-        case ast.UnaryOp(operand=operand):
-            return _bit_length(operand)
-        case ast.BinOp(left=a, op=op, right=b):
-            left, right = _bit_length(a), _bit_length(b)
-            if left is None or right is None or isinstance(op, ast.Div):
-                return None
-            bits = left << min(right, 20) if isinstance(op, ast.Pow) else left + right + 1
-            if bits > MAX_BITS:
-                raise OverflowError
-            return bits
-    for child in ast.iter_child_nodes(node):
-        _bit_length(child)
-    return None
 
 
 def _case(name: str, task: Any, closing_tools: frozenset[str]) -> Case:

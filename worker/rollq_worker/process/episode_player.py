@@ -29,7 +29,7 @@ from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S
 from rollq_worker.process.fresh_weights import FreshEngine
 from rollq_worker.process.time_spent import WatchedEngine
 from rollq_worker.protocols import Domain, Engine, Environment, Task, User
-from rollq_worker.rewards import longest_s, reward_factory
+from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory
 
@@ -75,6 +75,7 @@ class EpisodePlayer:
             found = domain(job.env)
             self._settle(job.env)
             task = found.task(job.split, job.task)
+            check_judged(job, task)
             if self.isolation.applies(job.env):
                 environment: Environment = stack.enter_context(
                     self.isolation.open(job.env, job.split, job.task, job.env_args, attempt.check)

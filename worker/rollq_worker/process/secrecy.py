@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38  # linux/prctl.h
+PR_SET_DUMPABLE = 4  # linux/prctl.h
 ADDRESSES = ("ROLLQ_REDIS_URL", "ROLLQ_BROKER_URL")
 """Variables that may hold a password, and that no child process needs."""
 
@@ -23,10 +23,3 @@ def set_readable(readable: bool) -> None:
     that they may not read leaves no core file, and py-spy and debuggers need root. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(readable), 0, 0, 0)
-
-
-def keep_users() -> None:
-    """No program that this process starts becomes another user by its file's setuid bit: a command could leave such a
-    file for one that has its user later. For the main thread, before there are others. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Reward functions by name: `judge`, and whatever installed packages add.
+"""Reward functions by name: `judge`, `assertions`, and whatever installed packages add.
 
 A name is an entry point of the group `rollq.rewards`: a function of the trajectory and the environment's grade, and of
 the job's reward_args by keyword. It grades in the worker, so what it raises fails the attempt and is never a reward.
@@ -12,13 +12,14 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rollq.errors import JobFailure
-from rollq.job import Json
+from rollq.job import Job, Json
 from rollq.sampling import number
 from rollq.settings import Endpoint
-from rollq_worker.protocols import Grade, RewardFunction
+from rollq_worker.protocols import Grade, RewardFunction, Task
 
 GROUP = "rollq.rewards"
 JUDGE = "judge"
+ASSERTIONS = "assertions"
 LONGEST_S = 60.0
 """Seconds for a reward function that has no `longest_s` of its own."""
 MOST_S = 3600.0
@@ -44,6 +45,10 @@ def reward_factory(
         from rollq_worker.rewards.judge import Judge  # it needs requests
 
         return Judge(args, endpoints, seed=seed, check=check, away=away)
+    if name == ASSERTIONS:
+        from rollq_worker.rewards.assertions import Assertions  # it needs requests
+
+        return Assertions(args, endpoints, seed=seed, check=check, away=away)
     function = _load(name)
     try:
         inspect.signature(function).bind(None, None, **args)
@@ -55,6 +60,15 @@ def reward_factory(
     return bound
 
 
+def check_judged(job: Job, task: Task) -> None:
+    """Raises JobFailure for a task whose assertions nothing would judge: its reward would not be the benchmark's."""
+    if task.assertions and not job.reward:
+        raise JobFailure(
+            f"{job.env}/{job.split}/{job.task}: a model must judge {len(task.assertions)} assertions of this task, so "
+            f"the job needs the reward {ASSERTIONS!r}, with an endpoint and a model in reward_args"
+        )
+
+
 @cache
 def _load(name: str) -> Callable[..., float | Grade]:
     entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
@@ -62,7 +76,7 @@ def _load(name: str) -> Callable[..., float | Grade]:
         values = " and ".join(entry.value for entry in entries)
         raise JobFailure(f"reward {name!r} is claimed by {values}: uninstall one of the two packages")
     if not entries:
-        names = ", ".join(sorted({JUDGE, *(entry.name for entry in entry_points(group=GROUP))}))
+        names = ", ".join(sorted({JUDGE, ASSERTIONS, *(entry.name for entry in entry_points(group=GROUP))}))
         raise JobFailure(f"reward {name!r} is unknown here; there are {names} (packages add more: {GROUP!r})")
     try:
         function: Callable[..., float | Grade] = entries[0].load()

@@ -56,12 +56,7 @@ class Judge:
         self.longest_s = chosen.longest_s
 
     def __call__(self, trajectory: Trajectory, grade: Grade) -> Grade:
-        said = [
-            {"role": message["role"], "content": text_of(message.get("content") or "")}
-            | ({"tool_calls": [call["function"] for call in message["tool_calls"]]} if "tool_calls" in message else {})
-            for message in trajectory.messages
-        ]
-        prompt = PROMPT.format(task=self._task.strip(), conversation=json.dumps(said, indent=1, ensure_ascii=False))
+        prompt = PROMPT.format(task=self._task.strip(), conversation=conversation_of(trajectory))
         verdict = self._model.ask([{"role": "user", "content": prompt}])
         score = _SCORE.fullmatch(verdict.rpartition("\n")[2])
         if score is None or float(score[1]) > HIGHEST:
@@ -69,3 +64,13 @@ class Judge:
                 f"the judge's answer does not end with a line `Score: X` with X up to {HIGHEST:g}: {verdict[-200:]!r}"
             )
         return Grade(float(score[1]) / HIGHEST, {"judge": verdict})
+
+
+def conversation_of(trajectory: Trajectory) -> str:
+    """All that was said, as quoted JSON."""
+    said = [
+        {"role": message["role"], "content": text_of(message.get("content") or "")}
+        | ({"tool_calls": [call["function"] for call in message["tool_calls"]]} if "tool_calls" in message else {})
+        for message in trajectory.messages
+    ]
+    return json.dumps(said, indent=1, ensure_ascii=False)

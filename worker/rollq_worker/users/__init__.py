@@ -49,7 +49,7 @@ def _openai_user(options: Mapping[str, Json], task: Task, endpoints: Mapping[str
     from rollq_worker.chat_model import ChatOptions
     from rollq_worker.users.openai import OpenAIUser
 
-    return OpenAIUser(task.instruction, ChatOptions.read(options, "user"), endpoints, **more)
+    return OpenAIUser(task.instruction + task.user_tools, ChatOptions.read(options, "user"), endpoints, **more)
 
 
 def longest_reply_s(user: User) -> float:

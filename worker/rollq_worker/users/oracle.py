@@ -1,9 +1,11 @@
 """A user who knows the task and the answers: it says what it wants, agrees, and leaves when it has heard enough.
 
 It is deterministic and needs no model. It stops as soon as the agent has told it every output of the task, unless it
-was just asked for its consent. It knows nothing of rewards: the environment grades.
+was just asked for its consent. A user that has tools makes the calls of the ground truth in their order, each when the
+agent's last message names its tool. It knows nothing of rewards: the environment grades.
 """
 
+import json
 import re
 
 from rollq_worker.protocols import STOP_MARKER, Task
@@ -35,10 +37,19 @@ class OracleUser:
         self._waits = bool(task.outputs)
         self._replies_left = MAX_REPLIES
 
+        self._calls = [line for line in task.replies if line.startswith("<tool_call>")]
+        self._asked = ""
+
     def open(self) -> str:
         return self._opening
 
     def reply(self, message: str) -> str:
+        is_result = message.startswith("<tool_response>")
+        self._asked = self._asked if is_result else message
+        if (call := self._next_call()) is not None:
+            return call
+        if is_result:
+            return f"I have done that. I see: {' '.join(message.split()[1:-1])}"
         self._replies_left -= 1
         self._awaited = [output for output in self._awaited if output not in _plain(message)]
         # A question for consent often contains the outputs already, but nothing has been done yet.
@@ -53,6 +64,15 @@ class OracleUser:
     def recall(self, heard: str | None, said: str) -> None:
         if heard is not None:
             self.reply(heard)  # answering again brings it to the same state
+
+    def _next_call(self) -> str | None:
+        """The next call of the ground truth, if the agent's last message names its tool."""
+        asked = set(re.findall(r"[a-z]+", self._asked.lower()))
+        if self._calls:
+            call = json.loads(self._calls[0].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            if set(call["name"].split("_")) <= asked:
+                return self._calls.pop(0)
+        return None
 
     def _answer(self, question: str) -> str:
         if not self._facts:

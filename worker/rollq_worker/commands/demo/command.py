@@ -221,7 +221,7 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"
     if args.env == "shop":
-        steps["rollq demo --env tau2:retail --split test"] = f"tasks of tau2-bench ({install_line('tau2')})"
+        steps["rollq demo --env tau2_2025:retail --split test"] = f"tasks of tau2-bench ({install_line('tau2-2025')})"
     if args.engine:
         parts = f"rollq redis; rollq worker --engine {mask_url(args.engine)}"
         parts += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""

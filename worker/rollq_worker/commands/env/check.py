@@ -72,6 +72,8 @@ class Report:
     """Of the ground truth."""
     idle_rewards: list[float] = field(default_factory=list)
     """Of an agent that only talks."""
+    judged: int = 0
+    """Tasks with assertions, which nothing here judges."""
     episodes: int = 0
     """How often the environment was opened."""
     programs_s: float = 0.0
@@ -127,6 +129,7 @@ def _check_index(domain: Domain, split: str, openings: dict[str, int], index: in
             report.problems.append(f"task {index}: task({split!r}, {index}) returns another task the second time")
         if (first := openings.setdefault(task.opening, index)) != index:
             report.problems.append(f"tasks {first} and {index} have the same opening, and it must be unique")
+        report.judged = int(bool(task.assertions))
         _check_task(domain, split, index, task, report)
     except RollqError as e:
         report.problems.append(f"task {index}: {e}")
@@ -267,6 +270,10 @@ def _sum_up(report: Report) -> None:
         report.notes.append(
             "no task has moves: whether a perfect agent earns the reward cannot be seen here (the replay engine makes"
             " random calls)"
+        )
+    if report.judged:
+        report.notes.append(
+            f"{report.judged} of these tasks have assertions that a model must judge: here they count as met"
         )
     idle = [reward for reward in report.idle_rewards if reward > 0]
     if idle:

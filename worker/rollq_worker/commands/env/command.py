@@ -65,11 +65,11 @@ def _help(parser: argparse.ArgumentParser) -> Any:
 
 def _list(args: argparse.Namespace) -> int:
     with needs("worker"):
-        from rollq_worker.environments import BUILTIN, GROUP
+        from rollq_worker.environments import BUILTIN, GROUP, brought_by
         from rollq_worker.environments.files import FILES
     found = {file.name: file.given for file in FILES.known()}
     found |= {entry.name: entry.dist.name if entry.dist else entry.value for entry in entry_points(group=GROUP)}
-    found |= {entry.name: "rollq" for entry in BUILTIN}
+    found |= {entry.name: brought_by(entry) for entry in BUILTIN}
     if args.json:
         print(json.dumps(found))
         return 0

@@ -10,7 +10,7 @@ from functools import cache
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import View
-from rollq_worker.environments.customer_service import Case, ConversationDomain
+from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq_worker.environments.shop import desk, tools
 from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import SPLITS
@@ -34,14 +34,14 @@ def load(variant: str | None) -> ConversationDomain:
     return ConversationDomain("shop", f"shop {VERSION}", ShopBackend(SYSTEM_PROMPT, tools.SCHEMAS), cases)
 
 
-class ShopBackend:
+class ShopBackend(DatabaseBackend):
     """Implements customer_service.Backend."""
 
     def __init__(self, policy: str, schemas: Sequence[Json]) -> None:
+        super().__init__(shared_database())
         self.policy = policy
         self.tools = schemas
         self.stop_markers: Sequence[str] = (STOP_MARKER,)
-        self.database = shared_database()
 
     def call(self, view: View, action: Action) -> Observation:
         data = ShopData(view)

@@ -1,11 +1,11 @@
-"""tau2 as the package itself plays it: the reference for the adapter's tests."""
+"""tau2_2025 as the package itself plays it: the reference for the adapter's tests."""
 
 import importlib
 import json
 import pickle
 from types import SimpleNamespace
 
-from rollq_worker.environments.tau2 import NOT_REPLAYED
+from rollq_worker.environments.tau2_2025 import NOT_REPLAYED
 
 
 class OriginalTau2:

@@ -1,8 +1,8 @@
-"""Calls that a policy gets wrong in tau2, and how an episode ends."""
+"""Calls that a policy gets wrong in tau2_2025, and how an episode ends."""
 
 import pytest
 
-from rollq_worker.environments import domain, tau2
+from rollq_worker.environments import domain, tau2_2025
 from rollq_worker.protocols import Action, Observation
 from tests.rollq_worker.environments.episodes import begin, respond
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
 
 @pytest.fixture
 def airline():
-    return begin(domain("tau2:airline"), 0, *["hello"] * 9)
+    return begin(domain("tau2_2025:airline"), 0, *["hello"] * 9)
 
 
 BOOKING = {
@@ -50,7 +50,7 @@ def test_a_wrong_call_is_an_observation(airline, name, arguments, message):
     assert observation.text.startswith("Error: ")
     assert message in observation.text
     assert not observation.done
-    assert airline._backend.database.changes(airline._view) == {}
+    assert airline._backend.database.changes(airline._state) == {}
 
 
 def test_errors_without_end_are_cut(airline):
@@ -65,12 +65,12 @@ def test_whole_floats_are_integers(airline):
 
 
 def test_a_transfer_leaves_the_last_word_to_the_user():
-    environment = begin(domain("tau2:airline"), 0, "ok ###TRANSFER### bye")
+    environment = begin(domain("tau2_2025:airline"), 0, "ok ###TRANSFER### bye")
     assert environment.step(Action("transfer_to_human_agents", {"summary": "x"})) == Observation("Transfer successful")
     assert environment.step(respond("You are being transferred.")).done
 
 
-@pytest.mark.parametrize("marker", tau2.STOP_MARKERS)
+@pytest.mark.parametrize("marker", tau2_2025.STOP_MARKERS)
 def test_the_user_s_markers_end_it(marker):
-    environment = begin(domain("tau2:retail"), 0, f"so {marker} then")
+    environment = begin(domain("tau2_2025:retail"), 0, f"so {marker} then")
     assert environment.step(respond("hi")) == Observation(f"so {marker} then", True)

@@ -1,4 +1,6 @@
-"""tau2-bench's retail and airline domains, with tools, tasks, data and grading of the package `inspect_evals`.
+"""tau2-bench as it was in June 2025, retail and airline, with tools, tasks, data and grading of `inspect_evals`.
+
+Sierra has corrected tasks since; `tau2` has those.
 
 The tools run unchanged, on views of one shared database, and an episode earns what the package's scorer gives it. Only
 versions that the tests have compared are accepted. The package is imported when a domain is loaded: about 2 s, 100 MB.
@@ -22,7 +24,7 @@ from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.copy_on_write import SharedDatabase, View
-from rollq_worker.environments.customer_service import Case, ConversationDomain
+from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq_worker.environments.foreign_tools import copy_record, guarded, untouched
 from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.protocols import Action, Observation
@@ -41,7 +43,7 @@ NOT_REPLAYED = frozenset({"calculate", "transfer_to_human_agents"})
 def load(variant: str | None) -> ConversationDomain:
     """The entry point. Raises JobFailure for another variant, and without the package or with another version of it."""
     if variant not in ("retail", "airline"):
-        raise JobFailure(f"environment 'tau2' has the variants retail and airline, not {variant!r}")
+        raise JobFailure(f"environment 'tau2_2025' has the variants retail and airline, not {variant!r}")
     version = _installed()
     data = Path(str(_import("inspect_evals.tau2.utils").TAU2_DATA_DIR)) / "domains" / variant
     tables = gzip.decompress((data / "db.json.gz").read_bytes())
@@ -49,16 +51,20 @@ def load(variant: str | None) -> ConversationDomain:
     backend = Tau2Backend(variant, tables, policy)
     digest = sha256(tables + policy.encode()).hexdigest()[:12]
     version = f"inspect_evals {version} data {digest}"
-    return ConversationDomain(f"tau2:{variant}", version, backend, _cases(variant, data))
+    return ConversationDomain(f"tau2_2025:{variant}", version, backend, _cases(variant, data))
 
 
 def _installed() -> str:
     try:
         version = metadata.version("inspect_evals")
     except metadata.PackageNotFoundError:
-        raise JobFailure(f"the environment tau2 needs the package inspect_evals: {install_line('tau2')}") from None
+        raise JobFailure(
+            f"the environment tau2_2025 needs the package inspect_evals: {install_line('tau2-2025')}"
+        ) from None
     if version != SERIES and not version.startswith(f"{SERIES}."):
-        raise JobFailure(f"the environment tau2 needs inspect_evals {SERIES}.*, not {version}: {install_line('tau2')}")
+        raise JobFailure(
+            f"the environment tau2_2025 needs inspect_evals {SERIES}.*, not {version}: {install_line('tau2-2025')}"
+        )
     return version
 
 
@@ -69,10 +75,12 @@ def _import(module: str) -> Any:
         try:
             return import_module(module)
         except ImportError as e:
-            raise JobFailure(f"the environment tau2 cannot import {module} ({e}): {install_line('tau2')}") from e
+            raise JobFailure(
+                f"the environment tau2_2025 cannot import {module} ({e}): {install_line('tau2-2025')}"
+            ) from e
 
 
-class Tau2Backend:
+class Tau2Backend(DatabaseBackend):
     """Implements customer_service.Backend. A transfer does not end an episode: the user's ###TRANSFER### does."""
 
     stop_markers: Sequence[str] = STOP_MARKERS
@@ -107,7 +115,7 @@ class Tau2Backend:
         self.policy = policy
         db = getattr(models, {"retail": "RetailDB", "airline": "FlightDB"}[variant]).model_validate(json.loads(tables))
         records = {name: getattr(db, name) for name in type(db).model_fields}
-        self.database = SharedDatabase(records, copy=copy_record, canon=_canon, untouched=untouched)
+        super().__init__(SharedDatabase(records, copy=copy_record, canon=_canon, untouched=untouched))
 
     def call(self, view: View, action: Action) -> Observation:
         return Observation(guarded(lambda arguments: self._invoke(view, action.name, arguments), action.arguments))
@@ -172,9 +180,9 @@ def _cases(variant: str, data: Path) -> Mapping[str, Sequence[Case]]:
 def _case(variant: str, record: Mapping[str, Json], task: Any) -> Case:
     criteria, scenario = task.evaluation_criteria, task.user_scenario.instructions
     if task.initial_state is not None:
-        raise JobFailure(f"tau2:{variant} task {task.id} changes the database before it starts: not supported")
+        raise JobFailure(f"tau2_2025:{variant} task {task.id} changes the database before it starts: not supported")
     if any(action.requestor != "assistant" for action in criteria.actions):
-        raise JobFailure(f"tau2:{variant} task {task.id} has tools for the user: not supported")
+        raise JobFailure(f"tau2_2025:{variant} task {task.id} has tools for the user: not supported")
     parts = (scenario.known_info, scenario.reason_for_call, scenario.unknown_info, scenario.task_instructions)
     return scripted_case(
         task.id,

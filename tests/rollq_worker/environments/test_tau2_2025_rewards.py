@@ -1,4 +1,4 @@
-"""An episode of tau2 is worth what the package's own toolkit, scorer and hash give it."""
+"""An episode of tau2_2025 is worth what the package's own toolkit, scorer and hash give it."""
 
 import random
 from collections import Counter
@@ -83,11 +83,11 @@ def test_a_number_of_another_type_is_another_database(original, tau2_domain, var
     environment, toolkit = tau2_domain.open("test", 0, {}), original.fresh()
     name = {"retail": "orders", "airline": "reservations"}[variant]
     key = next(iter(tau2_domain.backend.database.tables[name]))
-    for records in (environment._view[name], getattr(toolkit.db, name)):
+    for records in (environment._state[name], getattr(toolkit.db, name)):
         payment = records[key].payment_history[0]
         payment.amount = {int: float, float: int}[type(payment.amount)](payment.amount)
-    assert (tau2_domain.backend.database.changes(environment._view) == {}) == (toolkit.db.get_hash() == original.hash)
-    assert original.hash_of(environment._view) == toolkit.db.get_hash()
+    assert (tau2_domain.backend.database.changes(environment._state) == {}) == (toolkit.db.get_hash() == original.hash)
+    assert original.hash_of(environment._state) == toolkit.db.get_hash()
 
 
 def sampled_call(rng, tau2_domain, variant, tables):
@@ -159,5 +159,5 @@ def test_sampled_calls_do_the_same_and_leave_the_pristine_database_alone(tau2_do
             assert text == expected.encode("utf-8", "replace").decode(), action
             changed += not text.startswith("Error: ")
     assert changed > 300
-    assert original.hash_of(environment._view) == toolkit.db.get_hash() != original.hash
+    assert original.hash_of(environment._state) == toolkit.db.get_hash() != original.hash
     assert original.hash_of(tau2_domain.backend.database.tables) == original.hash

@@ -49,7 +49,6 @@ class Trainer:
         return str(folder)
 
 
-@pytest.mark.promise
 @pytest.mark.timeout(600)  # torch computes on as many threads as there are cores
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread that was killed, too
 def test_the_complete_loop_trains_each_group_once_through_a_kill(

@@ -1,7 +1,5 @@
 """A worker whose engines come and go while it plays."""
 
-import requests
-
 from tests.e2e.stack import Stack, check_all_delivered, submit_singles
 from tests.recorder import recording
 
@@ -41,40 +39,3 @@ def test_engines_are_added_and_removed_in_mid_run(stack: Stack) -> None:
         worker.terminate()  # before its engines
         assert worker.wait(60) == 0
     assert not stats["failures"] and not stats["redelivered"], stack.logs()
-
-
-SHAPE = """[engines.shape]
-step_s = {step_s}
-prefill_token_s = 1e-6
-running_s = 0
-kv_token_s = 0
-kv_tokens = 1000000
-max_running = {max_running}
-chunk_tokens = 8192
-"""
-
-
-def test_a_slow_engine_gets_fewer_episodes(stack: Stack) -> None:
-    """Both get their share at first. Then the queue of the slow one moves to the other engine."""
-    addresses = []
-    for name, step_s, max_running in (("slow", 0.1, 2), ("fast", 0.01, 64)):
-        shape = stack.folder / f"{name}.toml"
-        shape.write_text(SHAPE.format(step_s=step_s, max_running=max_running))
-        stack.engine("--shape", str(shape))
-        addresses.append(stack.engine_url)
-    slow, fast = addresses
-
-    def requests_at(url: str) -> int:
-        load = requests.get(url + "/v1/loads", timeout=60).json()["loads"][0]
-        return int(load["num_running_reqs"] + load["num_waiting_reqs"])
-
-    submit_singles(stack, "slow", 120, size=4)
-    engines = stack.folder / "engines.txt"
-    engines.write_text("\n".join(addresses))
-    worker = stack.worker(16, engine_url=f"file:{engines}")
-    stack.wait(lambda: requests_at(slow) >= 6, 150, "a queue at the slow engine")
-    stack.wait(lambda: requests_at(slow) <= 3 and requests_at(fast) >= 10, 150, "fewer episodes there")
-    stats = stack.stats("slow")
-    assert stats["queued"] and not stats["failures"] and not stats["redelivered"], stack.logs()
-    worker.terminate()  # before its engines
-    assert worker.wait(60) == 0

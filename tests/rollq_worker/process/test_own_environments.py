@@ -72,7 +72,7 @@ def submit(ledger: Ledger, env: str, **job: Any) -> str:
     ("fault", "failure", "says"),
     [
         ("Closes", "env", r"closing broken@\w+: OSError: the folder is not empty"),
-        ("Grades", "env", "environment.grade: AttributeError: 'float' object has no attribute 'reward'"),
+        ("Grades", "env", r"environment.grade: TypeError: grade\(\) returns a float, not Grade"),
         ("Opens", "job", "no such level"),
         ("Nowhere", "env", r"opening broken@\w+: NameError: name 'Nowhere' is not defined"),
     ],

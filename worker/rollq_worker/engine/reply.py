@@ -20,6 +20,7 @@ from rollq.events import Finish, VersionSpan
 from rollq_worker.engine.routed_experts import FIELD, read_routed_experts
 from rollq_worker.http_client import Response
 from rollq_worker.protocols import Generated, Routing
+from rollq_worker.whole_text import whole
 
 MAX_MESSAGE = 300
 """Number of characters that are kept of an engine's error message."""
@@ -126,7 +127,7 @@ def read_reply(
         logprobs=_logprobs(meta, ids),
         versions=_versions(meta, len(ids)),
         finish=finish,
-        text=text if isinstance(text, str) else "",
+        text=whole(text) if isinstance(text, str) else "",
         cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt else 0,
         routed_experts=experts,
     )

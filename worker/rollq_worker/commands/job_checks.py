@@ -2,9 +2,9 @@
 which tokenizer a name stands for. They find it by the entry-point groups `rollq.job_checks` and `rollq.tokenizers`."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from rollq.errors import RollqError
+from rollq.errors import JobFailure, RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.agents.known_agents import check_agent, is_program
@@ -15,8 +15,12 @@ from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
 
-def check(job: Job) -> str:
-    """What this machine does not know of the job's task, which the workers may know; else empty.
+LOOKED_AT = 200
+"""Number of tasks that are looked at before they are submitted."""
+
+
+def check(job: Job, tasks: Sequence[int]) -> str:
+    """What this machine does not know of the job's tasks, which the workers may know; else empty.
 
     Raises JobFailure for an agent strategy, a user simulator or a reward function that no worker can play.
     """
@@ -27,7 +31,7 @@ def check(job: Job) -> str:
     user_factory(job.user, task, seed=0, endpoints=endpoints)
     judged_by = {str(job.reward_args.get("endpoint")): Endpoint("http://known.to.the.workers/v1")}
     reward_factory(job.reward, job.reward_args, seed=0, endpoints=judged_by)
-    return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job)
+    return (check_agent(job) if is_program(job.agent) else "") or _unknown_part(job) or _unplayable(job, tasks)
 
 
 def tokenizer_hashes(where: str, template: str | None, template_kwargs: Mapping[str, Json]) -> tuple[str, str]:
@@ -59,6 +63,21 @@ def _unknown_part(job: Job) -> str:
         return f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
     check_judged(job, found.task(job.split, job.task))
     return ""
+
+
+def _unplayable(job: Job, tasks: Sequence[int]) -> str:
+    """Of the first tasks, how many no worker can play, such as rows of a dataset without a prompt."""
+    looked_at, found = tasks[:LOOKED_AT], domain(job.env)
+    failures = []
+    for task in looked_at:
+        try:
+            found.task(job.split, task)
+        except JobFailure as e:
+            failures.append((task, e))
+    if not failures:
+        return ""
+    task, why = failures[0]
+    return f"{len(failures)} of {len(looked_at)} tasks of {job.env} cannot be played, the first is {task}: {why}"
 
 
 def _near(name: str, known: Iterable[str]) -> str:

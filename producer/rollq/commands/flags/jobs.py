@@ -142,7 +142,7 @@ def _installed_checks(args: argparse.Namespace) -> str:
     unknown = []
     for point in entry_points(group=CHECKS):
         try:
-            unknown.append(point.load()(_job(args, args.tasks[-1], 0)))
+            unknown.append(point.load()(_job(args, args.tasks[-1], 0), args.tasks))
         except ImportError:
             continue  # a package that it needs is not installed
         except JobFailure as e:

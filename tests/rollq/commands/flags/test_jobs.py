@@ -100,6 +100,13 @@ def test_the_template_of_the_line_is_fixed_with_the_tokenizer(redis_url: str, le
     assert ledger.redis.hget(ledger.keys.meta, "template_hash") == chosen.template_hash.encode()
 
 
+def test_rows_that_no_worker_can_play_are_refused(tmp_path: Path, fails: Fails) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "x", "answer": "5"}\n{"prompt": "x"}\n{"answer": "5"}\n')
+    said = fails("submit", "--run", "r", "--env", f"{rows}:number", "--tasks", "0-2", "--size", "1")
+    assert "2 of 3 tasks of rows.number" in said and "the first is 1: the row has no answer" in said
+
+
 def _last_line(line: tuple[str, ...], *more: str) -> str:
     """What a failing command says last."""
     with contextlib.redirect_stderr(io.StringIO()) as said:

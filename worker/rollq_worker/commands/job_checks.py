@@ -14,7 +14,6 @@ from rollq_worker.protocols import Task
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 
-
 LOOKED_AT = 200
 """Number of tasks that are looked at before they are submitted."""
 
@@ -52,17 +51,13 @@ def _unknown_part(job: Job) -> str:
     if not {job.env, job.env.partition(":")[0]} & set(known):
         return f"there is no environment {job.env!r} on this machine{_near(job.env, known)}"
     try:
-        found = domain(job.env)
-        splits = found.splits()
+        splits = domain(job.env).splits()
     except RollqError as e:
         return str(e)
     if job.split not in splits:
         return f"{job.env} has no split {job.split!r}; it has {', '.join(splits)}{_near(job.split, splits)}"
     count = splits[job.split]
-    if job.task >= count:
-        return f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
-    check_judged(job, found.task(job.split, job.task))
-    return ""
+    return "" if job.task < count else f"{job.env}/{job.split} has tasks 0 to {count - 1}, not {job.task}"
 
 
 def _unplayable(job: Job, tasks: Sequence[int]) -> str:
@@ -71,7 +66,7 @@ def _unplayable(job: Job, tasks: Sequence[int]) -> str:
     failures = []
     for task in looked_at:
         try:
-            found.task(job.split, task)
+            check_judged(job, found.task(job.split, task))
         except JobFailure as e:
             failures.append((task, e))
     if not failures:

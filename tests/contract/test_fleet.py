@@ -109,7 +109,7 @@ def test_an_engine_that_dies_is_named_and_the_same_update_repairs(pair: list[Ser
     good, victim = pair
     fleet = Fleet([server.url for server in pair])
     old, new = f"before-{step}", f"after-{step}"
-    fleet.update("/weights/old", old)
+    fleet.update("weights/old", old)
 
     def kill(url: str, doing: str) -> None:
         if (url, doing) == (victim.url, step):
@@ -117,7 +117,7 @@ def test_an_engine_that_dies_is_named_and_the_same_update_repairs(pair: list[Ser
             process(victim).popen.wait(60)
 
     with pytest.raises(SyncError) as caught:
-        fleet.update("/weights/new", new, kill)
+        fleet.update("weights/new", new, kill)
     assert list(caught.value.failed) == [victim.url]
     assert caught.value.failed[victim.url].startswith(f"{step}: ")
     assert [done.url for done in caught.value.updated] == [good.url]
@@ -126,7 +126,7 @@ def test_an_engine_that_dies_is_named_and_the_same_update_repairs(pair: list[Ser
 
     process(victim).start()
     assert fleet.versions() == {good.url: new, victim.url: "default"}  # it came back with the weights it started with
-    assert [done.loaded for done in fleet.update("/weights/new", new)] == [False, True]
+    assert [done.loaded for done in fleet.update("weights/new", new)] == [False, True]
     assert fleet.versions() == {good.url: new, victim.url: new}
     assert victim.generate(victim.prompt(), sampling_params={"max_new_tokens": 1})["meta_info"]["weight_version"] == new
 
@@ -141,10 +141,10 @@ def test_an_engine_that_freezes_while_it_loads_is_repaired_when_it_wakes(pair: l
 
     try:
         with pytest.raises(SyncError) as caught:
-            fleet.update("/weights/frozen", "frozen", freeze)
+            fleet.update("weights/frozen", "frozen", freeze)
     finally:
         process(victim).signal(signal.SIGCONT)
     assert caught.value.failed == {victim.url: "update: no answer to /update_weights_from_disk within 5 s"}
     assert victim.get("/ready").status_code == 503  # it stays paused
-    assert [done.loaded for done in fleet.update("/weights/frozen", "frozen")] == [False, True]
+    assert [done.loaded for done in fleet.update("weights/frozen", "frozen")] == [False, True]
     assert victim.get("/ready").status_code == 200

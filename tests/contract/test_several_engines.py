@@ -84,7 +84,7 @@ def groups_of(proxy: Recorder, proxies: Sequence[Recorder]) -> set[str]:
     """The groups that go to this engine while none has too many episodes."""
     urls = [each.url for each in proxies]
     groups = {f"{job.run}/{job.group}" for job in samples(0, 1, 1)}
-    return {group for group in groups if EnginePlacement(1).enter(group, group, urls, lambda: None)[0] == proxy.url}
+    return {group for group in groups if EnginePlacement().enter(group, group, urls) == proxy.url}
 
 
 def play_through_a_crash(

@@ -128,7 +128,7 @@ def test_another_line_after_a_kill_is_refused(
             capsys.readouterr()
             assert submit(redis_url, "--temperature", "0.5") == 1
             said = capsys.readouterr().err
-            assert "job r/shop.train.0/0 was submitted before with other content: submit it as before" in said
+            assert "job r/shop.train.0/0 was submitted before with other content (sampling was" in said
             assert "or use another run" in said
             after = reader(ledger).stats()
             assert {name for name in before if before[name] != after[name]} <= {"resubmitted"}

@@ -40,6 +40,24 @@ OF_TRAINERS = (
     "contract/test_trl.py",
 )
 """Tests that import torch or a trainer. They have the mark `trainers`; `make test` does without those packages."""
+SLOW = (
+    "contract/test_interruptions.py",
+    "contract/test_several_engines.py",
+    "rollq/evaluation/test_statistics.py",
+    "rollq/servers/test_cluster.py",
+    "rollq/servers/test_sentinel.py",
+    "rollq_worker/commands/test_fitting.py",
+    "rollq_worker/commands/test_measuring.py",
+    "rollq_worker/environments/test_tau2_2025_rewards.py",
+    "rollq_worker/process/test_celery_worker.py",
+    "rollq_worker/process/test_redis_outages.py",
+    "rollq_worker/simulation",
+    "rollq_worker/tokens/encoders",
+    "rollq_worker/tokens/test_images.py",
+    "rollq_worker/tokens/test_qwen_vocabulary.py",
+)
+"""Tests that take many seconds, most of them in processes of their own. What README and docs/faults.md promise of these
+parts has a test marked `promise`; these run in `make test-all`."""
 OF_VERIFIERS = ("rollq_worker/environments/verifiers", "e2e/test_verifiers.py")
 """Tests that import verifiers: `make test-verifiers`."""
 collect_ignore = [
@@ -50,8 +68,11 @@ collect_ignore = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(REPO / "tests").as_posix().startswith(OF_TRAINERS):
+        where = item.path.relative_to(REPO / "tests").as_posix()
+        if where.startswith(OF_TRAINERS):
             item.add_marker(pytest.mark.trainers)
+        if where.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = long_ones_first(items, processes)
 

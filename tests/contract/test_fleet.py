@@ -47,7 +47,7 @@ def engine_versions(recorded: RecordedEngine, job: Job) -> list[str]:
     return [span["version"] for span in spans for _ in range(span["end"] - span["start"])]
 
 
-@pytest.mark.parametrize("mode", ["retract", "in_place", "abort"])
+@pytest.mark.parametrize("mode", ["retract", *(pytest.param(m, marks=pytest.mark.slow) for m in ("in_place", "abort"))])
 def test_a_sync_in_mid_run_loses_no_token_and_names_each_version(
     slow_server: Server, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from rollq.ledger.constants import STALE
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.deliveries import Deliveries
 from rollq.ledger.ledger import Ledger
+from rollq.servers.connection import connect
 from rollq.viewer import live_run
 from rollq.viewer.live_run import LiveRun
 from rollq.viewer.redis_place import RedisPlace
@@ -105,7 +106,8 @@ def test_a_group_that_is_dropped_between_two_looks_has_its_end(ledger: Ledger) -
     assert {row.state for row in rows(run).values()} == {"done", "dead"}
 
 
-def test_without_redis_the_page_has_what_was_known_and_why(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_the_page_has_what_was_known_and_why(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(connect(redis_url, retries=0), "r")  # as the command connects
     ledger.submit(group())
     run, never = LiveRun(reader(ledger)), LiveRun(reader(ledger))
     place = RedisPlace(ledger.redis, "redis://here")

@@ -84,7 +84,7 @@ def train(flags, args):
                     out.write(json.dumps(row) + "\n")
         print(
             f"rollout {rollout}: {len(output.samples)} groups, {len(samples)} samples, mean reward {mean(raw):.2f},"
-            f" staleness {output.metrics['rollout/rollq/staleness_max']}",
+            f" staleness {output.metrics.get('rollout/rollq/staleness_max', 'unknown')}",
             flush=True,
         )
         if rollout in flags.save:

@@ -25,8 +25,8 @@ import urllib3
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from rollq.env import RESPOND, Action
 from rollq_worker.environments import domain
-from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.users.scripted import ScriptedUser
 
 MAX_TURNS = 30

@@ -22,10 +22,10 @@ from checks import Check, add_tokenizer, conclude, parser_for
 from tables import ms, table
 from template_models import template_renderers, written_calls
 
+from rollq.env import RESPOND, Action
 from rollq.events import Message
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.environments import domain
-from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import load_tokenizer
 

@@ -29,8 +29,8 @@ from runs import SPLITS, TIMEOUT_S, indices, require_perfect, rollouts, submit, 
 from tables import ms, table
 
 from rollq.client.client import Client
+from rollq.env import RESPOND
 from rollq_worker.environments import domain
-from rollq_worker.protocols import RESPOND
 from rollq_worker.tokens.tokenizer import BUNDLED
 
 NAIVE = "tau2_2025:retail"

@@ -23,6 +23,7 @@ from processes import Processes
 from tables import ms, table
 
 from rollq.client.celery_publisher import Publisher
+from rollq.env.customer_service import Conversation, ConversationDomain
 from rollq.ledger.constants import NEW
 from rollq.ledger.keys import QUEUE
 from rollq.ledger.ledger import Ledger
@@ -33,7 +34,6 @@ from rollq_worker.engine.http import EngineHttp
 from rollq_worker.engine.pool import EnginePool
 from rollq_worker.engine.request import PromptWriter
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.environments.customer_service import Conversation, ConversationDomain
 from rollq_worker.process.attempts import attempt
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.job_task import JobRunner

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Environment, Grade, Observation, Task, User
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Environment, Grade, Observation, Task, User
 
 NAME = "long_episodes"
 TURNS = 70
@@ -23,7 +23,7 @@ TOOL: Json = {
 
 
 class LongEpisode:
-    """Implements protocols.Environment. Each record is another text of 400 characters."""
+    """Implements rollq.env.Environment. Each record is another text of 400 characters."""
 
     tools = (TOOL,)
     system_prompt = "Look up one record after the other, then tell the user that you are done."
@@ -50,7 +50,7 @@ class LongEpisode:
 
 
 class LongEpisodes:
-    """Implements protocols.Domain."""
+    """Implements rollq.env.Domain."""
 
     name, version = NAME, f"{NAME} 1"
 

@@ -9,9 +9,8 @@ import re
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Image, Observation, Task
 from rollq.errors import JobFailure
-from rollq_worker.images import Image
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 
 QUARTER = {"type": "string", "enum": ["top left", "top right", "bottom left", "bottom right"]}
 PARAMETERS = {"type": "object", "properties": {"quarter": QUARTER}, "required": ["quarter"]}

@@ -2,8 +2,8 @@
 
 import re
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 from rollq.errors import JobFailure
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOL = {"name": "guess", "description": "Is the number I think of higher or lower?", "parameters": NUMBER}

@@ -6,8 +6,8 @@ with random weights, too. A task is the same in every process.
 
 import random
 
+from rollq.env import RESPOND, Action, Grade, Observation, Task
 from rollq.errors import JobFailure
-from rollq_worker.protocols import RESPOND, Action, Grade, Observation, Task
 
 TASKS = 100_000
 WORDS = (

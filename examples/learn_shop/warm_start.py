@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from examples.learn_shop.policy import logprobs_of, make
 from rollq import Job
+from rollq.env import Action
 from rollq.events import Finish, VersionSpan
 from rollq.training.arrays import Row, pad
 from rollq.trajectory import Trajectory
@@ -16,7 +17,7 @@ from rollq_worker.environments import domain
 from rollq_worker.environments.shop.desk import KINDS
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.protocols import Action, Generated
+from rollq_worker.protocols import Generated
 from rollq_worker.replay_engine.ground_truth import turn_text
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer

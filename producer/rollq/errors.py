@@ -17,6 +17,7 @@
     ├── PullTimeout            not enough groups became ready in time
     ├── FunctionError          a filter or a reward function of the trainer raised, or returned what it may not
     ├── MissingGroups          a batch of exactly so many groups cannot be made up without new submissions
+    ├── ForOtherWorkers        a worker that was set up otherwise can play the job; it goes back at no cost
     └── RolloutFailure         an attempt failed; carries a FailureClass
         ├── EngineFailure      class engine   (infrastructure: retried, resumed)
         │   └── EngineBreach   a ContractError as well: a reply breaks an invariant of token fidelity
@@ -150,6 +151,10 @@ class MissingGroups(RollqError, RuntimeError):
     """Number of groups that are."""
     dropped: int = 0
     """Number of groups of the run that were dropped so far."""
+
+
+class ForOtherWorkers(RollqError):
+    """Only a worker that was set up otherwise can play the job, so this one gives it back at no cost."""
 
 
 class RolloutFailure(RollqError, RuntimeError):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollq.env import RESPOND, Action, Domain
 from rollq.events import Finish, Message, VersionSpan
 from rollq.job import History, Job, Json
 from rollq.trajectory import Trajectory
@@ -23,7 +24,7 @@ from rollq_worker.episode.strategies import agent_factory
 from rollq_worker.episode.text_actions import TextForm, write_action
 from rollq_worker.fakes import FakeJournal
 from rollq_worker.process.attempts.renderer_cache import RendererCache
-from rollq_worker.protocols import RESPOND, Action, Domain, Engine, Generated
+from rollq_worker.protocols import Engine, Generated
 from rollq_worker.tokens.family_detection import common_prefix
 from rollq_worker.tokens.missing_roles import in_known_roles
 from rollq_worker.tokens.model_family import example_call

@@ -10,12 +10,13 @@ from typing import Any
 import openai
 import pytest
 
+from rollq.env import Episode
 from rollq.events import Event, Sampled
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.play import play_with_agent
-from rollq_worker.agents.programs import AgentThread, Episode
+from rollq_worker.agents.programs import AgentThread
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.episode.loop import play as play_own_loop
 from rollq_worker.failures import Drained

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, Job
+from rollq.env import Image
 from rollq.images import IMAGES, images_of_segments
-from rollq_worker.images import Image
 from tests.e2e.stack import Stack
 from tests.rollq_worker import counting
 from tests.rollq_worker.pictures import write_vision_tokenizer

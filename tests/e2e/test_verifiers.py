@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollq import Client, Job
+from rollq.env import RESPOND
 from rollq.events import Observed, Stop
 from rollq.trajectory import Trajectory
-from rollq_worker.protocols import RESPOND
 from tests.e2e.stack import Stack
 
 SITE = Path(__file__).parents[1] / "rollq_worker/environments/verifiers/site"

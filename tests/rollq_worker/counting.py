@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Domain
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker import environments
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.protocols import Domain
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users.scripted import ScriptedUser

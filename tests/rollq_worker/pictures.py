@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image as Pillow
 
-from rollq_worker.images import Image
+from rollq.env import Image
 from rollq_worker.tokens.tokenizer import BUNDLED, Tokenizer
 from tests.rollq_worker.tokens.models import tokenizer_with
 

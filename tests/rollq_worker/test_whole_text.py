@@ -2,10 +2,10 @@
 
 import pytest
 
+from rollq.env import Action, Grade, Observation, User
 from rollq.errors import EnvironmentFailure
 from rollq_worker.fakes import FakeUser
 from rollq_worker.process.attempts.time_limits import TimedEnvironment, TimeLimits
-from rollq_worker.protocols import Action, Grade, Observation, User
 from rollq_worker.whole_text import whole, whole_json
 
 

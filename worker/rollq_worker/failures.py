@@ -13,10 +13,6 @@ class Drained(RollqError):
     """The worker is stopping, so it gives the job back at no cost."""
 
 
-class ForOtherWorkers(RollqError):
-    """Only a worker that was set up otherwise can play the job, so this one gives it back at no cost."""
-
-
 def typed(error: BaseException, failure: type[RolloutFailure], what: str) -> RolloutFailure | None:
     """The `failure` that foreign code's exception becomes; None for an error that has a type already. `what` names the
     code."""

@@ -10,23 +10,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, User
 from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.images import references, text_of
 from rollq.job import Json
 from rollq.trajectory_extras import Extra
-from rollq_worker.protocols import (
-    RESPOND,
-    STOP_MARKER,
-    Action,
-    Generated,
-    Grade,
-    Observation,
-    PromptImages,
-    ReadTurn,
-    Routing,
-    TurnRefused,
-    User,
-)
+from rollq_worker.protocols import Generated, PromptImages, ReadTurn, Routing, TurnRefused
 
 END = 0
 """FakeRenderer's stop token."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from rollq.errors import JobFailure
+from rollq.errors import ForOtherWorkers, JobFailure
 from rollq.job import NAME
-from rollq_worker.failures import ForOtherWorkers
 
 DIGITS = 12
 """Hexadecimal digits of the hash in a name."""

@@ -1,176 +1,20 @@
-"""The protocols of the agent loop: what `play` needs of engine, renderer, environment, user and journal.
+"""The protocols inside a worker: what the agent loop needs of engine, renderer and journal, and what they exchange.
 
-It also has the values that they exchange. `rollq_worker.fakes` implements each protocol in a few lines.
-docs/environments.md shows how to implement Environment and Domain.
+`rollq.env` has those of environments and users. `rollq_worker.fakes` implements each in a few lines.
 """
 
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+from rollq.env import Action, Image
 from rollq.errors import RollqError
 from rollq.events import Event, Finish, Message, VersionSpan
 from rollq.job import Json
-from rollq.trajectory import Trajectory
 from rollq.trajectory_extras import ExpertShape, Extra
-from rollq_worker.images import Image
-
-RESPOND = "respond"
-"""The action that writes to the user: `Action(RESPOND, {"content": text})`."""
-STOP_MARKER = "###STOP###"
-"""A user's message that contains it ends the conversation (tau-bench's convention)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing that the policy does: a tool call, or RESPOND."""
-
-    name: str
-    """The tool's name, as the policy wrote it: it may not exist."""
-    arguments: Mapping[str, Json] = field(default_factory=dict)
-    """As the policy wrote them: checked against no schema."""
-    unclosed: bool = field(default=False, compare=False)
-    """The turn ended where the call's end tag belongs. Such calls are carried out and counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The result of an action: what the tool returned, or the user's reply."""
-
-    text: str
-    """What the policy reads, up to 4 million characters."""
-    done: bool = False
-    """The episode is over; no further step is allowed."""
-    reward: float | None = None
-    """What this step earned, for trainers that want rewards per turn. `Grade.reward` is the episode's, apart from
-    these."""
-    images: Sequence[Image] = ()
-    """What the policy sees behind the text (docs/images.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The outcome of a finished episode."""
-
-    reward: float
-    """The reward, in [0, 1]."""
-    info: Mapping[str, Json] = field(default_factory=dict)
-    """Anything worth recording, such as what was wrong. It must be JSON."""
-
-
-class User(Protocol):
-    """A user simulator for one episode. Raises UserFailure. A reply that contains STOP_MARKER ends the conversation."""
-
-    def open(self) -> str:
-        """The user's first message. Called once."""
-        ...
-
-    def reply(self, message: str) -> str:
-        """The answer to the agent's message."""
-        ...
-
-    def recall(self, heard: str | None, said: str) -> None:
-        """Restore one exchange of an earlier attempt, instead of `open` or `reply`.
-
-        The user heard `heard` (None: it opened the conversation) and said `said`.
-        """
-        ...
-
-
-class Environment(Protocol):
-    """One episode of one task, deterministic given the actions and the user's replies.
-
-    It may ask its user in any step. Mistakes of the policy (an unknown tool, wrong arguments) are observations. Raises
-    RolloutFailure; any other exception counts as EnvironmentFailure. A method `close`, if it has one, is called at the
-    episode's end.
-    """
-
-    @property
-    def tools(self) -> Sequence[Json]:
-        """Schemas in OpenAI's form: `{"type": "function", "function": {...}}`. They never change."""
-        ...
-
-    @property
-    def system_prompt(self) -> str:
-        """The rules that the policy is given. It never changes; "" sends none."""
-        ...
-
-    def reset(self, user: User) -> str | Observation:
-        """Start the episode with this user and return the user's first message unchanged. Called once.
-
-        An Observation has images that are shown with the message; nothing else of it counts.
-        """
-        ...
-
-    def step(self, action: Action) -> Observation:
-        """Carry out one action. Not called after an observation that is `done`."""
-        ...
-
-    def grade(self) -> Grade:
-        """Grade the finished episode. Called at most once, after the step that was `done`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One task of a domain: what simulated users and perfect agents need to know."""
-
-    id: str
-    """Unique in the domain."""
-    hash: str
-    """Changes whenever the task's content does."""
-    instruction: str
-    """For a simulated user: who they are and what they want."""
-    opening: str
-    """The scripted user's first message; unique in the domain."""
-    replies: Sequence[str]
-    """The scripted user's further messages. The last one contains STOP_MARKER and is repeated when more are needed."""
-    moves: Sequence[Action]
-    """The actions of a perfect policy against the scripted user. They earn the full reward."""
-    user_tools: str = ""
-    """What a user that has tools is told of them. It calls one by a message `<tool_call>JSON</tool_call>`."""
-    outputs: Sequence[str] = ()
-    """Texts that the agent must tell the user."""
-    assertions: Sequence[str] = ()
-    """Statements about the conversation that a model must judge. They belong to the reward: a job without a reward
-    function is refused (the reward `assertions` judges them)."""
-
-
-RewardFunction = Callable[[Trajectory, Grade], "float | Grade"]
-"""Grades an episode after its environment. The trajectory has every event but the closing one; an episode that the
-environment did not end has a grade of 0.0. Raises RewardFailure; any other exception counts as one."""
-
-
-class Domain(Protocol):
-    """A domain: what one environment name (`tau2:retail`) stands for. One object per process, shared by all threads."""
-
-    @property
-    def name(self) -> str:
-        """The name by which jobs ask for it."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Package and version of code and data, recorded in every trajectory. It changes when rewards do."""
-        ...
-
-    def splits(self) -> Mapping[str, int]:
-        """Number of tasks by split."""
-        ...
-
-    def task(self, split: str, index: int) -> Task:
-        """Raises JobFailure for an unknown split and an index out of range."""
-        ...
-
-    def open(self, split: str, index: int, args: Mapping[str, Json]) -> Environment:
-        """A new environment for one episode. `args` are the job's env_args.
-
-        Raises JobFailure as `task` does, and for unknown args.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rollq.env import Action, Environment, Observation
 from rollq.job import Json
 from rollq_worker.environments.shop import load as load_shop
-from rollq_worker.protocols import Action, Environment, Observation
 
 FAULTY_STEP = 3
 HOLD_S = 22

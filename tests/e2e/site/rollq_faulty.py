@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
+from rollq.env import Observation
 from rollq_worker.environments.shop import load as load_shop
-from rollq_worker.protocols import Observation
 
 
 def load(variant):

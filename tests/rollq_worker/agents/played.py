@@ -8,13 +8,14 @@ from typing import Any
 
 import requests
 
+from rollq.env import Episode
 from rollq.errors import RolloutFailure
 from rollq.events import Event, Message
 from rollq.job import Budget, Job
 from rollq.trajectory import Trajectory
 from rollq_worker.agents.endpoint import AgentEndpoint
 from rollq_worker.agents.play import play_with_agent
-from rollq_worker.agents.programs import AgentThread, Episode
+from rollq_worker.agents.programs import AgentThread
 from rollq_worker.fakes import END, FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 
 ENDPOINT: list[AgentEndpoint] = []

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Action, Episode, Observation
 from rollq.errors import EngineFailure
 from rollq.events import Event, Finish, Prompt, Sampled, Stop
-from rollq_worker.agents.programs import Episode
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal
-from rollq_worker.protocols import Action, Observation
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, text_of, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 

@@ -14,13 +14,13 @@ import openai
 import pytest
 import requests
 
+from rollq.env import Episode
 from rollq.errors import AgentFailure, EngineFailure, JobFailure
 from rollq.events import Closed, Finish, Sampled, Stop
 from rollq_worker.agents import connections, endpoint, growth
 from rollq_worker.agents.chat_request import RequestRefused
 from rollq_worker.agents.connections import CONNECTIONS
 from rollq_worker.agents.endpoint import BODIES, LARGEST_BODY, THREADS
-from rollq_worker.agents.programs import Episode
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import AgentFailure, JobFailure, SettingsError
+from rollq.env import Episode
+from rollq.errors import AgentFailure, ForOtherWorkers, JobFailure, SettingsError
 from rollq.events import Acted, Stop
 from rollq.job import History
 from rollq.trajectory import Trajectory
 from rollq_worker.agents import known_agents
 from rollq_worker.agents.known_agents import add_file, agent_starter, check_agent
 from rollq_worker.agents.play import OUTPUT, play_with_agent
-from rollq_worker.agents.programs import KEPT_OUTPUT, Episode
+from rollq_worker.agents.programs import KEPT_OUTPUT
 from rollq_worker.agents.users import agent_users
-from rollq_worker.failures import Drained, ForOtherWorkers
+from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
 from tests.conftest import REPO
 from tests.rollq_worker.agents.played import ENDPOINT, ask, job, play

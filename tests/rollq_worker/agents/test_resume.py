@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import requests
 
+from rollq.env import Action, Episode, Observation
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Finish, Sampled, Stop
 from rollq.trajectory import Trajectory
-from rollq_worker.agents.programs import Episode
 from rollq_worker.agents.recorded import AgentDiverged
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import Drained
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
-from rollq_worker.protocols import Action, Observation
 from tests.rollq_worker.agents.played import TOOL, Refused, ask, play, post, said, user
 from tests.rollq_worker.episode.episodes import PieceEngine
 from tests.waiting import until

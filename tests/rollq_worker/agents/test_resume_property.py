@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.env import Episode
 from rollq.events import Event, Finish, Message, Sampled, VersionSpan
 from rollq.trajectory import Trajectory
-from rollq_worker.agents.programs import Episode
 from rollq_worker.fakes import END, FakeEngine, char_ids
 from rollq_worker.protocols import Generated
 from tests.rollq_worker.agents.played import TOOL, ask, play, said, text_of, user

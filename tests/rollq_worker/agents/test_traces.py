@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollq.env import Episode
 from rollq.errors import JobFailure
 from rollq.events import Finish, Observed, Prompt, Sampled
 from rollq.token_stats import count_tokens
 from rollq.trajectory import Trajectory
 from rollq.wire.codec import encode_header, read_trajectory
 from rollq.wire.events import encode_event
-from rollq_worker.agents.programs import Episode
 from rollq_worker.fakes import FakeEngine, FakeRenderer
 from tests.rollq_worker.agents.played import TOOL, ask, conversation, play, said, text_of, user
 from tests.rollq_worker.episode.episodes import PieceEngine

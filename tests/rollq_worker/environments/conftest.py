@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollq.env.customer_service import ConversationDomain
 from rollq_worker.environments import domain, tau_bench
-from rollq_worker.environments.customer_service import ConversationDomain
 from tests.rollq_worker.environments import fake_tau_bench as package
 from tests.rollq_worker.environments.original_tau2_2025 import OriginalTau2
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from rollq_worker.environments.customer_service import Conversation
+from rollq.env import RESPOND, Action, Domain, Grade, Task
+from rollq.env.customer_service import Conversation
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, Action, Domain, Grade, Task
 
 
 def begin(domain: Domain, index: int = 0, *lines: str, split: str = "test") -> Conversation:

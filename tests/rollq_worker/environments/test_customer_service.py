@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import pytest
 
+from rollq.env import STOP_MARKER, Action, Observation
+from rollq.env.customer_service import ConversationDomain
 from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
-from rollq_worker.environments.customer_service import ConversationDomain
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import STOP_MARKER, Action, Observation
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
 

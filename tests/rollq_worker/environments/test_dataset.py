@@ -9,12 +9,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from rollq.env import RESPOND, Action, Grade
 from rollq.errors import JobFailure
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import files
 from rollq_worker.environments.dataset import Dataset, dataset
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, Action, Grade
 
 ROWS = [
     {"question": "2+2?", "answer": "2+2 is 4. #### 4", "level": 1},

@@ -8,12 +8,12 @@ from threading import Barrier
 
 import pytest
 
+from rollq.env import Action, Domain
 from rollq.errors import JobFailure, SettingsError
 from rollq_worker import environments
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import files
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import Action, Domain
 from tests.rollq_worker.environments.episodes import play, respond
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

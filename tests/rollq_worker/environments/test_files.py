@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollq.errors import JobFailure
+from rollq.errors import ForOtherWorkers, JobFailure
 from rollq_worker.environments import domain, files, names
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.named_files import DIGITS
 
 GAME = """

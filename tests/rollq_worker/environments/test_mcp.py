@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import requests
 
+from rollq.env import Action
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import mcp
 from rollq_worker.environments.dataset import dataset
 from rollq_worker.environments.mcp import Tools, mcp_server
-from rollq_worker.protocols import Action
 from tests.conftest import free_port
 from tests.waiting import until
 

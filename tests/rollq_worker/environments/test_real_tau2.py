@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from rollq.env import RESPOND, STOP_MARKER, Action
 from rollq_worker.environments import domain
 from rollq_worker.environments.tau2.package import bare_package
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action
 from tests.rollq_worker.environments.episodes import calls_of, messages_of, mistaken, respond
 
 WHERE = os.environ.get("ROLLQ_TAU2_BENCH")

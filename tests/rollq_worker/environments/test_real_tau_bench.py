@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from rollq.env import STOP_MARKER, Action
+from rollq.env.copy_on_write import Table
 from rollq_worker.environments import domain
-from rollq_worker.environments.copy_on_write import Table
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import STOP_MARKER, Action
 from tests.rollq_worker.environments.episodes import begin, calls_of, messages_of, mistaken, play, respond
 
 WHERE = os.environ.get("ROLLQ_TAU_BENCH")

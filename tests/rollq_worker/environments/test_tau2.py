@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rollq.env import RESPOND, STOP_MARKER, Action
+from rollq.env.customer_service import MAX_USER_CALLS, ConversationDomain
 from rollq.errors import JobFailure, UserFailure
 from rollq.settings import Endpoint
 from rollq_worker import chat_model
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import tau2
-from rollq_worker.environments.customer_service import MAX_USER_CALLS, ConversationDomain
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action
 from rollq_worker.users import user_factory
 from tests.rollq_worker.engine.engine_servers import Answer, scripted_engine
 from tests.rollq_worker.environments import fake_tau2 as package

@@ -8,9 +8,9 @@ from importlib import metadata
 
 import pytest
 
+from rollq.env import STOP_MARKER
 from rollq.errors import JobFailure
 from rollq_worker.environments import tau2_2025
-from rollq_worker.protocols import STOP_MARKER
 from tests.rollq_worker.environments.episodes import calls_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")

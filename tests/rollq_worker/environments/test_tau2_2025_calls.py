@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollq.env import Action, Observation
 from rollq_worker.environments import domain, tau2_2025
-from rollq_worker.protocols import Action, Observation
 from tests.rollq_worker.environments.episodes import begin, respond
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")

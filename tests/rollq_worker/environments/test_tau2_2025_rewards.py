@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from rollq.env import RESPOND, Action
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.whole_text import whole
 from tests.rollq_worker.environments.episodes import calls_of, messages_of, mistaken, play
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollq.env import RESPOND, STOP_MARKER, Action
 from rollq.errors import JobFailure
 from rollq_worker.environments import tau_bench
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action
 from tests.rollq_worker.environments import fake_tau_bench as package
 from tests.rollq_worker.environments.episodes import begin, play, respond
 

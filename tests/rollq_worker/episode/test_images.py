@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Action, Image, Observation, User
 from rollq.errors import ContractError, EnvironmentFailure, JobFailure
 from rollq.events import Event, Observed, Prompt, Sampled, Stop
 from rollq.images import IMAGES, ImageRef, images_by_hash, images_of_segments, references, text_of
@@ -17,8 +18,6 @@ from rollq.wire.extras import decode_extra, encode_extra
 from rollq_worker.episode import images
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
-from rollq_worker.images import Image
-from rollq_worker.protocols import Action, Observation, User
 from tests.rollq_worker.episode.episodes import CALL, TWO_CALLS, play_with_fakes, run
 from tests.rollq_worker.pictures import image
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollq import errors
+from rollq.env import STOP_MARKER, Action, Grade, Observation
 from rollq.events import Closed, Observed, Prompt, Sampled, Stop
 from rollq.job import History
 from rollq_worker.episode.loop import MAX_MALFORMED
@@ -19,7 +20,7 @@ from rollq_worker.fakes import (
     FakeUser,
     char_ids,
 )
-from rollq_worker.protocols import STOP_MARKER, Action, Grade, Observation, ReadTurn
+from rollq_worker.protocols import ReadTurn
 from tests.rollq.samples import decoded, encoded
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes, run
 

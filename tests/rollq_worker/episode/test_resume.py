@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.env import Action, Observation
 from rollq.errors import JobFailure
 from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
 from rollq.wire.events import decode_event, encode_event
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.fakes import FakeEngine, FakeEnvironment, FakeJournal, FakeUser
-from rollq_worker.protocols import Action, Observation
 from tests.rollq_worker.episode.episodes import play_with_fakes
 
 CALL = '{"name": "add", "arguments": {"a": [1, 2.5, null]}}'

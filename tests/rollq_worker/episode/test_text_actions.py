@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.env import RESPOND, Action
 from rollq.events import Observed, Prompt, Sampled, Stop
 from rollq.job import History
 from rollq_worker.episode.text_actions import INSTRUCTIONS, TextForm, form_of, read_action, write_action
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeRenderer, FakeUser
-from rollq_worker.protocols import RESPOND, Action, ReadTurn
+from rollq_worker.protocols import ReadTurn
 from tests.rollq_worker.episode.episodes import play_with_fakes, run
 
 ADD = Action("add", {"a": 1})

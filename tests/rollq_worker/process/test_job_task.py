@@ -8,6 +8,7 @@ import msgpack
 import pytest
 import redis
 
+from rollq.env import Grade
 from rollq.errors import Fenced, SettingsError, Unwritable
 from rollq.job import Budget, Job
 from rollq.ledger import constants
@@ -20,7 +21,6 @@ from rollq_worker.engine.quarantine import PoisonJob
 from rollq_worker.episode import loop
 from rollq_worker.process import episode_player, job_task, misfits
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.protocols import Grade
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from tests.clock import Clock
 from tests.rollq import samples

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Grade
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import files
 from rollq_worker.process import episode_player
 from rollq_worker.process.job_task import JobRunner
-from rollq_worker.protocols import Grade
 from tests.rollq.samples import reader
 
 BROKEN = """

@@ -3,12 +3,12 @@
 from array import array
 from typing import Any
 
+from rollq.env import Task
 from rollq.job import Job
 from rollq.trajectory import Trajectory
 from rollq_worker.environments import domain
 from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeJournal
-from rollq_worker.protocols import Task
 from rollq_worker.tokens.renderer import ChatRenderer
 from rollq_worker.tokens.tokenizer import load_tokenizer
 from rollq_worker.users.scripted import ScriptedUser

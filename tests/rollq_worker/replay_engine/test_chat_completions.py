@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import requests
 
-from rollq_worker.protocols import RESPOND, Task
+from rollq.env import RESPOND, Task
 from rollq_worker.replay_engine.ground_truth import POLITE
 from rollq_worker.users.openai import GREETING, PROMPT
 

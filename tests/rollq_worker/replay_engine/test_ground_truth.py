@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.env import Task
 from rollq.errors import SettingsError
 from rollq.events import Finish, Stop, VersionSpan
 from rollq.job import Json
 from rollq.trajectory import Trajectory
-from rollq_worker.protocols import Generated, Task
+from rollq_worker.protocols import Generated
 from rollq_worker.replay_engine.ground_truth import POLITE, UNKNOWN, GroundTruth, turn_text
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.tokens.tokenizer import Tokenizer

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import requests
 
+from rollq.env import Image
 from rollq.errors import JobFailure
 from rollq.events import Stop
 from rollq.images import images_of_segments
 from rollq_worker.engine.sglang_client import SGLangEngine
-from rollq_worker.images import Image
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.rollq_worker import counting
 from tests.rollq_worker.engine.engine_servers import replaying

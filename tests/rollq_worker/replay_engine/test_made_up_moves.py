@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from rollq_worker.protocols import RESPOND, Task
+from rollq.env import RESPOND, Task
 from rollq_worker.replay_engine.made_up_moves import CALLS, made_up_moves
 from rollq_worker.replay_engine.task_progress import TaskIndex
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.protocols import RESPOND, Task
+from rollq.env import RESPOND, Task
 from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, last_call, spoiled_move
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Task
 from rollq.errors import JobFailure
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, ReadTurn, Task
+from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Grade, Task
 from rollq.errors import JobFailure, RewardFailure
 from rollq.events import Closed, Stop
 from rollq.job import Job
@@ -15,7 +16,6 @@ from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
 from rollq_worker import chat_model, rewards
 from rollq_worker.fakes import FakeEnvironment
-from rollq_worker.protocols import Grade, Task
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine
 from tests.rollq_worker.episode.episodes import CALL, play_with_fakes

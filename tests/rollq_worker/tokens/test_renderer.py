@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.env import Action
 from rollq.errors import JobFailure
-from rollq_worker.protocols import Action
 from rollq_worker.tokens.injection_guard import ControlTokens, Guard
 from rollq_worker.tokens.known_families import FAMILIES
 from rollq_worker.tokens.renderer import ChatRenderer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rollq.env import Action
 from rollq.errors import JobFailure
-from rollq_worker.protocols import Action
 from rollq_worker.tokens.renderer import ChatRenderer
 from tests.rollq_worker.tokens.messages import OPENING, REPLY, TOOLS, USER, called, result
 from tests.rollq_worker.tokens.models import COHERE, DEEPSEEK, NAMES, RealTemplates, tokenizer_with

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq.events import Observed, Prompt, Stop
 from rollq.job import Job
@@ -12,7 +13,6 @@ from rollq_worker.episode.loop import play
 from rollq_worker.fakes import FakeEnvironment, FakeJournal, FakeUser
 from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.startup_checks import stop_ids
-from rollq_worker.protocols import Action
 from rollq_worker.tokens.family_detection import family_of
 from rollq_worker.tokens.missing_roles import write_calls
 from rollq_worker.tokens.renderer import ChatRenderer

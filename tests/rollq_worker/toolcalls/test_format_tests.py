@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.toolcalls.format_tests import FormatTests, Write, reader_tests
 from rollq_worker.toolcalls.formats.hermes import HERMES
 from rollq_worker.toolcalls.formats.markup import QWEN3_CODER

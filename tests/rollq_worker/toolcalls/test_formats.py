@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from rollq_worker.toolcalls import PARSERS
 from rollq_worker.toolcalls.format_tests import reader_tests
 from tests.rollq_worker.toolcalls.turns import TOOLS, TURNS, Turn

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from rollq_worker.strict_json import MAX_DEPTH
 from rollq_worker.toolcalls.formats.hermes import HERMES
 

@@ -1,6 +1,6 @@
 """The task that simulated users have in these tests."""
 
-from rollq_worker.protocols import STOP_MARKER, Task
+from rollq.env import STOP_MARKER, Task
 
 TASK = Task(
     id="t/0",

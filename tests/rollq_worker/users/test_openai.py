@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rollq.env import STOP_MARKER, User
 from rollq.errors import Fenced, UserFailure
 from rollq.settings import Endpoint
 from rollq_worker import chat_model
-from rollq_worker.protocols import STOP_MARKER, User
 from rollq_worker.users import openai, user_factory
 from tests.conftest import free_port
 from tests.rollq_worker.engine.engine_servers import Answer, ScriptedEngine, scripted_engine

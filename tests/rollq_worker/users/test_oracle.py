@@ -1,7 +1,7 @@
 """The oracle: a user without a model that knows its task."""
 
+from rollq.env import STOP_MARKER
 from rollq_worker.environments import shop
-from rollq_worker.protocols import STOP_MARKER
 from rollq_worker.users import user_factory
 from rollq_worker.users.oracle import AGREEMENT, FAREWELL, MAX_REPLIES, OracleUser
 from tests.rollq_worker.users.tasks import TASK

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollq.env import User
 from rollq.errors import JobFailure
 from rollq.settings import Endpoint
-from rollq_worker.protocols import User
 from rollq_worker.users import ScriptedUser, user_factory
 from tests.rollq_worker.users.tasks import TASK
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from rollq.env import Observation
 from rollq_worker.agents.chat_reply import chunks, completion, error, model, models
 from rollq_worker.agents.chat_request import ChatRequest, RequestRefused, read_request
 from rollq_worker.agents.connections import Connections
 from rollq_worker.agents.episode import AgentEpisode
 from rollq_worker.agents.traces import Turn
-from rollq_worker.protocols import Observation
 from rollq_worker.whole_text import whole_json
 
 HOST = "127.0.0.1"

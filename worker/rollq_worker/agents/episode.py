@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
+from rollq.env import Action, Environment, Grade, Observation, User
 from rollq.errors import AgentFailure, ContractError, EngineFailure, JobFailure
 from rollq.events import Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop
 from rollq.job import Job, Json
@@ -26,7 +27,7 @@ from rollq_worker.agents.traces import RendererOf, Trace, TraceTree, Turn
 from rollq_worker.agents.world import World
 from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.failures import Drained, errors_become
-from rollq_worker.protocols import Action, Engine, Environment, Grade, Observation, User
+from rollq_worker.protocols import Engine
 from rollq_worker.whole_text import whole_json
 
 SETTLE_S = 3.0

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 
-from rollq.errors import JobFailure, RollqError
+from rollq.env import AgentFunction
+from rollq.errors import ForOtherWorkers, JobFailure, RollqError
 from rollq.job import History, Job, Json
-from rollq_worker.agents.programs import AgentFunction, AgentProcess, AgentThread, Starter, command_of
+from rollq_worker.agents.programs import AgentProcess, AgentThread, Starter, command_of
 from rollq_worker.agents.users import agent_users
 from rollq_worker.episode.strategies import AGENTS
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.named_files import NamedFile, NamedFiles
 
 GROUP = "rollq.agents"

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 
+from rollq.env import RESPOND, Action, Environment, RewardFunction, User
+from rollq.env import Episode as Given
 from rollq.errors import AgentFailure
 from rollq.events import Closed, Event
 from rollq.job import Job
@@ -15,12 +17,11 @@ from rollq.trajectory import Header, Trajectory
 from rollq_worker.agents.chat_reply import MODEL
 from rollq_worker.agents.endpoint import Address, AgentEndpoint
 from rollq_worker.agents.episode import AgentEpisode
-from rollq_worker.agents.programs import Episode as Given
 from rollq_worker.agents.programs import Program, Starter
 from rollq_worker.agents.recorded import AgentJournal
 from rollq_worker.agents.traces import RendererOf
 from rollq_worker.episode.loop import rewarded
-from rollq_worker.protocols import RESPOND, Action, Engine, Environment, RewardFunction, User
+from rollq_worker.protocols import Engine
 from rollq_worker.whole_text import whole
 
 AGENT_LIMIT_S = 900.0

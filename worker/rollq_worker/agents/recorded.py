@@ -8,12 +8,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rollq.env import RESPOND, User
 from rollq.errors import AgentFailure
 from rollq.events import Acted, Event, Message
 from rollq.job import Json
 from rollq_worker.agents.chat_request import ChatRequest, asked_key, chains, longer
 from rollq_worker.agents.traces import Turn
-from rollq_worker.protocols import RESPOND, Journal, User
+from rollq_worker.protocols import Journal
 
 HINT = (
     "an agent that is to resume must ask the same again: no clocks, random ids or unordered results of parallel calls"

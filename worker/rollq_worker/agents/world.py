@@ -7,6 +7,7 @@ attempt's own thread only, and knows nothing of requests.
 import time
 from collections.abc import Callable, Sequence
 
+from rollq.env import RESPOND, Action, Environment, Grade, Observation, User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Acted, Event, Message
 from rollq.job import Json
@@ -15,7 +16,6 @@ from rollq_worker.episode.loop import check_grade, check_reward
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.episode.resume import Diverged
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import RESPOND, Action, Environment, Grade, Observation, User
 
 
 class World:

@@ -6,7 +6,7 @@ from rollq.errors import RollqError, SettingsError
 from rollq.extras import needs
 
 if TYPE_CHECKING:
-    from rollq_worker.protocols import Domain
+    from rollq.env import Domain
 
 
 def load_domain(env: str, extra: str = "demo") -> "Domain":

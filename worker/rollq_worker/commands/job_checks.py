@@ -4,13 +4,13 @@ which tokenizer a name stands for. They find it by the entry-point groups `rollq
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+from rollq.env import Task
 from rollq.errors import JobFailure, RollqError
 from rollq.job import Job, Json
 from rollq.settings import Endpoint
 from rollq_worker.agents.known_agents import check_agent, is_program
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.strategies import agent_factory
-from rollq_worker.protocols import Task
 from rollq_worker.rewards import check_judged, reward_factory
 from rollq_worker.users import user_factory
 

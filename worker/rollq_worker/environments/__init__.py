@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from threading import Lock
 from typing import Any, NamedTuple
 
+from rollq.env import Domain
 from rollq.errors import JobFailure, RollqError
 from rollq_worker.environments.files import FILES, load_of
-from rollq_worker.protocols import Domain
 
 GROUP = "rollq.environments"
 

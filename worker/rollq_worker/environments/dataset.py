@@ -20,12 +20,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, Tools, User
 from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
 from rollq_worker.environments.graders import GRADERS, IN_A_BOX, Grader, in_a_box
-from rollq_worker.environments.mcp import Tools
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 
 Row = Mapping[str, Json]
 Reward = Callable[[str, Row], float | Grade]
@@ -57,7 +56,7 @@ def dataset(
 
 
 class Dataset:
-    """Implements protocols.Domain."""
+    """Implements rollq.env.Domain."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class Dataset:
 
 
 class Question:
-    """Implements protocols.Environment: the first thing that the policy says is its answer."""
+    """Implements rollq.env.Environment: the first thing that the policy says is its answer."""
 
     def __init__(self, system_prompt: str, row: Row, reward: Reward, tools: Tools | None) -> None:
         self.system_prompt = system_prompt

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from rollq.env import Action, Tools
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
 from rollq.urls import mask_url
 from rollq_worker.environments.foreign_tools import own_copy
-from rollq_worker.protocols import Action
 
 OPEN_S = 60.0
 """Longest start of a server in seconds."""
@@ -33,18 +33,6 @@ CALL_S = 50.0
 """Longest call in seconds: less than the time limit of a step, so that this is what fails."""
 WRONG_CALL = (-32602, -32601)
 """JSON-RPC codes of a call that the policy got wrong: invalid parameters, no such method."""
-
-
-class Tools(Protocol):
-    """The tools of one episode."""
-
-    schemas: Sequence[Json]
-
-    def call(self, action: Action) -> str:
-        """What the tool says. Raises EnvironmentFailure."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def mcp_server(*command: str, env: Mapping[str, str] | None = None) -> Callable[[], Tools]:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Task
+from rollq.env.customer_service import Case
 from rollq.job import Json
-from rollq_worker.environments.customer_service import Case
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
 
 REPLIES: Sequence[str] = (
     "Yes, please go ahead.",

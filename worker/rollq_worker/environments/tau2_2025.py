@@ -20,14 +20,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rollq.env import Action, Observation
+from rollq.env.copy_on_write import SharedDatabase, View
+from rollq.env.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import SharedDatabase, View
-from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq_worker.environments.foreign_tools import copy_record, guarded, untouched
 from rollq_worker.environments.scripted_tasks import scripted_case
-from rollq_worker.protocols import Action, Observation
 
 SERIES = "0.26"
 """The series of inspect_evals that is accepted. The grading differs between versions, and rewards are comparable only

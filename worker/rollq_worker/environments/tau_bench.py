@@ -16,11 +16,12 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
 
+from rollq.env import STOP_MARKER, Action, Observation
+from rollq.env.copy_on_write import SharedDatabase, View
+from rollq.env.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq.errors import JobFailure
 from rollq.extras import install_line
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import SharedDatabase, View
-from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq_worker.environments.foreign_tools import (
     TOOL_ERRORS,
     check_calculation,
@@ -30,7 +31,6 @@ from rollq_worker.environments.foreign_tools import (
     untouched,
 )
 from rollq_worker.environments.scripted_tasks import scripted_case
-from rollq_worker.protocols import STOP_MARKER, Action, Observation
 
 SPLITS: Mapping[str, Sequence[str]] = {"retail": ("train", "test", "dev"), "airline": ("test",)}
 

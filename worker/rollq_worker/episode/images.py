@@ -8,10 +8,10 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 from array import array
 from collections.abc import Mapping, Sequence
 
+from rollq.env import Image
 from rollq.errors import EnvironmentFailure
 from rollq.images import IMAGES, ImageRef, pack_images
 from rollq.trajectory_extras import Extra
-from rollq_worker.images import Image
 from rollq_worker.protocols import PromptImages, Renderer
 
 MAX_EPISODE_BYTES = 32 << 20

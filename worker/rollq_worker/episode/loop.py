@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rollq.env import Environment, Grade, Observation, RewardFunction, User
 from rollq.errors import EnvironmentFailure, JobFailure, RewardFailure
 from rollq.events import Closed, Event, Finish, Message, Observed, Prompt, Sampled, Stop
 from rollq.images import content_with
@@ -26,18 +27,7 @@ from rollq_worker.episode.sampler import ABORT_PAUSE_S, Sampler
 from rollq_worker.episode.strategies import Decision, agent_factory
 from rollq_worker.episode.token_checks import TokenChecks
 from rollq_worker.failures import errors_become
-from rollq_worker.protocols import (
-    Engine,
-    Environment,
-    Grade,
-    Journal,
-    Observation,
-    ReadTurn,
-    Renderer,
-    RewardFunction,
-    TurnRefused,
-    User,
-)
+from rollq_worker.protocols import Engine, Journal, ReadTurn, Renderer, TurnRefused
 
 MAX_MALFORMED = 3
 """Number of unreadable turns in a row that ends an episode."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from rollq.env import RESPOND, Action, Environment
 from rollq.events import Message
 from rollq.images import ImageRef, content_with
 from rollq.job import Json
 from rollq_worker.episode.text_actions import RESULT
-from rollq_worker.protocols import RESPOND, Action, Environment, ReadTurn
+from rollq_worker.protocols import ReadTurn
 
 MAX_SCHEMAS = 64
 """Number of environments whose schemas are kept. Some make up tools for every task."""

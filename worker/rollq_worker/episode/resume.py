@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollq.env import RESPOND, User
 from rollq.errors import EnvironmentFailure
 from rollq.events import Event, Observed, Prompt, Sampled
 from rollq.images import text_of
-from rollq_worker.protocols import RESPOND, User
 
 UNTIMED = ("at", "seconds")
 

@@ -9,10 +9,11 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
+from rollq.env import RESPOND, Action
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.episode.text_actions import TextForm, read_action, system_prompt
-from rollq_worker.protocols import RESPOND, Action, ReadTurn
+from rollq_worker.protocols import ReadTurn
 
 SINGLE_TOOL = (
     "In each turn, either make exactly one tool call or write to the user, never both. "

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 
+from rollq.env import RESPOND, Action
 from rollq.job import Json
-from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 
 RESULT = "API output: "

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import rollq
+from rollq.env import Domain, Environment, Task, User
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Event, Sampled
 from rollq.ledger.replies import Claim
@@ -28,7 +29,7 @@ from rollq_worker.process.attempts.renderer_cache import RendererCache
 from rollq_worker.process.attempts.time_limits import OPEN_LIMIT_S, STEP_LIMIT_S, TimedEnvironment, timed_reward
 from rollq_worker.process.fresh_weights import FreshEngine
 from rollq_worker.process.time_spent import WatchedEngine
-from rollq_worker.protocols import Domain, Engine, Environment, Task, User
+from rollq_worker.protocols import Engine
 from rollq_worker.rewards import check_judged, longest_s, reward_factory
 from rollq_worker.tokens.tokenizer import Tokenizer
 from rollq_worker.users import longest_reply_s, user_factory

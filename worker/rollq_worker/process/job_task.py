@@ -17,6 +17,7 @@ from typing import Any
 from rollq.errors import (
     ContractError,
     Fenced,
+    ForOtherWorkers,
     JobFailure,
     LedgerError,
     RolloutFailure,
@@ -32,7 +33,7 @@ from rollq.servers.connection import CONNECTION_ERRORS, RetryLoop
 from rollq.settings import Settings
 from rollq.token_stats import count_tokens
 from rollq_worker.engine.quarantine import PoisonJob
-from rollq_worker.failures import Drained, ForOtherWorkers
+from rollq_worker.failures import Drained
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned

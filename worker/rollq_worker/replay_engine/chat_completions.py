@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollq.env import RESPOND, Action
 from rollq.job import Json
-from rollq_worker.protocols import RESPOND, Action, ReadTurn
+from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.ground_truth import POLITE
 from rollq_worker.replay_engine.http_bodies import bad_body
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress

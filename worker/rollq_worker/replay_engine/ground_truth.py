@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rollq.env import RESPOND, Action
 from rollq.errors import SettingsError
 from rollq_worker.episode.text_actions import TextForm, write_action
-from rollq_worker.protocols import RESPOND, Action
 from rollq_worker.replay_engine.images import without_images
 from rollq_worker.replay_engine.mistakes import Mistake, chance_per_turn, draw_mistake, spoiled_move
 from rollq_worker.replay_engine.task_progress import TaskIndex, TaskProgress

@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from rollq.env import Image
 from rollq.errors import EnvironmentFailure
 from rollq.images import ImageRef
-from rollq_worker.images import Image
 from rollq_worker.replay_engine.http_bodies import are_ints, are_texts, bad_body, bad_value
 from rollq_worker.tokens.images import ImageTokens
 from rollq_worker.tokens.tokenizer import Tokenizer

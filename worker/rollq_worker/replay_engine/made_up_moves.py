@@ -9,8 +9,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollq.env import RESPOND, Action, Task
 from rollq.job import Json
-from rollq_worker.protocols import RESPOND, Action, Task
 
 CALLS = 3
 WORDS = ("alpha", "beta", "gamma", "delta")

@@ -9,8 +9,8 @@ import math
 import random
 from enum import StrEnum
 
+from rollq.env import RESPOND, Action, Task
 from rollq.job import Json
-from rollq_worker.protocols import RESPOND, Action, Task
 
 
 class Mistake(StrEnum):

@@ -9,11 +9,12 @@ from __future__ import annotations  # TaskProgress is made with a TaskIndex, whi
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rollq.env import RESPOND, Action, Domain, Task
 from rollq.errors import RollqError
 from rollq.job import Json
 from rollq_worker.environments import domain, names
 from rollq_worker.episode.text_actions import TextForm, form_of, read_action
-from rollq_worker.protocols import RESPOND, Action, Domain, ReadTurn, Task
+from rollq_worker.protocols import ReadTurn
 from rollq_worker.replay_engine.made_up_moves import made_up_moves
 
 

@@ -11,11 +11,11 @@ from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any
 
+from rollq.env import Grade, RewardFunction, Task
 from rollq.errors import JobFailure
 from rollq.job import Job, Json
 from rollq.sampling import number
 from rollq.settings import Endpoint
-from rollq_worker.protocols import Grade, RewardFunction, Task
 
 GROUP = "rollq.rewards"
 JUDGE = "judge"

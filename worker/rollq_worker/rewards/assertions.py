@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from rollq.env import Grade
 from rollq.errors import RewardFailure
 from rollq.job import Json
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
 from rollq_worker.chat_model import Away, ChatModel, ChatOptions
-from rollq_worker.protocols import Grade
 from rollq_worker.rewards.judge import conversation_of
 
 PROMPT = """\
@@ -31,7 +31,7 @@ Think about each statement in a sentence. Then end with one line, a JSON list wi
 
 
 class Assertions:
-    """A protocols.RewardFunction: the environment's reward if every assertion is met, else 0.0. The grade's info has
+    """A rollq.env.RewardFunction: the environment's reward if every assertion is met, else 0.0. The grade's info has
     the judge's words as `judge`, and the assertions that are not met as `unmet`."""
 
     def __init__(

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from rollq.env import Grade
 from rollq.errors import JobFailure, RewardFailure
 from rollq.images import text_of
 from rollq.job import Json
 from rollq.settings import Endpoint
 from rollq.trajectory import Trajectory
 from rollq_worker.chat_model import Away, ChatModel, ChatOptions
-from rollq_worker.protocols import Grade
 
 TASK = "Judge how well the assistant did what the user asked for, and whether it kept to the rules it was given."
 PROMPT = """\
@@ -33,7 +33,7 @@ _SCORE = re.compile(r"\W*score\W*?(?<![-\u2212.])(\d+(?:\.\d+)?)(?:\s*/\s*10)?\W
 
 
 class Judge:
-    """A protocols.RewardFunction: the judge's score, from 0.0 to 1.0. Its words are in the grade's info, as `judge`."""
+    """A rollq.env.RewardFunction: the judge's score, from 0.0 to 1.0. Its words are in the grade's info, as `judge`."""
 
     def __init__(
         self,

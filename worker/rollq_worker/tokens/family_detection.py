@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq.events import Message
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.tokens.injection_guard import any_of
 from rollq_worker.tokens.known_families import families
 from rollq_worker.tokens.model_family import Family, example_call

@@ -6,8 +6,8 @@ Hermes, Llama and Mistral write whole calls, other formats the arguments. It doe
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.toolcalls.pieces import Kind, Reader
 
 Write = Callable[[str, Mapping[str, Json]], str]

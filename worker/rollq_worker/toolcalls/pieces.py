@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action, ReadTurn
+from rollq_worker.protocols import ReadTurn
 
 THINK = ("<think>", "</think>")
 _QUOTES = "`'\"“”‘’"

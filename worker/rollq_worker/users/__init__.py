@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rollq.env import Task, User
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq.settings import Endpoint
-from rollq_worker.protocols import Task, User
 from rollq_worker.users.oracle import OracleUser
 from rollq_worker.users.scripted import ScriptedUser
 

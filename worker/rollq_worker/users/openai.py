@@ -6,10 +6,10 @@ It knows the task's instruction, and nothing of tools, rewards or the expected a
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from rollq.env import STOP_MARKER
 from rollq.errors import UserFailure
 from rollq.settings import Endpoint
 from rollq_worker.chat_model import Away, ChatModel, ChatOptions
-from rollq_worker.protocols import STOP_MARKER
 
 GREETING = "Hello! How can I help you today?"
 """The first message that the simulated customer gets."""
@@ -34,7 +34,7 @@ somebody else, write {STOP_MARKER} and nothing else. Never write it before.
 
 
 class OpenAIUser:
-    """Implements protocols.User. One object per episode."""
+    """Implements rollq.env.User. One object per episode."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ agent's last message names its tool. It knows nothing of rewards: the environmen
 import json
 import re
 
-from rollq_worker.protocols import STOP_MARKER, Task
+from rollq.env import STOP_MARKER, Task
 
 MAX_REPLIES = 12
 """Number of replies after which it leaves, whatever it has heard."""

@@ -173,7 +173,7 @@ def test_the_same_redis_under_another_name(given: Set, doctor: Doctor, server: S
 
 BROKEN_GAME = """\
 from rollq_worker.environments.shop import load as shop
-from rollq_worker.protocols import Grade
+from rollq.env import Grade
 
 def load(variant=None):
     domain = shop(variant)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rollq import cli
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 from rollq_worker.commands.env.check import check_environment, chosen
 from rollq_worker.environments import domain, files
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task
 
 TOOL = {
     "type": "function",

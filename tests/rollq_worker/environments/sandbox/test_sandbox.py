@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollq.env import Action
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments.dataset import dataset
@@ -26,7 +27,6 @@ from rollq_worker.environments.sandbox.system_calls import (
     allowed_calls,
     system_call_filter,
 )
-from rollq_worker.protocols import Action
 from tests import bubblewrap
 from tests.waiting import until
 

@@ -1,9 +1,9 @@
 """The service desk: each request takes its own moves, and the moves of another request do not earn the reward."""
 
+from rollq.env import Action
 from rollq_worker.environments import domain
 from rollq_worker.environments.shop import desk
 from rollq_worker.environments.shop.tools import TRANSFER
-from rollq_worker.protocols import Action
 from tests.rollq_worker.environments.episodes import play
 
 DESK = domain("shop:desk")

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator, Sequence
 
+from rollq.env import RESPOND, Action, Grade, Task
 from rollq_worker.environments import shop
 from rollq_worker.environments.shop import tools
 from rollq_worker.environments.shop.records import Status, all_records
-from rollq_worker.protocols import RESPOND, Action, Grade, Task
 from tests.rollq_worker.environments.episodes import begin, play, respond
 
 DOMAIN = shop.load(None)

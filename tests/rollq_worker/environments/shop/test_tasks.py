@@ -5,9 +5,9 @@ import subprocess
 import sys
 from hashlib import sha256
 
+from rollq.env import STOP_MARKER
 from rollq_worker.environments import shop
 from rollq_worker.environments.shop import tools
-from rollq_worker.protocols import STOP_MARKER
 from tests.rollq_worker.environments.episodes import calls_of
 
 DOMAIN = shop.load(None)

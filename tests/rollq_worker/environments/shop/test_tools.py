@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.env import RESPOND, Action
 from rollq_worker.environments import shop
 from rollq_worker.environments.shop import tools
 from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import Status, all_records
-from rollq_worker.protocols import RESPOND, Action
 from tests.rollq_worker.environments.episodes import begin
 
 DATABASE = shared_database()

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import EnvironmentFailure, JobFailure
+from rollq.env import RESPOND, Action, Grade
+from rollq.errors import EnvironmentFailure, ForOtherWorkers, JobFailure
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import domain
 from rollq_worker.environments.verifiers import taskset
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, Action, Grade
 
 if not metadata.version("verifiers").startswith("0.3."):
     pytest.skip("verifiers 0.4 has no such environments", allow_module_level=True)

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import JobFailure
+from rollq.env import RESPOND, Action, Grade, Observation
+from rollq.errors import ForOtherWorkers, JobFailure
 from rollq_worker.commands.env.check import check_environment
 from rollq_worker.environments import domain
 from rollq_worker.environments.verifiers import TasksetDomain, taskset
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.fakes import FakeUser
-from rollq_worker.protocols import RESPOND, Action, Grade, Observation
 
 if not metadata.version("verifiers").startswith("0.4."):
     pytest.skip("tasksets came with verifiers 0.4", allow_module_level=True)

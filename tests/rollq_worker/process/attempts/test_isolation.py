@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from rollq.errors import EnvironmentFailure, FailureClass, Fenced, JobFailure, UserFailure
+from rollq.env import Action
+from rollq.errors import EnvironmentFailure, FailureClass, Fenced, ForOtherWorkers, JobFailure, UserFailure
 from rollq.ledger.ledger import Ledger
 from rollq_worker.environments import domain
-from rollq_worker.failures import ForOtherWorkers
 from rollq_worker.process.attempts import time_limits
 from rollq_worker.process.attempts.isolation import Isolation
 from rollq_worker.process.attempts.leases import Leases
 from rollq_worker.process.attempts.time_limits import ThreadAbandoned, TimedEnvironment
-from rollq_worker.protocols import Action
 from rollq_worker.users.scripted import ScriptedUser
 from tests.conftest import REPO
 from tests.processes import alive

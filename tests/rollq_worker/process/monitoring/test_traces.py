@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
+from rollq.env import Action
 from rollq.errors import EngineFailure
 from rollq.events import Observed, Sampled
 from rollq.job import Job
@@ -20,7 +21,6 @@ from rollq.trajectory import Trajectory
 from rollq_worker.process.job_task import JobRunner
 from rollq_worker.process.monitoring import traces
 from rollq_worker.process.monitoring.traces import LONGEST, UNKNOWN, AttemptTraces, WatchedEnvironment
-from rollq_worker.protocols import Action
 from tests.rollq import samples
 from tests.rollq.agent_episodes import branching
 from tests.rollq.samples import reader

@@ -1,6 +1,6 @@
 """Turns in Functionary's formats."""
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from tests.rollq_worker.toolcalls.turns.turn import FULL, f, turns_of
 
 tagged = turns_of("functionary_v31")

@@ -1,6 +1,6 @@
 """Turns in the formats that write whole calls as JSON."""
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from tests.rollq_worker.toolcalls.turns.turn import LENIENT, LOST, REASONING, TAIL, TEXT, UNKNOWN, f, turns_of
 
 hermes = turns_of("hermes")

@@ -1,6 +1,6 @@
 """Turns in the formats that write a turn's calls as one JSON list behind a tag."""
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from tests.rollq_worker.toolcalls.turns.turn import (
     FRAMED,
     FULL,

@@ -1,6 +1,6 @@
 """Turns of formats whose messages say what they are (Muse Glimmer, Inkling), and of MiniMax-M3's nested markup."""
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 from tests.rollq_worker.toolcalls.turns.turn import FRAMED, LENIENT, LOST, REASONING, TEXT, TYPES, UNKNOWN, f, turns_of
 
 NAMED = "the name in front of a call stays in the text"

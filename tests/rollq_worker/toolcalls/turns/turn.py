@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollq_worker.protocols import Action
+from rollq.env import Action
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Domain, Environment, Grade, Observation, Task, User
 from rollq.errors import EnvironmentFailure, RollqError
 from rollq.events import Stop
 from rollq.job import Budget, Job, Json
@@ -22,17 +23,6 @@ from rollq_worker.episode import loop
 from rollq_worker.episode.messages import schemas_of
 from rollq_worker.failures import errors_become
 from rollq_worker.fakes import FakeEngine, FakeJournal, FakeRenderer
-from rollq_worker.protocols import (
-    RESPOND,
-    STOP_MARKER,
-    Action,
-    Domain,
-    Environment,
-    Grade,
-    Observation,
-    Task,
-    User,
-)
 from rollq_worker.users.scripted import ScriptedUser
 
 T = TypeVar("T")
@@ -146,7 +136,7 @@ def chosen(count: int, shown: int = SHOWN_TASKS) -> list[int]:
 
 def _wrong_fields(task: Any) -> str:
     if not isinstance(task, Task):
-        return f"task() returns a {type(task).__name__}, not a rollq_worker.protocols.Task"
+        return f"task() returns a {type(task).__name__}, not a rollq.env.Task"
     for name, kind in TASK_FIELDS.items():
         value = getattr(task, name)
         if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
@@ -156,7 +146,7 @@ def _wrong_fields(task: Any) -> str:
     if not (task.replies and STOP_MARKER in task.replies[-1]):
         return f"the last of Task.replies must contain {STOP_MARKER}, which ends the conversation"
     if wrong := next((move for move in task.moves if not isinstance(move, Action)), None):
-        return f"Task.moves holds {wrong!r:.60}, not a rollq_worker.protocols.Action"
+        return f"Task.moves holds {wrong!r:.60}, not a rollq.env.Action"
     return ""
 
 

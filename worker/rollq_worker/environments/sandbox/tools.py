@@ -8,11 +8,10 @@ a program that is missing are observations. It does not know how a sandbox is ma
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rollq.env import Action, Tools
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.environments.mcp import Tools
 from rollq_worker.environments.sandbox.box import DEFAULT, PYTHON, Limits, Sandbox, check_system
-from rollq_worker.protocols import Action
 
 TOOLS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     "bash": (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from rollq_worker.environments.copy_on_write import SharedDatabase, View
+from rollq.env.copy_on_write import SharedDatabase, View
 from rollq_worker.environments.shop.catalogue import Variant
 from rollq_worker.environments.shop.records import Customer, Order, Status, all_records
 

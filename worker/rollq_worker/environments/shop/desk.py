@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Observation, Task
+from rollq.env.customer_service import Case, Conversation, ConversationDomain
 from rollq.job import Json
-from rollq_worker.environments.customer_service import Case, Conversation, ConversationDomain
 from rollq_worker.environments.shop.records import SPLITS as CUSTOMERS
 from rollq_worker.environments.shop.records import Order, Status, all_records
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, SCHEMAS, TRANSFER
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Observation, Task
 
 POLICY = f"""\
 You are the service desk of an online shop, with the customer's order on your screen. Do with one tool call what the \

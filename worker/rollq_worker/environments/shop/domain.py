@@ -7,16 +7,16 @@ else 0.0. Tasks are made when they are first asked for.
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Observation
+from rollq.env.copy_on_write import View
+from rollq.env.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import View
-from rollq_worker.environments.customer_service import Case, ConversationDomain, DatabaseBackend
 from rollq_worker.environments.shop import desk, tools
 from rollq_worker.environments.shop.database import ShopData, shared_database
 from rollq_worker.environments.shop.records import SPLITS
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tasks import make_task
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Observation
 
 VERSION = "1"
 """Version of rules, data and tasks. Rewards are comparable only within one version. A test pins their digest under

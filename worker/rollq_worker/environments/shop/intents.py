@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from rollq.env import Action
 from rollq_worker.environments.shop.catalogue import Variant, catalogue, money
 from rollq_worker.environments.shop.records import RETURN_DAYS, Customer, Order, all_records, new_address
 from rollq_worker.environments.shop.tools import CANCEL_REASONS, TRANSFER, WRAP_FEE
-from rollq_worker.protocols import Action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from hashlib import sha256
 from random import Random
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Task
 from rollq_worker.environments.shop import intents
 from rollq_worker.environments.shop.intents import Intent, IntentMaker
 from rollq_worker.environments.shop.records import TODAY, Customer, Order, Status, all_records
 from rollq_worker.environments.shop.rules import SYSTEM_PROMPT
 from rollq_worker.environments.shop.tools import TRANSFER
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Task
 
 SHORTEST = 3
 """Fewest replies in a script, so that an agent that only chats also plays several turns."""

@@ -7,13 +7,13 @@ when a domain is loaded.
 
 from typing import Any
 
+from rollq.env import Action
+from rollq.env.customer_service import Case, ConversationDomain
 from rollq.errors import JobFailure
-from rollq_worker.environments.customer_service import Case, ConversationDomain
 from rollq_worker.environments.scripted_tasks import scripted_case
 from rollq_worker.environments.tau2.database import Tau2Backend
 from rollq_worker.environments.tau2.package import digest, imported, version
 from rollq_worker.environments.tau2.telecom import TelecomBackend
-from rollq_worker.protocols import Action
 
 VARIANTS = ("retail", "airline", "telecom")
 

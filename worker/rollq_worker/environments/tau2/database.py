@@ -6,9 +6,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from rollq.env import Action, Observation
+from rollq.env.copy_on_write import SharedDatabase, View
+from rollq.env.customer_service import DatabaseBackend
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import SharedDatabase, View
-from rollq_worker.environments.customer_service import DatabaseBackend
 from rollq_worker.environments.foreign_tools import (
     TOOL_ERRORS,
     check_calculation,
@@ -17,7 +18,6 @@ from rollq_worker.environments.foreign_tools import (
     own_copy,
     untouched,
 )
-from rollq_worker.protocols import Action, Observation
 
 STOP_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 

@@ -15,12 +15,12 @@ from itertools import count, groupby
 from types import SimpleNamespace
 from typing import Any
 
+from rollq.env import RESPOND, Action, Grade, Observation
+from rollq.env.customer_service import Case
 from rollq.job import Json
-from rollq_worker.environments.customer_service import Case
 from rollq_worker.environments.foreign_tools import check_calculation, copy_record, guarded
 from rollq_worker.environments.scripted_tasks import REPLIES
 from rollq_worker.environments.tau2.database import STOP_MARKERS
-from rollq_worker.protocols import RESPOND, Action, Grade, Observation
 
 USER_TOOLS = """\
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from rollq.env import STOP_MARKER, Task
 from rollq.errors import JobFailure
 from rollq.job import Json
 from rollq_worker.environments.verifiers.classic import ClassicDomain
 from rollq_worker.environments.verifiers.episode import Episode
 from rollq_worker.environments.verifiers.package import CLASSIC, installed, only_in_main_thread
 from rollq_worker.environments.verifiers.tasks import playable_tasks, prompt_of
-from rollq_worker.protocols import STOP_MARKER, Task
 
 SPLIT = "train"
 """The only split: a taskset is one list of tasks."""
@@ -46,7 +46,7 @@ def taskset(name: str, **config: Json) -> Callable[[str | None], "TasksetDomain 
 
 
 class TasksetDomain:
-    """Implements protocols.Domain."""
+    """Implements rollq.env.Domain."""
 
     def __init__(self, name: str, config: Mapping[str, Json]) -> None:
         version = installed()

@@ -16,11 +16,11 @@ from importlib import import_module, metadata
 from types import SimpleNamespace
 from typing import Any
 
+from rollq.env import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 from rollq.errors import EnvironmentFailure, JobFailure
 from rollq.job import Json
 from rollq_worker.environments.verifiers.package import OwnLoop, only_in_main_thread
 from rollq_worker.environments.verifiers.tasks import prompt_of
-from rollq_worker.protocols import RESPOND, STOP_MARKER, Action, Grade, Observation, Task, User
 
 OWN_LOOP = ("get_prompt_messages", "get_model_response", "add_model_response", "rollout")
 """What an environment must not replace, because rollq's loop does it."""
@@ -29,7 +29,7 @@ FAILED = "_rollq_failed"
 
 
 class ClassicDomain:
-    """Implements protocols.Domain."""
+    """Implements rollq.env.Domain."""
 
     def __init__(self, name: str, args: Mapping[str, Json]) -> None:
         """`args` are those of `load_environment`. Raises JobFailure for an environment that cannot be played."""
@@ -65,7 +65,7 @@ class ClassicDomain:
 
 
 class ClassicEpisode:
-    """Implements protocols.Environment. A turn with several calls becomes as many turns of one call each."""
+    """Implements rollq.env.Environment. A turn with several calls becomes as many turns of one call each."""
 
     def __init__(self, env: Any, row: Mapping[str, Any]) -> None:
         self._env = env

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from rollq.env import RESPOND, Action, Grade, Observation, User
 from rollq.errors import EnvironmentFailure
 from rollq.job import Json
 from rollq_worker.environments.verifiers.package import OwnLoop, call, package, part
 from rollq_worker.environments.verifiers.tasks import prompt_of
 from rollq_worker.environments.verifiers.toolsets import Toolsets
-from rollq_worker.protocols import RESPOND, Action, Grade, Observation, User
 
 
 class Episode:
-    """Implements protocols.Environment. A turn with several calls becomes as many messages of one call each."""
+    """Implements rollq.env.Environment. A turn with several calls becomes as many messages of one call each."""
 
     def __init__(self, task: Any) -> None:
         self._task = task

@@ -9,9 +9,8 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any, TypeVar
 
-from rollq.errors import JobFailure
+from rollq.errors import ForOtherWorkers, JobFailure
 from rollq.extras import install_line
-from rollq_worker.failures import ForOtherWorkers
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ episode, and the state goes through the same checks.
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq.job import Json
-from rollq_worker.protocols import Action
 
 
 class Toolsets:

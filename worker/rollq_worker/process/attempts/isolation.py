@@ -28,12 +28,11 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from rollq.errors import EnvironmentFailure, RolloutFailure
+from rollq.env import Action, Grade, Observation, User
+from rollq.errors import EnvironmentFailure, ForOtherWorkers, RolloutFailure
 from rollq.job import Json
 from rollq.processes.child import PR_SET_PDEATHSIG, Watchdog
 from rollq_worker.environments import domain
-from rollq_worker.failures import ForOtherWorkers
-from rollq_worker.protocols import Action, Grade, Observation, User
 
 CHECK_S = 0.25
 """Longest time in seconds between two calls of `check` while waiting."""
@@ -135,7 +134,7 @@ class _ForkServerStarter(Thread):
 
 
 class IsolatedEnvironment:
-    """Implements protocols.Environment on the worker's side of the pipe. Every call waits for the answer until `check`
+    """Implements rollq.env.Environment on the worker's side of the pipe. Every call waits for the answer until `check`
     raises."""
 
     def __init__(self, pipe: Connection, process: Any, check: Callable[[], None]) -> None:

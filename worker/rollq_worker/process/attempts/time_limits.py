@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
+from rollq.env import Action, Environment, Grade, Observation, RewardFunction, User
 from rollq.errors import EnvironmentFailure, FailureClass, RewardFailure, RolloutFailure, UserFailure
 from rollq.job import Json
 from rollq.trajectory import Trajectory
 from rollq_worker.failures import typed
-from rollq_worker.protocols import Action, Environment, Grade, Observation, RewardFunction, User
 from rollq_worker.whole_text import whole
 
 P = ParamSpec("P")

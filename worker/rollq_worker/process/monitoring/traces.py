@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
+from rollq.env import RESPOND, Action, Environment, Grade, Observation, User
 from rollq.events import Event, Observed, Sampled
 from rollq.job import Json
 from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.job_task import JobRunner, Summary
-from rollq_worker.protocols import RESPOND, Action, Environment, Grade, Observation, User
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from rollq.env import Action
 from rollq.errors import JobFailure
 from rollq.events import Message
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.tokens.family_detection import text_behind
 from rollq_worker.tokens.model_family import example_call
 from rollq_worker.tokens.renderer import ChatRenderer

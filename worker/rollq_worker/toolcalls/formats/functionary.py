@@ -13,8 +13,8 @@ In v3.2 the assistant header ends with `>>>`, so a turn begins with a recipient.
 import re
 from collections.abc import Sequence
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken

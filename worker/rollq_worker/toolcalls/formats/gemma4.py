@@ -8,8 +8,8 @@ Reasoning is `<|channel>thought ... <channel|>`.
 import re
 from collections.abc import Sequence
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader, broken
 

@@ -13,8 +13,8 @@ A value is taken as it stands; its type is what the tool's schema says.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first
 from rollq_worker.toolcalls.schema_types import parameters

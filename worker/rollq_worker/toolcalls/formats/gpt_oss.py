@@ -14,8 +14,8 @@ A header is a role, a recipient, a channel and a content type; `json` and `code`
 import re
 from collections.abc import Iterator, Sequence
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, first

@@ -15,8 +15,8 @@ White space is free, and a single call may stand without its list. Cohere also m
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import call_id, call_of
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed

@@ -10,8 +10,8 @@ call does: prose, and JSON that the user asked for.
 import re
 from collections.abc import Sequence
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.call_object import ARGUMENT_KEYS, call_of
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, cut

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import NotJson, skip, strict_json
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, first, unclosed
 from rollq_worker.toolcalls.schema_types import Parameters, parameters

@@ -9,8 +9,8 @@ The second one may name the call's id, `[CALL_ID]abc123def`, in front of `[ARGS]
 import re
 from collections.abc import Sequence
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.toolcalls.call_object import JsonCalls, read_arguments, read_calls
 from rollq_worker.toolcalls.pieces import Kind, Piece, block_reader
 

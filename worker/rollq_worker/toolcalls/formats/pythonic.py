@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import CONSTANTS, MAX_DEPTH, TOO_DEEP, read_number, skip
 from rollq_worker.toolcalls.call_object import read_calls
 from rollq_worker.toolcalls.pieces import Kind, Piece, Reader, block_reader, broken, cut, unclosed

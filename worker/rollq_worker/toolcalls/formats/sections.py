@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rollq.env import Action
 from rollq.job import Json
-from rollq_worker.protocols import Action
 from rollq_worker.strict_json import skip
 from rollq_worker.toolcalls.call_object import read_arguments
 from rollq_worker.toolcalls.pieces import THINK, Kind, Piece, Reader, block_reader, broken, unclosed

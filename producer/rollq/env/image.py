@@ -1,7 +1,7 @@
 """An image that an environment shows, checked once, where it is made.
 
 The invariant: an `Image` is a whole PNG or JPEG that decodes, within the limits below. It knows no model: how many
-tokens it takes is said by rollq_worker.tokens.images.
+tokens it takes is the worker's to say.
 """
 
 import base64

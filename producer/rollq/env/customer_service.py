@@ -12,10 +12,10 @@ from enum import Enum, auto
 from threading import Lock
 from typing import Any, Protocol
 
+from rollq.env import RESPOND, Action, Environment, Grade, Observation, Task, User
+from rollq.env.copy_on_write import Changes, SharedDatabase, View
 from rollq.errors import EnvironmentFailure, JobFailure, UserFailure
 from rollq.job import Json
-from rollq_worker.environments.copy_on_write import Changes, SharedDatabase, View
-from rollq_worker.protocols import RESPOND, Action, Environment, Grade, Observation, Task, User
 
 MAX_USER_CALLS = 30
 """Number of tool calls that a user makes between two of its messages. A model that makes more of them is stuck."""
@@ -105,7 +105,7 @@ class Case:
 
 
 class ConversationDomain:
-    """Implements protocols.Domain."""
+    """Implements rollq.env.Domain."""
 
     def __init__(self, name: str, version: str, backend: Backend, cases: Mapping[str, Sequence[Case]]) -> None:
         self.name = name
@@ -144,7 +144,7 @@ class _Phase(Enum):
 
 
 class Conversation:
-    """Implements protocols.Environment."""
+    """Implements rollq.env.Environment."""
 
     def __init__(self, domain: ConversationDomain, case: Case) -> None:
         self._domain = domain

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
+from rollq.env import Image, image
 from rollq.errors import EnvironmentFailure
-from rollq_worker import images
-from rollq_worker.images import Image
 from tests.rollq_worker.pictures import file_of
 
 
@@ -41,10 +40,10 @@ def test_damaged_files_are_refused_or_read_never_anything_else(noise: bytes, at:
 
 
 def test_large_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_IMAGE_PIXELS", 100)
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(EnvironmentFailure, match="11 x 10; at most 100 pixels"):
         Image(file_of(11, 10))
-    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 100)
+    monkeypatch.setattr(image, "MAX_IMAGE_BYTES", 100)
     with pytest.raises(EnvironmentFailure, match="at most 100 are sent"):
         Image(file_of(11, 10))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq_worker.environments.copy_on_write import SharedDatabase, Table
+from rollq.env.copy_on_write import SharedDatabase, Table
 
 SHARED = {"a": {"n": 1, "list": [1]}, "b": {"n": 2, "list": []}, "c": {"n": 3, "list": [3]}}
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])

@@ -1,0 +1,32 @@
+"""What authors of environments, users, rewards and agents import: protocols, and the values that they exchange.
+
+It needs the standard library only. docs/environments.md shows how to implement Environment and Domain.
+"""
+
+from rollq.env.agent import AgentFunction, Episode
+from rollq.env.domain import Domain, Task
+from rollq.env.environment import RESPOND, Action, Environment, Grade, Observation, Tools
+from rollq.env.image import Image
+from rollq.env.reward import RewardFunction
+from rollq.env.user import STOP_MARKER, User
+from rollq.job import Json
+from rollq.urls import mask_url
+
+__all__ = [
+    "RESPOND",
+    "STOP_MARKER",
+    "Action",
+    "AgentFunction",
+    "Domain",
+    "Environment",
+    "Episode",
+    "Grade",
+    "Image",
+    "Json",
+    "Observation",
+    "RewardFunction",
+    "Task",
+    "Tools",
+    "User",
+    "mask_url",
+]

@@ -1,0 +1,37 @@
+"""What an agent function is given: its episode, and where the policy answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.env.environment import RESPOND, Observation
+from rollq.events import Message
+from rollq.job import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What an agent function is given."""
+
+    base_url: str
+    """For an OpenAI client, up to and including `/v1`."""
+    api_key: str
+    model: str
+    messages: Sequence[Message]
+    """The system prompt, if there is one, and the user's first message."""
+    tools: Sequence[Json]
+    """The environment's tools in OpenAI's form; the agent may have its own instead."""
+    take_step: Callable[[str, Mapping[str, Json]], Observation]
+
+    def step(self, name: str, arguments: Mapping[str, Json]) -> Observation:
+        """Call one of the environment's tools. It is over when the observation is `done`."""
+        return self.take_step(name, arguments)
+
+    def respond(self, text: str) -> Observation:
+        """Write to the user. Returns the answer."""
+        return self.take_step(RESPOND, {"content": text})
+
+
+AgentFunction = Callable[..., Any]
+"""Plays one episode: takes an `Episode` and the job's agent_args by keyword; may be a coroutine function. What it
+returns, if that is a string, is its answer. Its exceptions fail the attempt with class agent."""

@@ -1,7 +1,8 @@
 """Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue.
 
 A name is imported at its first use: code that uses only the values (the agent loop, a notebook) does not load redis,
-and neither does a trainer before it makes a Client.
+and neither does a trainer before it makes a Client. `rollq.errors` has all errors, `rollq.events` what a trajectory
+consists of, `rollq.env` what authors of environments and agents need, `rollq.weights` the weight update of engines.
 """
 
 from importlib import import_module
@@ -10,35 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollq.batch import Batch, Group
     from rollq.client.client import Client
-    from rollq.errors import (
-        ContractError,
-        EngineFailure,
-        EnvironmentFailure,
-        FailureClass,
-        Fenced,
-        FunctionError,
-        Gap,
-        JobConflict,
-        JobFailure,
-        JournalConflict,
-        LedgerError,
-        MissingGroups,
-        NotHeld,
-        PullTimeout,
-        RewardFailure,
-        RolloutFailure,
-        RollqError,
-        SettingsError,
-        Unconfirmed,
-        UnknownSchema,
-        Unwritable,
-        UserFailure,
-        WorkerFailure,
-    )
-    from rollq.events import Closed, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+    from rollq.client.consumer import Consumer
+    from rollq.errors import ContractError, MissingGroups, NotHeld, PullTimeout, RollqError, SettingsError
     from rollq.job import Budget, History, Job, Purpose
-    from rollq.trajectory import Header, Trajectory
-    from rollq.trajectory_extras import Extra
+    from rollq.trajectory import Segment, Trajectory
 
 __version__ = "0.1.0"
 
@@ -46,43 +22,19 @@ __all__ = [
     "Batch",
     "Budget",
     "Client",
-    "Closed",
+    "Consumer",
     "ContractError",
-    "EngineFailure",
-    "EnvironmentFailure",
-    "Extra",
-    "FailureClass",
-    "Fenced",
-    "Finish",
-    "FunctionError",
-    "Gap",
     "Group",
-    "Header",
     "History",
     "Job",
-    "JobConflict",
-    "JobFailure",
-    "JournalConflict",
-    "LedgerError",
     "MissingGroups",
     "NotHeld",
-    "Observed",
-    "Prompt",
     "PullTimeout",
     "Purpose",
-    "RewardFailure",
-    "RolloutFailure",
     "RollqError",
-    "Sampled",
+    "Segment",
     "SettingsError",
-    "Stop",
     "Trajectory",
-    "Unconfirmed",
-    "UnknownSchema",
-    "Unwritable",
-    "UserFailure",
-    "VersionSpan",
-    "WorkerFailure",
 ]
 
 
@@ -91,10 +43,9 @@ _MODULES = {
     for module, names in {
         "batch": "Batch Group",
         "client.client": "Client",
+        "client.consumer": "Consumer",
         "job": "Budget History Job Purpose",
-        "events": "Closed Finish Observed Prompt Sampled Stop VersionSpan",
-        "trajectory": "Header Trajectory",
-        "trajectory_extras": "Extra",
+        "trajectory": "Segment Trajectory",
     }.items()
     for name in names.split()
 }

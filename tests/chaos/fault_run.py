@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollq.client.client import internals
 from rollq.errors import RollqError
 from rollq.export.record import record
 from rollq.ledger.replies import JobState, State
@@ -103,7 +104,7 @@ class FaultRun(Processes):
     def state(self, job: str) -> JobState | None:
         """None for an unknown job and for an unreadable record."""
         try:
-            return self.client.reader.job(job)
+            return internals(self.client).reader.job(job)
         except RollqError:
             return None
 

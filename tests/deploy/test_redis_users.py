@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from rollq.client.celery_publisher import Publisher
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.errors import LedgerError
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
@@ -142,7 +142,7 @@ def test_a_trainer_takes_rejects_and_acknowledges(server: Server, worker: "redis
             play(ledger, f"taken/{name}/{sample}")
     worker.lset(ledger.keys.journal("taken/g0/0"), 1, "junk")
     with Client(server.url("trainer"), run="taken") as trainer:
-        assert live_workers(trainer.ledger.redis) == []
+        assert live_workers(internals(trainer).ledger.redis) == []
         for batch in trainer.batches(1):
             batch.ack()
         stats = trainer.stats()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rollq import Client, Job
+from rollq.client.client import internals
 from rollq.errors import PullTimeout, RollqError
 from rollq.ledger.keys import Keys
 from rollq.ledger.replies import State
@@ -65,7 +66,7 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
     clients = {name: Client(stack.redis_url, run=f"bad-{name}") for name in KEYS}
     for name, client in clients.items():
         client.submit([Job(env="shop", task=0, size=2, min_viable=1)])
-        key, redis = KEYS[name](client.ledger.keys), client.ledger.redis
+        key, redis = KEYS[name](internals(client).ledger.keys), internals(client).ledger.redis
         kind = redis.type(key)
         if content == "garbage inside" and kind in FILL:
             FILL[kind](redis, key)
@@ -80,7 +81,7 @@ def test_garbage_in_every_key_of_a_run(stack: Stack, content: str) -> None:
         for text in use(client):
             assert f"bad-{name}" in text, f"{name}: an error that does not say which run: {text}"
         if name not in ("count", "group", "job"):  # what these held is lost
-            counts = client.ledger.redis.hkeys(client.ledger.keys.count)
+            counts = internals(client).ledger.redis.hkeys(internals(client).ledger.keys.count)
             assert not [count for count in counts if count.startswith(b"failures:")], f"{name}: damage cost a budget"
         client.close()
     for name in ("queued", "count", "job"):
@@ -102,7 +103,7 @@ def test_garbage_in_every_entry_of_a_journal(stack: Stack) -> None:
     submit_groups(stack, "journals")
     first = stack.worker(8)
     with Client(stack.redis_url, run="journals") as client:
-        keys, redis = client.ledger.keys, client.ledger.redis
+        keys, redis = internals(client).ledger.keys, internals(client).ledger.redis
 
         def grown() -> list[str]:
             ids = (f"journals/shop.train.{task}/{sample}" for task in range(6) for sample in range(4))

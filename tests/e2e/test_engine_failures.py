@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollq import Budget, Client
+from rollq.client.client import internals
 from tests.conftest import free_port
 from tests.e2e.stack import Stack, check_all_delivered, submit_singles
 
@@ -66,7 +67,7 @@ class TestEngine:
         print(f"{len(deaths) - 1} engines died")
         assert stats["failures"] == {"job": 1}, stack.logs()
         with Client(stack.redis_url, run="killer") as client:
-            (letter,) = client.reader.dead()
+            (letter,) = internals(client).reader.dead()
         assert letter.job_id == f"killer/g{task}/0" and letter.failure == "job"
         assert "kills engines" in letter.reason
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollq import Client, FailureClass, Job
+from rollq import Client, Job
+from rollq.errors import FailureClass
 from rollq.wire.codec import decode_header
 from tests.e2e.stack import FAULTY_SHOP, Stack
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollq import Budget, Client, Job
+from rollq.client.client import internals
 from rollq.ledger.constants import LEASE_S
 from rollq.servers.connection import connect
 from tests.conftest import free_port
@@ -94,7 +95,7 @@ def lose_workers(stack: Stack, scrapes: Scrapes, client: Client, first: subproce
 
 
 def leased(client: Client) -> list[str]:
-    held = client.ledger.redis.zrange(client.ledger.keys.leased, 0, -1)
+    held = internals(client).ledger.redis.zrange(internals(client).ledger.keys.leased, 0, -1)
     return [entry.decode().partition("#")[0] for entry in held]
 
 

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from rollq import Client, Job
+from rollq.client.client import internals
 from rollq.ledger.replies import State
 from tests.e2e.stack import Stack
 
@@ -55,9 +56,9 @@ def test_three_producers_together_stay_within_ahead(stack: Stack) -> None:
         stack.start("submit", *flags, "--tasks", f"{first}-{first + tasks - 1}") for first in range(0, 3 * tasks, tasks)
     ]
     with Client(stack.redis_url, run="r") as client:
-        stack.wait(lambda: client.reader.standing().unacknowledged == ahead, 60, "the first groups")
+        stack.wait(lambda: internals(client).reader.standing().unacknowledged == ahead, 60, "the first groups")
         stack.wait(lambda: all(b"wait" in producer.log.read_bytes() for producer in producers), 60, "all to wait")  # type: ignore[attr-defined]
-        assert client.reader.standing().unacknowledged == ahead
+        assert internals(client).reader.standing().unacknowledged == ahead
         stack.engine()
         stack.worker(4)
         most, received = 0, 0
@@ -66,7 +67,7 @@ def test_three_producers_together_stay_within_ahead(stack: Stack) -> None:
                 batch = consumer.next(1, timeout=150)
                 assert batch
                 received += len(batch.groups)
-                most = max(most, client.reader.standing().unacknowledged)
+                most = max(most, internals(client).reader.standing().unacknowledged)
                 batch.ack()
         assert most <= ahead
         for producer in producers:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from rollq import Budget, Client, Finish, Sampled
+from rollq import Budget, Client
+from rollq.client.client import internals
+from rollq.events import Finish, Sampled
 from rollq.ledger.constants import NEW, PUBLISHING_S
 from rollq.ledger.keys import QUEUE, Keys
 from rollq.wire.events import decode_event
@@ -45,7 +47,7 @@ class TestStop:
             pieces = [
                 event
                 for task in range(72)
-                for blob in client.ledger.journal(f"many/g{task}/0")[1:]
+                for blob in internals(client).ledger.journal(f"many/g{task}/0")[1:]
                 if isinstance(event := decode_event(blob, f"many/g{task}/0"), Sampled)
             ]
         partial = [piece for piece in pieces if piece.finish is Finish.ABORT]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq import Client
+from rollq.client.client import internals
 from rollq.errors import Gap
 from tests.rollback.actors import RUN, SIZE, Player, Producer, SourcelessProducer, Trainer, group
 from tests.rollback.redis_file import Record, RollbackRedis
@@ -105,18 +106,18 @@ class History:
 
     def expire_leases(self, of: Callable[[str], bool]) -> str:
         """What time does to leases that nobody renews."""
-        redis, leased = self.client.ledger.redis, self.client.ledger.keys.leased
+        redis, leased = internals(self.client).ledger.redis, internals(self.client).ledger.keys.leased
         over = [member for member in redis.zrange(leased, 0, -1) if of(member.decode().partition("#")[0])]
         if over:
             redis.zadd(leased, dict.fromkeys(over, 1), xx=True)
-            redis.hset(self.client.ledger.keys.meta, "grace", 0)
+            redis.hset(internals(self.client).ledger.keys.meta, "grace", 0)
             self.reap()
         return "expire" if over else ""
 
     def expire_holds(self) -> str:
         """What time does to holds that nobody renews."""
         ours = {one.id for trainer in self.trainers for batch in trainer.held for one in batch.groups}
-        redis, held = self.client.ledger.redis, f"{self.client.ledger.keys.prefix}held:train"
+        redis, held = internals(self.client).ledger.redis, f"{internals(self.client).ledger.keys.prefix}held:train"
         over = [name for name in redis.zrange(held, 0, -1) if name.decode() not in ours]
         if over:
             redis.zadd(held, dict.fromkeys(over, 1), xx=True)
@@ -137,11 +138,13 @@ class History:
         self.redis.cut(at)
         self.redis.start()
         for client in (self.client, self.producer.client, self.sourceless.client, *(t.client for t in self.trainers)):
-            client.ledger.redis.connection_pool.disconnect()  # else each waits a while before it connects again
+            internals(
+                client
+            ).ledger.redis.connection_pool.disconnect()  # else each waits a while before it connects again
         for player in self.players:
             player.ledger.redis.connection_pool.disconnect()
         acked = self.acked()
-        states = dict(zip(acked, self.client.reader.group_states(list(acked)), strict=True))
+        states = dict(zip(acked, internals(self.client).reader.group_states(list(acked)), strict=True))
         for name, times in acked.items():
             if states[name] != "acked" and times > self.ack_lost[name]:
                 self.ack_lost[name] += 1
@@ -158,9 +161,9 @@ class History:
         return [jobs[0].group for groups in self.groups for jobs in groups]
 
     def over(self) -> bool:
-        if not self.client.reader.standing().sealed:
+        if not internals(self.client).reader.standing().sealed:
             return False
-        return set(self.client.reader.group_states(self.names)) == {"acked"}
+        return set(internals(self.client).reader.group_states(self.names)) == {"acked"}
 
     def settle(self) -> list[str]:
         """Let everybody go on, then time pass, then the producers and trainers be started again. Returns what is
@@ -173,8 +176,10 @@ class History:
                     return []
                 if not remedy() or time.monotonic() > until:
                     break
-        states = dict(zip(self.names, self.client.reader.group_states(self.names), strict=True))
-        return [f"the run does not end: {states}, {self.client.reader.standing()}, errors {self.producer.errors}"]
+        states = dict(zip(self.names, internals(self.client).reader.group_states(self.names), strict=True))
+        return [
+            f"the run does not end: {states}, {internals(self.client).reader.standing()}, errors {self.producer.errors}"
+        ]
 
     def _until_quiet(self, until: float) -> None:
         quiet = 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rollq.batch import Batch
     from rollq.client.consumer import Consumer
     from rollq.client.evaluation import Evaluation
+    from rollq.client.internals import Internals
     from rollq.functions import Keep, Reward
     from rollq.job import Job
     from rollq.ledger.replies import DeadLetter, JobState, Published, Submission
@@ -57,12 +58,9 @@ class Client:
         """
         # Imported here: redis alone takes longer than all that a program needs to name this class.
         from rollq.client.celery_publisher import Publisher
+        from rollq.client.internals import Internals
         from rollq.client.producer import Producer
-        from rollq.ledger.dead_letters import DeadLetters
-        from rollq.ledger.ledger import Ledger
-        from rollq.ledger.reader import LedgerReader
-        from rollq.ledger.versions import Versions
-        from rollq.servers.connection import connect, retry
+        from rollq.servers.connection import retry
         from rollq.servers.durability import Durability
 
         check_client(run, hold_s)
@@ -70,21 +68,13 @@ class Client:
             raise SettingsError(f"durability must be {', '.join(Durability)}, not {durability!r}")
         settings = Settings.from_env(url, broker_url)
         self.run = run
-        self.ledger = Ledger(connect(settings.redis_url), run, Durability(durability))
-        self.reader = LedgerReader(self.ledger.redis, run)
-        self.versions = Versions(self.ledger.redis, run)
-        self.dead_letters = DeadLetters(self.ledger.redis, run)
-        """Requeue, discard and cancel jobs; forget the run."""
-        self.delivered = 0
-        """Number of distinct jobs received by `batches`."""
-        self.duplicates = 0
-        """Jobs received by `batches` although an earlier batch, of this or another consumer, held them."""
+        self._internals = Internals.of(settings.redis_url, run, Durability(durability))
         self._hold_s = hold_s
         self._publisher = Publisher(settings.broker_url)
         self._evaluations: list[Evaluation] = []
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._closed = False
-        self._producer = Producer(self.ledger, self._publisher, dict(budgets or {}))
+        self._producer = Producer(self._internals.ledger, self._publisher, dict(budgets or {}))
         self._retry = retry
 
     @property
@@ -138,7 +128,7 @@ class Client:
         for text in (tokenizer_hash, template_hash):
             if not (isinstance(text, str) and text):
                 raise SettingsError(f"the tokenizer and the chat template are pinned by their hashes, not {text!r}")
-        self._producer.fix("tokenizer", lambda: self.ledger.pin_tokenizer(tokenizer_hash, template_hash))
+        self._producer.fix("tokenizer", lambda: self._internals.ledger.pin_tokenizer(tokenizer_hash, template_hash))
 
     def keep(self, days: float) -> None:
         """Forget acknowledged groups after that many days. Without it, their ids are known as long as the run is.
@@ -146,7 +136,7 @@ class Client:
         A group that is submitted again later is a new one. Raises SettingsError.
         """
         check_days(days)
-        self._producer.fix("keep", lambda: self.ledger.keep(days))
+        self._producer.fix("keep", lambda: self._internals.ledger.keep(days))
 
     def admit(self, groups_per_batch: int, max_staleness: int, max_running: int | None = None) -> None:
         """Bound the staleness of training: new groups for training wait in `submit` while they would be trained on
@@ -156,7 +146,9 @@ class Client:
         `publish`. `max_running`: most groups that are being played at a time. Evaluation is not bounded. The numbers
         are fixed for the run: other ones raise SettingsError.
         """
-        self._producer.fix("admission", lambda: self.versions.admit(groups_per_batch, max_staleness, max_running))
+        self._producer.fix(
+            "admission", lambda: self._internals.versions.admit(groups_per_batch, max_staleness, max_running)
+        )
 
     def publish(self, step: int, weight_version: str | None = None) -> None:
         """Say that the engines serve the policy of this training step from now on. Call it once they do.
@@ -169,11 +161,11 @@ class Client:
         version = str(step) if weight_version is None else weight_version
         from rollq.client.policy_publication import PolicyPublication
 
-        self._producer.publish(PolicyPublication(self.versions, step, version))
+        self._producer.publish(PolicyPublication(self._internals.versions, step, version))
 
     def published(self) -> Published | None:
         """The policy that was published last; None when none was."""
-        return self._retry(self.versions.published)
+        return self._retry(self._internals.versions.published)
 
     def batches(
         self,
@@ -238,7 +230,7 @@ class Client:
 
         if purpose not in list(Purpose):
             raise ContractError(f"purpose must be {' or '.join(Purpose)}, not {purpose!r}")
-        deliveries = Deliveries(self.ledger.redis, self.run, self.ledger.scripts.durability)
+        deliveries = Deliveries(self._internals.ledger.redis, self.run, self._internals.ledger.scripts.durability)
         consumer = Consumer(
             deliveries,
             Purpose(purpose),
@@ -277,7 +269,7 @@ class Client:
         check_version(self.run, version)
         name = version if name is None else name
         jobs = evaluation_jobs(self.run, name, list(tasks), k)
-        collector = Collector(self.reader, jobs, name=name, version=version)
+        collector = Collector(self._internals.reader, jobs, name=name, version=version)
         # No limit to the groups: the tasks are counted, and workers may not be there yet.
         evaluation = Evaluation(collector, lambda: self._producer.submit(jobs, 0, source_name(jobs)))
         self._evaluations = [*(other for other in self._evaluations if not other.done()), evaluation]
@@ -294,18 +286,18 @@ class Client:
         With `attempt`: the journal that was set aside under that attempt. Raises LedgerError when the job is unknown or
         was acknowledged.
         """
-        return self.reader.trajectory(job_id, attempt)
+        return self._internals.reader.trajectory(job_id, attempt)
 
     def job(self, job_id: str) -> JobState:
         """A job's state. Raises LedgerError when it is unknown."""
-        state = self.reader.job(job_id)
+        state = self._internals.reader.job(job_id)
         if state is None:
             raise LedgerError(f"job {job_id} is unknown: run {self.run} has no such job")
         return state
 
     def dead(self, limit: int | None = 1000) -> list[DeadLetter]:
         """The jobs that ended without a grade, the latest first."""
-        return self.reader.dead(limit)
+        return self._internals.reader.dead(limit)
 
     def requeue(self, job_ids: Iterable[str]) -> None:
         """Queue dead jobs again, without their failures. Groups that were dropped for them come back.
@@ -313,7 +305,7 @@ class Client:
         Raises LedgerError for the first job that is not dead, or whose group is handed out without it.
         """
         for job_id in check_ids(job_ids):
-            self._retry(partial(self.dead_letters.requeue, job_id))
+            self._retry(partial(self._internals.dead_letters.requeue, job_id))
 
     def cancel(self, job_ids: Iterable[str] | None = None, *, group: str | None = None, run: bool = False) -> None:
         """End queued and running jobs as dead, of class cancelled: these jobs, the unfinished members of a group, or
@@ -326,17 +318,17 @@ class Client:
         if job_ids is None and group is None and not run:
             raise ContractError(f"run {self.run}: cancel what? Give ids of jobs, group=, or run=True for all of it")
         for job_id in check_ids(job_ids or ()):
-            self._retry(partial(self.dead_letters.cancel, job_id))
+            self._retry(partial(self._internals.dead_letters.cancel, job_id))
         if group is not None:
-            self._retry(lambda: self.dead_letters.cancel_group(group))
+            self._retry(lambda: self._internals.dead_letters.cancel_group(group))
         if run:
-            self._retry(self.ledger.seal)
-            for name in self._retry(self.dead_letters.open_groups):
-                self._retry(partial(self.dead_letters.cancel_group, name))
+            self._retry(self._internals.ledger.seal)
+            for name in self._retry(self._internals.dead_letters.open_groups):
+                self._retry(partial(self._internals.dead_letters.cancel_group, name))
 
     def stats(self) -> dict[str, Any]:
         """How many jobs and groups are in each state, and totals since the run began (docs/ledger.md)."""
-        return self.reader.stats()
+        return self._internals.reader.stats()
 
     def close(self) -> None:
         """Close its consumers and evaluations, too. A closed client refuses every call (ClientClosed)."""
@@ -349,9 +341,9 @@ class Client:
             evaluation.close()
         self._producer.close()
         self._publisher.close()
-        self.ledger.redis.close()
+        self._internals.ledger.redis.close()
         closed: Any = Closed(f"the client of run {self.run}")
-        self.ledger = self.reader = self.versions = self.dead_letters = self._producer = closed
+        self._internals = self._producer = closed
 
     def __enter__(self) -> Client:
         return self
@@ -362,9 +354,11 @@ class Client:
     def _batches(self, consumer: Consumer, groups: int, timeout: float | None, exact: bool) -> Iterator[Batch]:
         try:
             while batch := consumer.next(groups, timeout, exact=exact):
-                for group in batch.groups:
-                    self.delivered += 0 if group.redelivered else len(group.trajectories)
-                    self.duplicates += len(group.trajectories) if group.redelivered else 0
                 yield batch
         finally:
             consumer.stop_renewing()
+
+
+def internals(client: Client) -> Internals:
+    """For rollq's own commands and tests. They may change in any version."""
+    return client._internals

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import redis
 
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.waits import other_runs
 from rollq.errors import FailureClass, RollqError, SettingsError
 from rollq.ledger.reader import LedgerReader, runs
@@ -93,11 +93,11 @@ def open_client(
         ) as connected,
     ):
         if warn:
-            retry(connected.reader.exists)  # waits for a Redis that is busy, as the command itself does
-        if warn and (wrong := check_redis(connected.ledger.redis)):
+            retry(internals(connected).reader.exists)  # waits for a Redis that is busy, as the command itself does
+        if warn and (wrong := check_redis(internals(connected).ledger.redis)):
             print(f"rollq: warning: {'; '.join(wrong)}", file=sys.stderr)
         if known:
-            check_run(connected.reader, found.redis_url)
+            check_run(internals(connected).reader, found.redis_url)
         yield connected
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.commands.connect import check_run, open_client, settings
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run, one_of
 from rollq.errors import FailureClass, RollqError, SettingsError
@@ -106,7 +106,7 @@ def _dead(args: argparse.Namespace) -> int:
 
 def _requeue(args: argparse.Namespace) -> int:
     with open_client(args, args.run_name, known=True) as client:
-        return _act_on_each(args, _chosen(args, client), client.dead_letters.requeue, "requeued")
+        return _act_on_each(args, _chosen(args, client), internals(client).dead_letters.requeue, "requeued")
 
 
 def _drop(args: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def _drop(args: argparse.Namespace) -> int:
     with open_client(args, args.run_name, known=not (args.whole_run and args.yes)) as client:
         if args.whole_run:
             return _whole_run(args, client)
-        return _act_on_each(args, _chosen(args, client), client.dead_letters.discard, "dropped")
+        return _act_on_each(args, _chosen(args, client), internals(client).dead_letters.discard, "dropped")
 
 
 def _whole_run(args: argparse.Namespace, client: Client) -> int:
@@ -126,8 +126,8 @@ def _whole_run(args: argparse.Namespace, client: Client) -> int:
             f"run {args.run_name} has {counts['queued']} jobs queued, {counts['leased']} being played, {counts['done']}"
             f" done ({counts['delivered']} delivered), {counts['dead']} dead: add --yes to delete them all"
         )
-    if not (keys := retry(client.dead_letters.forget_run)):
-        check_run(client.reader, settings(args).redis_url)
+    if not (keys := retry(internals(client).dead_letters.forget_run)):
+        check_run(internals(client).reader, settings(args).redis_url)
     print(
         json.dumps({"run": args.run_name, "keys": keys}) if args.json else f"run {args.run_name}: {keys} keys deleted"
     )
@@ -138,8 +138,8 @@ def _cancel(args: argparse.Namespace) -> int:
     if bool(args.jobs) == args.all:
         raise SettingsError("name the jobs to cancel, or say --all")
     with open_client(args, args.run_name, known=True) as client:
-        ids = _chosen(args, client) if args.jobs else [*client.dead_letters.unfinished()]
-        return _act_on_each(args, ids, client.dead_letters.cancel, "cancelled")
+        ids = _chosen(args, client) if args.jobs else [*internals(client).dead_letters.unfinished()]
+        return _act_on_each(args, ids, internals(client).dead_letters.cancel, "cancelled")
 
 
 def _chosen(args: argparse.Namespace, client: Client) -> list[str]:
@@ -148,7 +148,7 @@ def _chosen(args: argparse.Namespace, client: Client) -> list[str]:
     for job_id in args.jobs:
         if parse_id(job_id)[0] != args.run_name:
             raise SettingsError(f"job {job_id} is not of run {args.run_name}")
-    return args.jobs or client.dead_letters.ids(args.failure)
+    return args.jobs or internals(client).dead_letters.ids(args.failure)
 
 
 def _act_on_each(args: argparse.Namespace, ids: Sequence[str], act: Callable[[str], None], verb: str) -> int:

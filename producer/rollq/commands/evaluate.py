@@ -15,7 +15,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.collector import Collector
 from rollq.client.waits import WaitLog, holdup
 from rollq.commands.connect import open_client
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     with open_client(args, args.show[0], known=True) as client:
-        result, other = _stored(client.reader, args.show), _other(args, client)
+        result, other = _stored(internals(client).reader, args.show), _other(args, client)
         _report(args, client, result, compare(result, other, report.title(other)) if other else None)
     return 0 if result.complete else 1
 
@@ -109,7 +109,9 @@ def _stored(reader: LedgerReader, where: tuple[str, str]) -> Result:
 
 def _other(args: argparse.Namespace, client: Client) -> Result | None:
     """The evaluation to compare with. Raises SettingsError when it is not there."""
-    return _stored(LedgerReader(client.ledger.redis, args.compare[0]), args.compare) if args.compare else None
+    return (
+        _stored(LedgerReader(internals(client).ledger.redis, args.compare[0]), args.compare) if args.compare else None
+    )
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -120,9 +122,9 @@ def _evaluate(args: argparse.Namespace) -> int:
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True))
         if out:
-            out.run_began = client.reader.began
+            out.run_began = internals(client).reader.began
         tasks = list(job_flags.jobs(args))
-        collector = Collector(client.reader, tasks, on_group=partial(_save, out))
+        collector = Collector(internals(client).reader, tasks, on_group=partial(_save, out))
         collector.check()
         if other := _other(args, client):  # before anything is played
             check_tasks(args.run_name, [(job.env, job.split, job.task) for job in tasks], other, report.title(other))
@@ -152,7 +154,7 @@ def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) ->
             f" them again: rollq requeue --run {name}, then repeat this line",
             file=sys.stderr,
         )
-    if not args.out and (kept := client.reader.standing(Purpose.EVAL).unacknowledged):
+    if not args.out and (kept := internals(client).reader.standing(Purpose.EVAL).unacknowledged):
         print(
             f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the result, repeat this line"
             f" with --out FILE; to delete both: rollq drop --run {name} --whole-run --yes",
@@ -173,7 +175,7 @@ def _save(out: TrajectoryOutput | None, trajectories: Sequence[Trajectory]) -> t
 def _submit(args: argparse.Namespace, client: Client, progress: ProgressDisplay) -> None:
     """Submits all jobs and seals the run. Raises SettingsError when the run has other jobs."""
     first = next(job_flags.jobs(args))
-    if client.stats()["submitted"] and client.reader.job(first.id) is None:
+    if client.stats()["submitted"] and internals(client).reader.job(first.id) is None:
         raise SettingsError(f"run {args.run_name} has other jobs: an evaluation needs a run of its own")
     job_flags.pin_tokenizer(args, client)
     jobs = job_flags.ShownJobs(args, progress)
@@ -191,7 +193,7 @@ def _collect(
     """Reads groups until every try is graded or dead. Raises PullTimeout."""
     total, shown = len(collector.jobs) * args.size, float("-inf")
     deadline = float("inf") if args.timeout is None else time.monotonic() + args.timeout
-    why = partial(holdup, client.reader, Purpose.EVAL)
+    why = partial(holdup, internals(client).reader, Purpose.EVAL)
     wait = WaitLog(why)
     while True:
         if collector.look():  # Redis came back without its last writes
@@ -242,7 +244,8 @@ def _show_commands(args: argparse.Namespace, client: Client, result: Result) -> 
     failures = [failure.job for failure in result.failures[: report.SHOWN]]
     lines = jsonl.lines_of(args.out, failures) if args.out and args.out.is_file() else {}
     groups = [job_id.split("/")[1] for job_id in failures]
-    acked = {job for job, state in zip(failures, client.reader.group_states(groups), strict=True) if state == "acked"}
+    states = internals(client).reader.group_states(groups)
+    acked = {job for job, state in zip(failures, states, strict=True) if state == "acked"}
 
     def command(job_id: str) -> str:
         if job_id in lines:

@@ -12,7 +12,7 @@ from math import fsum, inf
 from typing import Any
 
 from rollq.batch import Batch
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.shared import (
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(open_output(args.out, append=True)) if args.out else None
         client = stack.enter_context(open_client(args, args.run_name, warn=True, known=not args.wait))
         if out:
-            out.run_began = client.reader.began
+            out.run_began = internals(client).reader.began
         progress = stack.enter_context(open_progress(sys.stderr))
         pull = Pull(args, out)
         if not (out or args.no_ack):
@@ -196,7 +196,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
 
     def look() -> int:
         patience_s = inf if args.timeout is None else args.timeout
-        standing, stats = retry(lambda: (client.reader.standing(args.purpose), client.stats()), patience_s)
+        standing, stats = retry(lambda: (internals(client).reader.standing(args.purpose), client.stats()), patience_s)
         facts = {
             "groups": f"of run {args.run_name}",
             "ready": str(standing.ready),
@@ -210,7 +210,7 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
         return min(most, LARGEST_BATCH, pull.missing, max(1, standing.ready))
 
     with client.consumer(args.purpose, keep=args.keep, reward=args.reward, extras=args.extras) as consumer:
-        why = partial(holdup, client.reader, args.purpose)
+        why = partial(holdup, internals(client).reader, args.purpose)
         waited = batches(consumer, look, timeout=args.timeout, explain=lambda groups: why(wanted=groups))
         try:
             for batch in waited:
@@ -227,8 +227,8 @@ def _pull(pull: Pull, client: Client, progress: ProgressDisplay) -> None:
 def _missing(pull: Pull, client: Client) -> str:
     stats = client.stats()
     purpose: Purpose = pull.args.purpose
-    standing = client.reader.standing(purpose)
-    hint = holdup(client.reader, purpose, wanted=pull.missing)
+    standing = internals(client).reader.standing(purpose)
+    hint = holdup(internals(client).reader, purpose, wanted=pull.missing)
     if not hint and stats["groups_dropped"]:
         hint = f"{stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
     return (

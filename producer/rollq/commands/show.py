@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rollq.client.client import internals
 from rollq.commands.connect import open_client, settings
 from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, whole
@@ -81,7 +82,7 @@ def write_page(args: argparse.Namespace, place: tuple[Path, int] | None) -> int:
     else:
         with open_client(args, run_of(args.what), known=True) as client:
             state, trajectory = client.job(args.what), client.trajectory(args.what, args.attempt)
-            page = page_of_job(client.reader, state, trajectory, args.attempt)
+            page = page_of_job(internals(client).reader, state, trajectory, args.attempt)
     try:
         args.html.write_text(single_page(with_texts(page, texts)), encoding="utf-8")
     except OSError as e:

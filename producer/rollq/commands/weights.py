@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rollq.client.client import internals
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.policy import step, weight_version
 from rollq.commands.flags.shared import (
@@ -167,7 +168,7 @@ def _add_publish(commands: Commands) -> None:
 def publish(args: argparse.Namespace) -> int:
     with open_client(args, args.run_name, known=True) as client:
         client.publish(args.step, args.version)
-        admission = client.reader.standing().admission
+        admission = internals(client).reader.standing().admission
     room = f", {max(0, admission.capacity)} more groups may enter" if admission else ""
     print(f"run {args.run_name}: step {args.step} is published as version {args.version or args.step}{room}")
     return 0

@@ -7,7 +7,7 @@ first update, before the first rollout, makes it `update_weight_start_version` +
 import logging
 from typing import Any
 
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.replies import Published
 from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
@@ -34,7 +34,7 @@ def engine_urls(args: Any) -> list[str]:
 
 def list_engines(client: Client, name: str, urls: list[str]) -> None:
     """Make these the engines of workers that were started with `--engine redis:NAME`."""
-    redis = client.ledger.redis
+    redis = internals(client).ledger.redis
     for url in urls:
         add_address(redis, name, url)
     for url in {*read_addresses(redis, name)} - {*urls}:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.batch import Group
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.consumer import Consumer
 from rollq.client.submission import replacement
 from rollq.client.waits import WaitLog, explain
@@ -223,7 +223,7 @@ class RolloutFunc:
             self._consumer = self.client.consumer(name=self._name)
         names = {replacement(job, n).group: job.group for job in jobs for n in range(self._refill + 1)}
         missing, groups = {job.group: job for job in jobs}, dict[str, Group]()
-        wait = WaitLog(lambda: explain(self.client.reader, wanted=len(missing)))
+        wait = WaitLog(lambda: explain(internals(self.client).reader, wanted=len(missing)))
         while missing:
             for group in self._take(self._consumer, len(missing)):
                 if group.id not in names:
@@ -262,12 +262,12 @@ class RolloutFunc:
 
     def _given_up(self, jobs: Sequence[Job]) -> list[str]:
         """Has dropped groups replaced, and waits for the replacements. Returns the groups of which all were dropped."""
-        states = self.client.reader.group_states([job.group for job in jobs]) if jobs else []
+        states = internals(self.client).reader.group_states([job.group for job in jobs]) if jobs else []
         dropped = [job for job, state in zip(jobs, states, strict=True) if state == "dropped"]
         if not dropped:
             return []
         self.client.refill(dropped, times=self._refill, ahead=AHEAD)
-        last = self.client.reader.group_states([replacement(job, self._refill).group for job in dropped])
+        last = internals(self.client).reader.group_states([replacement(job, self._refill).group for job in dropped])
         return [job.group for job, state in zip(dropped, last, strict=True) if state == "dropped"]
 
     def _rows(self, jobs: Sequence[Job], groups: Mapping[str, Group], trainer: Any) -> Iterator[Row]:

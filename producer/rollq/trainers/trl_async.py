@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollq.batch import Batch
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.consumer import Consumer
 from rollq.client.waits import explain
 from rollq.errors import LedgerError, PullTimeout, SettingsError
@@ -142,7 +142,7 @@ class RolloutWorker(TrainerCallback, ExportableState):  # type: ignore[misc]
         if self._error:
             raise self._error
         waited = time.monotonic() - self._produced_at
-        if waited > stale_after_s and (why := explain(self.client.reader, wanted=1)):
+        if waited > stale_after_s and (why := explain(internals(self.client).reader, wanted=1)):
             raise PullTimeout(f"no sample for {waited:.0f} s: {why}")
 
     # The callback.

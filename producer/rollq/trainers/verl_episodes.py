@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.errors import ContractError, FailureClass, LedgerError, NotHeld, RolloutFailure
 from rollq.job import Job
 from rollq.ledger.deliveries import Deliveries
@@ -47,7 +47,9 @@ class Episodes:
         """`keep_steps`: an episode is acknowledged when this process asks for one of a step more than that much
         later."""
         self._client = client
-        self._deliveries = Deliveries(client.ledger.redis, client.run, client.ledger.scripts.durability)
+        self._deliveries = Deliveries(
+            internals(client).ledger.redis, client.run, internals(client).ledger.scripts.durability
+        )
         self._keep_steps = keep_steps
         self._retry = RetryLoop(reconnect=True)
         self._new: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
@@ -132,7 +134,7 @@ class Episodes:
     def _look(self) -> None:
         """Hands on what has ended."""
         groups = list(self._waiting)
-        states = self._retry(lambda: self._client.reader.group_states(groups))
+        states = self._retry(lambda: internals(self._client).reader.group_states(groups))
         ended = [group for group, state in zip(groups, states, strict=True) if state in ("ready", "held")]
         for some in _parts(ended):
             self._hand_on(some)
@@ -145,7 +147,7 @@ class Episodes:
     def _hand_on(self, groups: Sequence[str]) -> None:
         jobs = [self._waiting[group][0].job for group in groups]
         extras = [ROUTED_EXPERTS] if any(job.routed_experts for job in jobs) else []
-        read = self._retry(lambda: self._client.reader.read([job.id for job in jobs], extras))
+        read = self._retry(lambda: internals(self._client).reader.read([job.id for job in jobs], extras))
         for group, found in zip(groups, read, strict=True):
             if isinstance(found, ContractError):
                 self._fail(group, found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rollq.client.client import internals
 from rollq.ledger.keys import QUEUE
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.junk_messages import send_junk_messages
@@ -21,7 +22,7 @@ def broker(run: FaultRun) -> None:
         send_junk_messages(run)
         run.measure_recovery(run.progress(), "turns after a flood of junk", 40)
     run.check(run.ended() < len(run.expected), "the fault did not happen: no job needs the queue any more")
-    run.client.ledger.redis.set(QUEUE, b"garbage")
+    internals(run.client).ledger.redis.set(QUEUE, b"garbage")
     run.wait_for_end()
     said = "".join(worker.log.read_text(errors="replace") for worker in workers)
     run.count_fault(
@@ -38,7 +39,7 @@ def journal(run: FaultRun) -> None:
     run.submit(8, 3, "--min-viable", "1")
     run.wait_for_leases(victim, 4)
     run.wait_for_progress()
-    redis, keys = run.client.ledger.redis, run.client.ledger.keys
+    redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
     held = run.freeze_with_leases(victim)
     damaged = [job for job, _ in held if redis.llen(keys.journal(job))][:3]
     for job in damaged:
@@ -69,7 +70,7 @@ def record(run: FaultRun) -> None:
     """The records of three queued jobs are garbage: these jobs die, and the rest of their groups is delivered."""
     run.start_processes(workers=())
     run.submit(8, 3, "--min-viable", "1")
-    redis, keys = run.client.ledger.redis, run.client.ledger.keys
+    redis, keys = internals(run.client).ledger.redis, internals(run.client).ledger.keys
     run.expected_dead = set(bad := run.rng.sample(sorted(run.expected), 3))
     redis.hset(keys.job(bad[0]), "body", b"garbage")
     redis.hset(keys.job(bad[1]), "state", b"garbage")

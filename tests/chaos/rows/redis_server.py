@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redis import OutOfMemoryError
 
+from rollq.client.client import internals
 from tests.chaos.fault_run import FaultRun
 from tests.chaos.rows import row
 
@@ -126,7 +127,7 @@ def full(run: FaultRun) -> None:
     """Out of memory for some seconds: new work waits, and what is being played goes on."""
     run.start_processes(workers=(8, 4))
     run.submit(10)
-    redis = run.client.ledger.redis
+    redis = internals(run.client).ledger.redis
     for _ in range(2):
         run.wait_for_progress()
         redis.config_set("maxmemory", 1)
@@ -139,7 +140,7 @@ def full(run: FaultRun) -> None:
 
 def _refuses_a_write(run: FaultRun) -> bool:
     try:
-        run.client.ledger.redis.set("memory", 1)
+        internals(run.client).ledger.redis.set("memory", 1)
     except OutOfMemoryError:
         return True
     return False
@@ -175,7 +176,7 @@ def set_clock(run: FaultRun, at: Path, jump: int) -> None:
     """Move the clock of this Redis, and check that it moved."""
 
     def ahead() -> float:
-        seconds, micros = run.client.ledger.redis.time()
+        seconds, micros = internals(run.client).ledger.redis.time()
         return float(seconds + micros / 1e6 - time.time())
 
     before = ahead()

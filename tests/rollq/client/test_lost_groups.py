@@ -12,7 +12,7 @@ import redis
 
 from rollq import cli
 from rollq.client import submission
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.errors import FailureClass, Gap, LedgerError
 from rollq.job import Job
 from rollq.ledger.ledger import Ledger
@@ -68,7 +68,7 @@ def check_whole(client: Client) -> None:
 def test_a_producer_goes_back_to_what_redis_lost(
     client: Client, caplog: pytest.LogCaptureFixture, source: str | None, once: bool, kept: int
 ) -> None:
-    tail = Tail(client.ledger.redis)
+    tail = Tail(internals(client).ledger.redis)
     jobs = Jobs({kept: tail.begin, 6: tail.lose})
     done = client.submit(iter(jobs) if once else jobs, source=source)
     assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
@@ -80,7 +80,7 @@ def test_what_is_longer_ago_than_the_producer_remembers_is_read_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submission, "RECENT", 2)
-    tail = Tail(client.ledger.redis)
+    tail = Tail(internals(client).ledger.redis)
     done = client.submit(Jobs({1: tail.begin, 6: tail.lose}), source="s")
     assert (len(done.new), len(done.known)) == (2 * GROUPS, 0)
     check_whole(client)
@@ -101,7 +101,7 @@ def test_an_iterator_cannot_be_read_again(
 
 
 def test_a_client_remembers_what_it_submitted_in_earlier_calls(client: Client) -> None:
-    tail = Tail(client.ledger.redis)
+    tail = Tail(internals(client).ledger.redis)
     jobs = list(Jobs({}))
     client.submit(jobs[:6])
     tail.begin()
@@ -123,7 +123,7 @@ def test_what_was_fixed_for_the_run_is_fixed_again(redis_url: str, ledger: Ledge
 
 @pytest.mark.parametrize("source", ["s", None], ids=["source", "none"])
 def test_a_run_is_sealed_only_when_nothing_is_missing(client: Client, source: str | None) -> None:
-    tail = Tail(client.ledger.redis)
+    tail = Tail(internals(client).ledger.redis)
     client.submit(Jobs({4: tail.begin}), source=source)
     tail.lose()
     client.seal()
@@ -137,17 +137,17 @@ def test_what_is_missing_is_not_forgotten_when_redis_goes_away_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, source: str | None, then: str
 ) -> None:
     """It comes back for one group, and then not within the minute that a call waits."""
-    tail = Tail(client.ledger.redis)
+    tail = Tail(internals(client).ledger.redis)
     client.submit(Jobs({2: tail.begin}), source=source)
     tail.lose()
-    submit, calls = client.ledger.submit, itertools.count()
+    submit, calls = internals(client).ledger.submit, itertools.count()
 
     def cut_off(*args: Any, **options: Any) -> Any:
         if next(calls) == 2:
             raise redis.ConnectionError("away")
         return submit(*args, **options)
 
-    monkeypatch.setattr(client.ledger, "submit", cut_off)
+    monkeypatch.setattr(internals(client).ledger, "submit", cut_off)
     with pytest.raises(redis.ConnectionError):
         client.submit([job(0, "last", size=1)]) if source is None else client.seal()
     if then == "submit":
@@ -209,7 +209,7 @@ def test_several_producers_together_stay_within_their_limit(redis_url: str, ledg
     with Client(redis_url, run="r") as client:
         while acknowledged < 3 * each:
             names = [name.decode() for name in ledger.redis.zrange(f"{ledger.keys.prefix}open:train", 0, -1)]
-            most = max(most, client.reader.standing().unacknowledged)
+            most = max(most, internals(client).reader.standing().unacknowledged)
             play_groups(ledger, *names, size=1)
             for batch in itertools.islice(client.batches(1, timeout=60), len(names)):
                 batch.ack()

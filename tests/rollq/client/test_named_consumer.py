@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq import Batch, Client
+from rollq.client.client import internals
 from rollq.errors import ContractError, LedgerError, NotHeld
 from rollq.job import Purpose
 from tests.rollq.groups import end_holds, finish_groups, take
@@ -26,7 +27,7 @@ def names(batch: Batch | None) -> list[str]:
 
 
 def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Client) -> None:
-    finish_groups(client.ledger, *"abcdefg")
+    finish_groups(internals(client).ledger, *"abcdefg")
     first = client.consumer(name="trainer")
     assert [names(first.next(2)), names(first.next(1)), names(first.next(2))] == [["a", "b"], ["c"], ["d", "e"]]
     first.ack(up_to=0)
@@ -41,20 +42,20 @@ def test_a_successor_gets_the_same_batches_at_once_and_then_new_ones(client: Cli
 
 
 def test_a_trainer_that_restarts_from_a_checkpoint_gets_what_it_trained_on_after_it(client: Client) -> None:
-    finish_groups(client.ledger, *"abcdef", seal=True)
+    finish_groups(internals(client).ledger, *"abcdef", seal=True)
     first = client.consumer(name="trainer")
     for _ in range(3):
         first.next(2)
     again = list(client.batches(2, name="trainer", step=0))
     assert [(batch.step, names(batch)) for batch in again] == [(1, ["c", "d"]), (2, ["e", "f"])]
     assert client.stats()["groups_acked"] == 2
-    assert (client.delivered, client.duplicates) == (0, 8)
+    assert all(found.redelivered for batch in again for found in batch.groups)
     assert list(client.batches(2, name="trainer", step=2)) == []
-    assert is_over(client.ledger)
+    assert is_over(internals(client).ledger)
 
 
 def test_the_process_before_is_fenced(client: Client) -> None:
-    finish_groups(client.ledger, *"abc")
+    finish_groups(internals(client).ledger, *"abc")
     first = client.consumer(name="trainer")
     batch = first.next(1)
     second = client.consumer(name="trainer")
@@ -77,14 +78,14 @@ def test_a_predecessor_that_waits_finds_out_at_once(client: Client) -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    until(lambda: client.ledger.redis.exists(f"{client.ledger.keys.prefix}waiting:train"))
+    until(lambda: internals(client).ledger.redis.exists(f"{internals(client).ledger.keys.prefix}waiting:train"))
     client.consumer(name="trainer")
     thread.join(60)
     assert len(said) == 1
 
 
 def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Client) -> None:
-    finish_groups(client.ledger, *"ab")
+    finish_groups(internals(client).ledger, *"ab")
     first = client.consumer(name="trainer")
     first.next(1)
     first.next(1).ack()
@@ -97,7 +98,7 @@ def test_a_checkpoint_older_than_what_was_acknowledged_is_an_error(client: Clien
 
 def test_a_checkpoint_newer_than_the_ledger_counts_on(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """Redis has lost its last writes, or the run is a new one."""
-    finish_groups(client.ledger, *"ab")
+    finish_groups(internals(client).ledger, *"ab")
     assert client.consumer(name="new", step=41).next(1).step == 42
     assert not caplog.records
     client.consumer(name="trainer").next(1)
@@ -106,9 +107,9 @@ def test_a_checkpoint_newer_than_the_ledger_counts_on(client: Client, caplog: py
 
 
 def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client) -> None:
-    finish_groups(client.ledger, *"ab")
-    first, redis = client.consumer(name="trainer"), client.ledger.redis
-    record = f"{client.ledger.keys.prefix}consumer:train:trainer"
+    finish_groups(internals(client).ledger, *"ab")
+    first, redis = client.consumer(name="trainer"), internals(client).ledger.redis
+    record = f"{internals(client).ledger.keys.prefix}consumer:train:trainer"
     before = redis.dump(record)
     second = client.consumer(name="trainer")
     redis.restore(record, 0, before, replace=True)
@@ -120,22 +121,22 @@ def test_after_a_rollback_the_latest_process_still_owns_the_name(client: Client)
 
 
 def test_holds_that_ran_out_go_to_others_only_when_they_ask(client: Client) -> None:
-    finish_groups(client.ledger, *"abcd")
+    finish_groups(internals(client).ledger, *"abcd")
     first = client.consumer(name="trainer")
     first.next(1)
     first.next(1)
     first.next(1)
-    end_holds(client.ledger, "a", "b", "c")
+    end_holds(internals(client).ledger, "a", "b", "c")
     second = client.consumer(name="trainer")
     assert names(second.next(1)) == ["a"]  # nobody asked meanwhile
-    end_holds(client.ledger, "a", "b")
-    assert [found.id for found in take(client.ledger, 2, "other/0")] == ["a", "b"]
+    end_holds(internals(client).ledger, "a", "b")
+    assert [found.id for found in take(internals(client).ledger, 2, "other/0")] == ["a", "b"]
     assert [names(second.next(1)), names(second.next(1))] == [["c"], ["d"]]
 
 
 def test_names_are_of_one_purpose(client: Client) -> None:
-    finish_groups(client.ledger, "e", purpose=Purpose.EVAL)
-    finish_groups(client.ledger, "t")
+    finish_groups(internals(client).ledger, "e", purpose=Purpose.EVAL)
+    finish_groups(internals(client).ledger, "t")
     evaluation, training = client.consumer(Purpose.EVAL, name="n"), client.consumer(name="n")
     assert (names(training.next(1)), names(evaluation.next(1))) == (["t"], ["e"])
     evaluation.ack(up_to=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollq import Batch, Client, Group, Trajectory
+from rollq.client.client import internals
 from rollq.errors import FunctionError, MissingGroups, NotHeld, PullTimeout, SettingsError
 from rollq.job import Purpose
 from tests.rollq.groups import end_holds, finish_groups
@@ -23,9 +24,9 @@ def finish(client: Client, learnable: str, **changes: object) -> None:
     """Groups of two, a, b, c, ...: those of a capital letter have equal rewards."""
     for letter in learnable:
         name = letter.lower()
-        client.ledger.submit(group(name, **changes))
-        play(client.ledger, f"r/{name}/0", 1.0)
-        play(client.ledger, f"r/{name}/1", 1.0 if letter.isupper() else 0.0)
+        internals(client).ledger.submit(group(name, **changes))
+        play(internals(client).ledger, f"r/{name}/0", 1.0)
+        play(internals(client).ledger, f"r/{name}/1", 1.0 if letter.isupper() else 0.0)
 
 
 def names(batch: Batch | None) -> str:
@@ -54,7 +55,7 @@ def test_a_run_without_a_group_to_keep_ends_without_a_batch(client: Client) -> N
     finish(client, "ABC")
     client.seal()
     assert list(client.batches(2, keep="unequal_rewards")) == []
-    assert is_over(client.ledger)
+    assert is_over(internals(client).ledger)
     assert client.stats()["skips"] == {"unequal_rewards": 3}
 
 
@@ -126,7 +127,7 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_taken(client
 
 def test_an_unreadable_trajectory_is_rejected_and_the_batch_is_made_up_again(client: Client) -> None:
     finish(client, "aBcd")
-    client.ledger.redis.lset(client.ledger.keys.journal("r/c/0"), 1, b"torn")
+    internals(client).ledger.redis.lset(internals(client).ledger.keys.journal("r/c/0"), 1, b"torn")
     with client.consumer(keep="unequal_rewards") as consumer:
         assert names(consumer.next(2)) == "ad"
     assert client.stats()["failures"] == {"job": 1}
@@ -211,7 +212,7 @@ def test_a_consumer_that_lost_the_hold_of_an_incomplete_batch_makes_up_another(c
     with client.consumer(keep="unequal_rewards") as consumer, client.consumer() as other:
         with pytest.raises(PullTimeout):
             consumer.next(3, timeout=0.05)
-        end_holds(client.ledger, "a", "c")
+        end_holds(internals(client).ledger, "a", "c")
         assert names(other.next(2)) == "ac"
         finish(client, "de")
         assert names(consumer.next(2)) == "de"
@@ -226,19 +227,19 @@ def test_a_process_whose_name_was_taken_over_is_refused(client: Client) -> None:
 
 
 def test_other_groups_are_taken_as_before(client: Client) -> None:
-    finish_groups(client.ledger, *"ab", seal=True)
+    finish_groups(internals(client).ledger, *"ab", seal=True)
     assert [names(batch) for batch in client.batches(1)] == ["a", "b"]
 
 
 def test_a_run_with_admission_hands_groups_out_in_the_order_of_submission(client: Client) -> None:
     client.admit(groups_per_batch=3, max_staleness=0)
-    client.ledger.submit(group("a"))
+    internals(client).ledger.submit(group("a"))
     finish(client, "bC")
     with client.consumer(keep="unequal_rewards") as consumer:
         with pytest.raises(PullTimeout):
             consumer.next(1, timeout=0.05)
-        play(client.ledger, "r/a/0", 0.0)
-        play(client.ledger, "r/a/1", 1.0)
+        play(internals(client).ledger, "r/a/0", 0.0)
+        play(internals(client).ledger, "r/a/1", 1.0)
         assert names(consumer.next(2)) == "ab"
 
 
@@ -259,7 +260,7 @@ def test_a_filter_gives_the_room_of_its_groups_back_to_the_producer(client: Clie
 
     def work() -> None:
         """A producer that enters what is admitted, and workers that finish it at once."""
-        while client.reader.standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
+        while internals(client).reader.standing().admission.capacity > 0 and (letter := next(left, "")):  # type: ignore[union-attr]
             finish(client, letter)
 
     batches = []

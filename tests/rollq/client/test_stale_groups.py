@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.client import consumer as consumer_module
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.errors import MissingGroups, PullTimeout
 from tests.rollq.groups import play_groups
 from tests.rollq.samples import group
@@ -20,7 +20,7 @@ def client(redis_url: str) -> Iterator[Client]:
 
 def finish(client: Client, name: str, version: str) -> None:
     client.submit(group(name))
-    play_groups(client.ledger, name, version=version)
+    play_groups(internals(client).ledger, name, version=version)
 
 
 def names(client: Client, groups: int = 1) -> str:
@@ -67,7 +67,7 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:
     finish(client, "a", "0")
     with client.consumer() as consumer, pytest.raises(PullTimeout):
         consumer.next(1, timeout=0.05)
-    assert client.reader.group_states(["a", "b"]) == ["dropped", ""]
+    assert internals(client).reader.group_states(["a", "b"]) == ["dropped", ""]
     refilled = client.refill(group("a"), times=0)
     assert refilled.new == []
     # A replacement is entered before `refill` waits for it.
@@ -77,7 +77,7 @@ def test_a_stale_group_is_refilled_as_a_dropped_one(client: Client) -> None:
 def _replacements(client: Client) -> Iterator[list[str]]:
     from rollq.client.submission import replacements
 
-    for jobs in replacements(client.reader, [group("a")], 1):
+    for jobs in replacements(internals(client).reader, [group("a")], 1):
         yield [job.id for job in jobs]
 
 
@@ -113,7 +113,7 @@ def test_whatever_engines_sampled_no_batch_is_beyond_the_bound(client: Client, b
     with client.consumer() as consumer:
         for step in range(8):
             while True:
-                while client.reader.standing().admission.capacity > 0:  # type: ignore[union-attr]
+                while internals(client).reader.standing().admission.capacity > 0:  # type: ignore[union-attr]
                     finish(client, f"g{number}", draw.choice([str(step), str(max(0, step - 2)), "default"]))
                     number += 1
                 try:

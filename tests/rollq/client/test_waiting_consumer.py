@@ -10,6 +10,7 @@ import pytest
 
 from rollq import Batch, Client
 from rollq.client import consumer as consumer_module
+from rollq.client.client import internals
 from rollq.errors import LedgerError, MissingGroups, NotHeld, PullTimeout, UnknownSchema
 from rollq.ledger.replies import State
 from tests.conftest import free_port
@@ -34,11 +35,11 @@ class Waiting:
 
     def __init__(self, client: Client, groups: int) -> None:
         self.batches: list[Batch | None] = []
-        waiting = f"{client.ledger.keys.prefix}waiting:train"
-        before = client.ledger.redis.hlen(waiting)
+        waiting = f"{internals(client).ledger.keys.prefix}waiting:train"
+        before = internals(client).ledger.redis.hlen(waiting)
         self.thread = threading.Thread(target=self.run, args=(client, groups), daemon=True)
         self.thread.start()
-        until(lambda: client.ledger.redis.hlen(waiting) > before)
+        until(lambda: internals(client).ledger.redis.hlen(waiting) > before)
 
     def run(self, client: Client, groups: int) -> None:
         with client.consumer() as consumer:
@@ -61,11 +62,11 @@ class TestWaking:
     def test_the_last_member_of_the_last_group_wakes(self, client: Client) -> None:
         client.submit([*group("a"), *group("b"), *group("c")])
         waiting = Waiting(client, 2)
-        play_groups(client.ledger, "b", "a")
+        play_groups(internals(client).ledger, "b", "a")
         assert names(waiting.end()) == ["a", "b"]
 
     def test_a_seal_wakes(self, client: Client) -> None:
-        finish_groups(client.ledger, "a")
+        finish_groups(internals(client).ledger, "a")
         waiting = Waiting(client, 2)
         client.seal()
         assert names(waiting.end()) == ["a"]
@@ -78,7 +79,7 @@ class TestWaking:
         assert waiting.end() is None
 
     def test_an_acknowledgement_elsewhere_ends_a_run(self, client: Client) -> None:
-        finish_groups(client.ledger, "a", seal=True)
+        finish_groups(internals(client).ledger, "a", seal=True)
         with client.consumer() as other:
             batch = other.next(1)
             waiting = Waiting(client, 1)
@@ -88,12 +89,12 @@ class TestWaking:
     def test_a_connection_that_breaks_costs_no_wake_up(self, client: Client) -> None:
         client.submit(group("a"))
         waiting = Waiting(client, 1)
-        redis = client.ledger.redis
+        redis = internals(client).ledger.redis
         until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
         for row in redis.client_list():
             if row["cmd"] == "blpop":
                 redis.client_kill_filter(_id=row["id"])
-        play_groups(client.ledger, "a")
+        play_groups(internals(client).ledger, "a")
         assert names(waiting.end()) == ["a"]
 
 
@@ -101,7 +102,7 @@ def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "LOOK_S", 0.05)
-    finish_groups(client.ledger, *"abcdefgh", seal=True)
+    finish_groups(internals(client).ledger, *"abcdefgh", seal=True)
     got: list[str] = []
 
     def train() -> None:
@@ -120,17 +121,17 @@ def test_consumers_that_acknowledge_one_step_later_all_come_to_the_end(
     for thread in threads:
         thread.join(60)
     assert sorted(got) == list("abcdefgh")
-    assert is_over(client.ledger)
+    assert is_over(internals(client).ledger)
 
 
 def test_a_wait_in_short_pieces_is_one_wait(client: Client) -> None:
-    finish_groups(client.ledger, *"abc", seal=True)
-    take(client.ledger, 2, "other/0")
+    finish_groups(internals(client).ledger, *"abc", seal=True)
+    take(internals(client).ledger, 2, "other/0")
     with client.consumer() as consumer:
         for _ in range(2):
             with pytest.raises(PullTimeout):
                 consumer.next(2, 0.01)
-        deliveries(client.ledger).renew_holds(["other/0"])
+        deliveries(internals(client).ledger).renew_holds(["other/0"])
         assert names(consumer.next(2, 0.01)) == ["c"]
 
 
@@ -139,12 +140,12 @@ def test_a_redis_that_becomes_a_replica_does_not_end_a_wait(client: Client) -> N
     """It sends those that block away; a failover does this."""
     client.submit(group("a"))
     waiting = Waiting(client, 1)
-    redis = client.ledger.redis
+    redis = internals(client).ledger.redis
     until(lambda: any(row["cmd"] == "blpop" for row in redis.client_list()))
     redis.replicaof("127.0.0.1", free_port())
     until(lambda: not any(row["cmd"] == "blpop" for row in redis.client_list()))
     redis.replicaof("NO", "ONE")
-    play_groups(client.ledger, "a")
+    play_groups(internals(client).ledger, "a")
     assert names(waiting.end()) == ["a"]
 
 
@@ -155,14 +156,14 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
     look_s, idle_s, block_s = consumer_module.LOOK_S, consumer_module.IDLE_S, consumer_module.BLOCK_S
     monkeypatch.setattr(consumer_module, "BLOCK_S", 0.01)
     client.submit(group("a"))
-    redis = client.ledger.redis
+    redis = internals(client).ledger.redis
 
     def commands() -> Counter[str]:
         stats = redis.info("commandstats").items()
         return Counter({name: row["calls"] for name, row in stats if name not in ("cmdstat_info", "cmdstat_ping")})
 
     before = commands()
-    client.ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
+    internals(client).ledger.scripts.call("take", [1, "t/0", 60, "train", "", 0, 0, 0, 0, 1])
     look = (commands() - before).total()
     waiting = Waiting(client, 1)
     first = commands()
@@ -172,7 +173,7 @@ def test_an_idle_consumer_asks_for_less_than_a_command_a_second(
     assert set(commands() - before) == {"cmdstat_blpop"}
     assert look_s < idle_s
     assert (look + 1) / idle_s + 1 / block_s < 0.6
-    play_groups(client.ledger, "a")
+    play_groups(internals(client).ledger, "a")
     assert names(waiting.end()) == ["a"]
 
 
@@ -180,8 +181,8 @@ class TestExact:
     def test_a_sealed_run_says_what_is_missing(self, client: Client) -> None:
         for name in "abcd":
             client.submit(group(name))
-        play_groups(client.ledger, *"abc")
-        drop_group(client.ledger, "d")
+        play_groups(internals(client).ledger, *"abc")
+        drop_group(internals(client).ledger, "d")
         client.seal()
         with client.consumer() as consumer:
             assert names(consumer.next(2, exact=True)) == ["a", "b"]
@@ -197,15 +198,15 @@ class TestExact:
         monkeypatch.setattr(consumer_module, "IDLE_S", 0.01)
         jobs = [*group("a"), *group("b")]
         client.submit(jobs)
-        play_groups(client.ledger, "a")
-        drop_group(client.ledger, "b")
+        play_groups(internals(client).ledger, "a")
+        drop_group(internals(client).ledger, "b")
         with client.consumer() as consumer:
             with pytest.raises(MissingGroups, match=r"Client\.refill"):
                 consumer.next(2, exact=True)
             refill = threading.Thread(target=client.refill, args=[jobs], daemon=True)
             refill.start()  # it waits for the replacement
-            until(lambda: client.reader.group_states(["b.r1"]) == ["open"])
-            play_groups(client.ledger, "b.r1")
+            until(lambda: internals(client).reader.group_states(["b.r1"]) == ["open"])
+            play_groups(internals(client).ledger, "b.r1")
             refill.join(60)
             assert names(consumer.next(2, exact=True)) == ["a", "b.r1"]
 
@@ -215,31 +216,31 @@ class TestExact:
         for name, seconds in {"EXHAUSTED_S": 1.0, "LOOK_S": 0.1, "IDLE_S": 3600.0}.items():
             monkeypatch.setattr(consumer_module, name, seconds)
         client.submit([*group("a"), *group("b")])
-        play_groups(client.ledger, "a")
-        drop_group(client.ledger, "b")
+        play_groups(internals(client).ledger, "a")
+        drop_group(internals(client).ledger, "b")
         missed = pytest.raises(MissingGroups, match="1 of 2 groups missing")
         with Client(redis_url, run="r", hold_s=3600.0) as patient, patient.consumer() as consumer, missed:
             consumer.next(2, exact=True)
 
     def test_a_slow_producer_is_waited_for(self, client: Client) -> None:
-        finish_groups(client.ledger, "a")
+        finish_groups(internals(client).ledger, "a")
         with client.consumer() as consumer, pytest.raises(PullTimeout):
             consumer.next(2, 0.05, exact=True)
 
 
 def test_in_the_order_of_submission(client: Client) -> None:
     client.submit([*group("a"), *group("b"), *group("c")])
-    play_groups(client.ledger, "b", "c")
+    play_groups(internals(client).ledger, "b", "c")
     with client.consumer(order="submitted") as consumer:
         with pytest.raises(PullTimeout):
             consumer.next(1, 0.01)
-        play_groups(client.ledger, "a")
+        play_groups(internals(client).ledger, "a")
         assert names(consumer.next(2)) == ["a", "b"]
 
 
 class TestSkip:
     def test_a_skipped_group_leaves_the_batch(self, client: Client) -> None:
-        finish_groups(client.ledger, *"abc", seal=True)
+        finish_groups(internals(client).ledger, *"abc", seal=True)
         with client.consumer() as consumer:
             batch = consumer.next(3)
             for found in batch.groups:
@@ -250,10 +251,10 @@ class TestSkip:
             batch.ack()
         stats = client.stats()
         assert (stats["skips"], stats["skipped"], stats["delivered"]) == ({"rewards agree": 2}, 4, 2)
-        assert is_over(client.ledger)
+        assert is_over(internals(client).ledger)
 
     def test_a_group_of_another_batch(self, client: Client) -> None:
-        finish_groups(client.ledger, "a", "b")
+        finish_groups(internals(client).ledger, "a", "b")
         with client.consumer() as consumer:
             batch, _ = consumer.next(1), consumer.next(1)
             with pytest.raises(NotHeld, match="r/b"):
@@ -263,21 +264,21 @@ class TestSkip:
 class TestCancel:
     def test_a_group_keeps_what_is_done(self, client: Client) -> None:
         client.submit([*group("a", size=3, min_viable=1), *group("b")])
-        play(client.ledger, "r/a/0")
-        claim(client.ledger, "r/a/1")
+        play(internals(client).ledger, "r/a/0")
+        claim(internals(client).ledger, "r/a/1")
         client.cancel(group="a")
         client.cancel(group="a")
         assert [client.job(f"r/a/{sample}").state for sample in range(3)] == [State.DONE, State.DEAD, State.DEAD]
-        assert client.ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
-        assert [found.id for found in take(client.ledger, 1, "t")] == ["a"]
+        assert internals(client).ledger.renew_leases([("r/a/1", "1#token")]) == [("r/a/1", "1#token")]
+        assert [found.id for found in take(internals(client).ledger, 1, "t")] == ["a"]
         assert client.job("r/b/0").state == State.QUEUED
         with pytest.raises(LedgerError, match="group r/c is unknown"):
             client.cancel(group="c")
 
     def test_a_run_is_sealed_and_ends(self, client: Client) -> None:
         client.submit([*group("a"), *group("b"), *group("c", min_viable=1)])
-        play_groups(client.ledger, "a")
-        play(client.ledger, "r/c/1")
+        play_groups(internals(client).ledger, "a")
+        play(internals(client).ledger, "r/c/1")
         for _ in range(2):
             client.cancel(run=True)
         with pytest.raises(LedgerError, match="sealed"):
@@ -289,7 +290,7 @@ class TestCancel:
 
 class TestOtherVersions:
     def test_a_newer_group_is_left_as_it_is(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        finish_groups(client.ledger, "a", "b")
+        finish_groups(internals(client).ledger, "a", "b")
         with client.consumer() as consumer:
             with monkeypatch.context() as patch:
                 patch.setattr("rollq.wire.blob.SCHEMA", 1)
@@ -300,8 +301,8 @@ class TestOtherVersions:
             stats = client.stats()
             assert (stats["dead"], stats["groups_held"], stats["groups_acked"]) == (0, 2, 0)
             assert names(consumer.next(2)) == ["a", "b"]  # after the upgrade
-            end_holds(client.ledger, "a", "b")
-        assert [found.id for found in take(client.ledger, 2, "other/0")] == ["a", "b"]
+            end_holds(internals(client).ledger, "a", "b")
+        assert [found.id for found in take(internals(client).ledger, 2, "other/0")] == ["a", "b"]
 
 
 def test_a_wait_is_explained(client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rollq.client import waits
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.client.waits import WaitLog, explain, facts, holdup, other_runs
 from rollq.errors import FailureClass, PullTimeout
 from rollq.job import Purpose
@@ -36,6 +36,10 @@ def client(redis_url: str) -> Iterator[Client]:
         yield connected
 
 
+def waiting(client: Client, *purpose: Purpose, **side: int) -> str:
+    return explain(internals(client).reader, *purpose, **side)
+
+
 def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each_other(
     redis_url: str, client: Client, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +48,7 @@ def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each
     producer = Client(redis_url, run="r")
     thread = threading.Thread(target=producer.submit, args=([job(0, "e")],), kwargs={"ahead": 4})
     thread.start()
-    until(lambda: client.reader.standing().full)
+    until(lambda: internals(client).reader.standing().full)
     with client.consumer() as consumer:
         batch = consumer.next(4)
         with pytest.raises(PullTimeout) as timeout:
@@ -64,38 +68,38 @@ def test_a_consumer_that_acknowledges_one_step_late_and_a_producer_wait_for_each
 
 def test_nobody_reads(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", "b")
-    assert explain(client.reader) == ""  # nobody waits
-    said = explain(client.reader, ahead=2)
+    assert waiting(client) == ""  # nobody waits
+    said = waiting(client, ahead=2)
     assert "a producer waits while 2 groups are unacknowledged (0 open, 2 ready, 0 held)" in said
     assert "no consumer takes them: start a trainer or `rollq pull --run r --groups 2`" in said
     assert "--purpose eval" not in said
     finish_groups(ledger, "e", purpose=Purpose.EVAL)
-    assert "`rollq pull --run r --groups 1 --purpose eval`" in explain(client.reader, Purpose.EVAL, ahead=1)
+    assert "`rollq pull --run r --groups 1 --purpose eval`" in waiting(client, Purpose.EVAL, ahead=1)
     assert ledger.submit(group("c"), ahead=2).full
-    assert explain(client.reader) == said  # others know it, too
+    assert waiting(client) == said  # others know it, too
 
 
 def test_no_producer_waits_for_a_sealed_run(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", "b")
     assert ledger.submit(group("c"), ahead=2).full
     ledger.seal()
-    assert "a producer waits" not in explain(client.reader, wanted=3)
+    assert "a producer waits" not in waiting(client, wanted=3)
 
 
 def test_a_consumer_holds_what_a_producer_waits_for(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", "b")
     with client.consumer() as consumer:
         assert consumer.next(2)
-        assert "the consumer that holds 2 of them has to acknowledge its batch" in explain(client.reader, ahead=2)
+        assert "the consumer that holds 2 of them has to acknowledge its batch" in waiting(client, ahead=2)
 
 
 def test_a_run_that_does_not_exist(redis_url: str, client: Client, ledger: Ledger) -> None:
-    assert "it does not exist yet; there are no runs yet" in explain(client.reader, wanted=1)
+    assert "it does not exist yet; there are no runs yet" in waiting(client, wanted=1)
     ledger.submit(group())
     with Client(redis_url, run="q") as mistyped:
-        assert explain(mistyped.reader, wanted=1).startswith("run q: it does not exist yet; runs there: r")
+        assert waiting(mistyped, wanted=1).startswith("run q: it does not exist yet; runs there: r")
         ledger.redis.zadd(RUNS, {"q": 1})
-        assert explain(mistyped.reader, wanted=1).startswith("run q: nothing was submitted to it yet")
+        assert waiting(mistyped, wanted=1).startswith("run q: nothing was submitted to it yet")
 
 
 def test_the_run_that_was_meant_is_named() -> None:
@@ -109,42 +113,42 @@ def test_nothing_is_left(client: Client, ledger: Ledger) -> None:
     """Everything was acknowledged or dropped, and the run is not sealed, or its seal was lost."""
     finish_groups(ledger, "a", "b")
     next(client.batches(2)).ack()
-    said = explain(client.reader, wanted=1)
+    said = waiting(client, wanted=1)
     assert "a consumer waits for 1 group, and no group is being played: 0 open, 0 ready, 0 held, 2 acknowledged" in said
     assert "seal the run" in said and "Redis has lost the seal" in said and "rollq dead" not in said
     finish_groups(ledger, "c")
-    assert "ask for at most 1" in explain(client.reader, wanted=2)
+    assert "ask for at most 1" in waiting(client, wanted=2)
     ledger.submit(group("d"))
     drop_group(ledger, "d")
-    assert "1 dropped. `rollq dead --run r` says why" in explain(client.reader, wanted=2)
-    assert explain(client.reader, wanted=1) == ""  # it is ready
+    assert "1 dropped. `rollq dead --run r` says why" in waiting(client, wanted=2)
+    assert waiting(client, wanted=1) == ""  # it is ready
     with pytest.raises(PullTimeout, match="ask for at most 1"):
         next(client.batches(2, timeout=0.1))
 
 
 def test_the_groups_are_for_another_purpose(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", purpose=Purpose.EVAL)
-    assert "its groups are for eval; ask for them with `--purpose eval`" in explain(client.reader, wanted=1)
-    assert explain(client.reader, Purpose.EVAL, wanted=1) == ""
+    assert "its groups are for eval; ask for them with `--purpose eval`" in waiting(client, wanted=1)
+    assert waiting(client, Purpose.EVAL, wanted=1) == ""
 
 
 def test_another_consumer_holds_the_last_groups(redis_url: str, client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", seal=True)
     with client.consumer() as other:
         assert other.next(1)
-        assert "a consumer waits for 1 group of another consumer" in explain(client.reader, wanted=1)
-        assert "Another consumer holds 1 group and has not acknowledged them" in explain(client.reader, wanted=1)
-        assert explain(client.reader, wanted=1, own=1) == ""
+        assert "a consumer waits for 1 group of another consumer" in waiting(client, wanted=1)
+        assert "Another consumer holds 1 group and has not acknowledged them" in waiting(client, wanted=1)
+        assert waiting(client, wanted=1, own=1) == ""
 
 
 def test_another_consumer_holds_all_groups_of_a_run_that_is_not_sealed(client: Client, ledger: Ledger) -> None:
     finish_groups(ledger, "a", "b")
     with client.consumer() as other:
         assert other.next(2)
-        said = explain(client.reader, wanted=1)
+        said = waiting(client, wanted=1)
         assert "Another consumer holds 2 groups and has not acknowledged them (batch.ack()). They come when" in said
-        assert "Another consumer" not in explain(client.reader, wanted=1, own=2)
-        assert "2 groups are held by a consumer that has not acknowledged them yet" in holdup(client.reader)
+        assert "Another consumer" not in waiting(client, wanted=1, own=2)
+        assert "2 groups are held by a consumer that has not acknowledged them yet" in holdup(internals(client).reader)
 
 
 @pytest.mark.parametrize("side", [{"wanted": 1}, {"ahead": 1}, {}], ids=["consumer", "producer", "onlooker"])
@@ -153,26 +157,26 @@ class TestWorkers:
 
     def test_none_is_alive(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
-        assert "no worker is alive: start `rollq worker`" in explain(client.reader, **side)
+        assert "no worker is alive: start `rollq worker`" in waiting(client, **side)
         claim(ledger, "r/g/0")
-        assert "what dead workers played comes back within 15 s" in explain(client.reader, **side)
+        assert "what dead workers played comes back within 15 s" in waiting(client, **side)
         live(ledger)
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_they_serve_other_queues(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group(queue="qwen"))
         live(ledger)
         live(ledger, "v", queues=("llama",))
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "in queue qwen, and the live workers serve llama, rollq: start `rollq worker --queues qwen`" in said
         live(ledger, "u", queues=("qwen",))
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_they_have_another_tokenizer(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         client.pin_tokenizer("t2", "c1")
         ledger.submit(group())
         live(ledger)
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "r: no live worker fits: w cannot play it: it has tokenizer t1 and chat template c1, the run t2" in said
         assert "start it with the run's `--tokenizer`" in said
 
@@ -180,20 +184,20 @@ class TestWorkers:
         ledger.submit(group())
         why = "environment 'game@0123456789ab': there is no such file here; give every worker the same file"
         live(ledger, left_alone=(("r", why), ("s", "another reason")))
-        assert f"r: no live worker fits: w cannot play it: {why}. 2 jobs are queued" in explain(client.reader, **side)
+        assert f"r: no live worker fits: w cannot play it: {why}. 2 jobs are queued" in waiting(client, **side)
         live(ledger, "v", left_alone=(("s", "another reason"),))
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
         live(ledger, "v", left_alone=(("r", why),))
-        assert f"no live worker fits: v, w cannot play it: {why}. 2 jobs" in explain(client.reader, **side)
+        assert f"no live worker fits: v, w cannot play it: {why}. 2 jobs" in waiting(client, **side)
         claim(ledger, "r/g/0")  # it may be of another environment, of which one of them has the file
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_their_engine_is_away(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger, engine=AWAY)
-        assert "the engine of the only live worker that may play them is away" in explain(client.reader, **side)
+        assert "the engine of the only live worker that may play them is away" in waiting(client, **side)
         live(ledger, "v")
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_nothing_was_heard_of_them(
         self, client: Client, ledger: Ledger, side: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -206,32 +210,32 @@ class TestWorkers:
         ages = {"w": SILENT_S, "v": SILENT_S + 2}
         found = [replace(worker, age_s=ages[worker.name]) for worker in live_workers(ledger.redis)]
         monkeypatch.setattr(facts, "live_workers", lambda client: found)
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert f"nothing was heard of all 2 live workers for {SILENT_S + 2} s: if it died, start `rollq worker`" in said
         ages["v"] = 0
         found[:] = [replace(worker, age_s=ages[worker.name]) for worker in found]
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_their_engines_are_paused(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger, engines=(used("http://a", PAUSED), used("http://b", AWAY)))
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "r: The engine at http://b (1 of 2) is away: start it, or take it off the list" in said
         assert "The engine at http://a (1 of 2) is paused, as for new weights. If no update is under way" in said
         live(ledger, engines=(used("http://a", STALLED),))
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "The engine at http://a has requests and generates nothing. It may be paused, as for new weights" in said
         live(ledger, engines=(used("http://a", OUTDATED),))
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "The engine at http://a serves weights that are older than what a run has published" in said
         live(ledger, "v", engines=(used("http://a", PAUSED), used("http://c", READY)))
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_the_broker_gets_no_messages(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger)
         ledger.redis.zadd(ledger.keys.queued, {"r/g/0": reader(ledger).scripts.now() - 40})
-        assert "for 40 s no message of a queued job has reached the broker: check" in explain(client.reader, **side)
+        assert "for 40 s no message of a queued job has reached the broker: check" in waiting(client, **side)
 
     def test_what_was_interrupted_is_not_late(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         """It is due at once, and no time says since when."""
@@ -240,7 +244,7 @@ class TestWorkers:
         held = claim(ledger, "r/g/0")
         ledger.fail(held.job.id, held.lease, FailureClass.ENV, "it broke")
         assert 0 < float(ledger.redis.zscore(ledger.keys.queued, "r/g/0") or 0) < 1
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
 
     def test_workers_that_cannot_register_are_not_called_dead(
         self, client: Client, ledger: Ledger, side: dict[str, int]
@@ -249,7 +253,7 @@ class TestWorkers:
         claim(ledger, "r/g/0")
         ledger.redis.config_set("maxmemory", 1)
         try:
-            assert explain(client.reader, **side).startswith("run r: Redis is out of memory (")
+            assert waiting(client, **side).startswith("run r: Redis is out of memory (")
         finally:
             ledger.redis.config_set("maxmemory", 0)
 
@@ -258,23 +262,23 @@ class TestWorkers:
         live(ledger)
         now = reader(ledger).scripts.now()
         ledger.redis.zadd(ledger.keys.queued, {f"r/g/{n}": now + CONFIRMED_S - 40 for n in range(2)})
-        said = explain(client.reader, **side)
+        said = waiting(client, **side)
         assert "a queued job has had its message at the broker for 40 s, and the only live worker did not take" in said
         ledger.redis.config_set("maxmemory", 1)
         try:
-            assert explain(client.reader, **side).startswith("run r: Redis is out of memory (")
+            assert waiting(client, **side).startswith("run r: Redis is out of memory (")
         finally:
             ledger.redis.config_set("maxmemory", 0)
         live(ledger, busy=1)  # with another run
-        assert explain(client.reader, **side) == ""
+        assert waiting(client, **side) == ""
         live(ledger)
         ledger.redis.zadd(ledger.keys.queued, {f"r/g/{n}": now + LONGEST_BACKOFF_S for n in range(2)})
-        assert explain(client.reader, **side) == ""  # they wait for their backoff
+        assert waiting(client, **side) == ""  # they wait for their backoff
 
     def test_they_are_busy_with_other_runs(self, client: Client, ledger: Ledger, side: dict[str, int]) -> None:
         ledger.submit(group())
         live(ledger, busy=4)
-        assert "all 4 slots of the only live worker play other runs" in explain(client.reader, **side)
+        assert "all 4 slots of the only live worker play other runs" in waiting(client, **side)
 
 
 def test_a_wait_is_logged_when_it_is_long_and_then_now_and_then(
@@ -307,7 +311,7 @@ def test_what_cannot_be_read_is_the_explanation(client: Client, ledger: Ledger) 
     ledger.submit(group())
     play_groups(ledger, "g")
     ledger.redis.set(f"{ledger.keys.prefix}held:train", "garbage")
-    assert "rollq:{r}:held:train is a string" in explain(client.reader, wanted=1)
+    assert "rollq:{r}:held:train is a string" in waiting(client, wanted=1)
     assert reader(ledger).exists()
 
 
@@ -339,7 +343,7 @@ def test_a_trainer_that_publishes_too_rarely(client: Client, ledger: Ledger) -> 
             batch = consumer.next(2)
             assert batch
             batch.ack()
-    said = explain(client.reader, wanted=2)
+    said = waiting(client, wanted=2)
     assert "the trainer was given 4 groups, and each step has 2. Take one batch a step, and publish after each" in said
 
 
@@ -349,7 +353,7 @@ def test_a_trainer_that_forgets_one_step(client: Client, ledger: Ledger) -> None
     next(client.batches(2)).ack()
     assert ledger.submit(group("c")).full
     for waits_of in ({"wanted": 2}, {"ahead": 256}, {}):
-        said = explain(client.reader, **waits_of)
+        said = waiting(client, **waits_of)
         assert "step 1 is not published yet. Once the engines serve its weights, call `client.publish(1)`" in said
 
 
@@ -362,16 +366,16 @@ def test_a_trainer_that_reads_ahead_while_it_trains(client: Client, ledger: Ledg
         with pytest.raises(PullTimeout, match="admission lets no more in"):
             consumer.next(1, timeout=0.1)
         assert ledger.submit(group("e")).full
-        assert explain(client.reader, ahead=256) == explain(client.reader) == ""
+        assert waiting(client, ahead=256) == waiting(client) == ""
 
 
 def test_a_bounded_producer_waits_for_a_trainer(client: Client, ledger: Ledger) -> None:
     bounded(client, ledger, "ab")
-    assert explain(client.reader) == ""  # nothing waits
+    assert waiting(client) == ""  # nothing waits
     assert ledger.submit(group("c")).full
-    said = explain(client.reader, ahead=256)
+    said = waiting(client, ahead=256)
     assert "a producer waits, because admission lets no more in (0 open, 2 ready" in said
     assert "no consumer takes the groups: start a trainer or `rollq pull --run r --groups 2`" in said
     with client.consumer() as consumer:
         assert consumer.next(2)
-        assert explain(client.reader, ahead=256) == ""  # it trains
+        assert waiting(client, ahead=256) == ""  # it trains

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rollq import Client, Job, cli
+from rollq.client.client import internals
 from tests.rollq.commands.conftest import Fails
 from tests.rollq.commands.lines import SUBMIT
 
@@ -37,8 +38,8 @@ def test_a_run_that_cannot_be_read_hides_no_other(redis_url: str, capsys: pytest
         with Client(redis_url, run=name) as client:
             client.submit([Job(env="shop", task=0)])
     with Client(redis_url, run="broken") as client:
-        client.ledger.redis.delete(client.ledger.keys.queued)
-        client.ledger.redis.set(client.ledger.keys.queued, "garbage")
+        internals(client).ledger.redis.delete(internals(client).ledger.keys.queued)
+        internals(client).ledger.redis.set(internals(client).ledger.keys.queued, "garbage")
     capsys.readouterr()
     for more in ((), ("--json",)):
         assert cli.main(["stats", "--redis", redis_url, *more]) == 1

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rollq import Client, Fenced
-from rollq.errors import ContractError
+from rollq import Client
+from rollq.errors import ContractError, Fenced
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.job_extras import save_extras
 from rollq.ledger.ledger import Ledger

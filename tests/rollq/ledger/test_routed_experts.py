@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq import Client, Fenced
-from rollq.errors import ContractError, FailureClass, JournalConflict
+from rollq import Client
+from rollq.errors import ContractError, FailureClass, Fenced, JournalConflict
 from rollq.ledger.dead_letters import DeadLetters
 from rollq.ledger.ledger import Ledger
 from rollq.ledger.replies import Refusal

@@ -16,7 +16,7 @@ import trustme
 
 from rollq import cli
 from rollq.client.celery_publisher import Publisher, require_certificate
-from rollq.client.client import Client
+from rollq.client.client import Client, internals
 from rollq.commands.connect import ping_redis
 from rollq.errors import RollqError
 from rollq.ledger.constants import EVAL, NEW
@@ -99,19 +99,19 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 def use(url: str) -> None:
     """All that a producer and a trainer do, the broker included."""
     with Client(url, run="r") as client:
-        client.ledger.redis.delete(QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW)))
+        internals(client).ledger.redis.delete(QUEUE, *(f"{QUEUE}\x06\x16{priority}" for priority in (EVAL, NEW)))
         client.submit(group())
         publisher = Publisher(url)
         assert publisher.publish([AGAIN]) == ["r/g/0"], publisher.error
         assert publisher.backlog() == {QUEUE: 3}
         publisher.close()
         for sample in range(2):
-            play(client.ledger, f"r/g/{sample}")
+            play(internals(client).ledger, f"r/g/{sample}")
         client.seal()
         for batch in client.batches(1):
             batch.ack()
         assert client.stats()["delivered"] == 2
-        client.dead_letters.forget_run()
+        internals(client).dead_letters.forget_run()
 
 
 def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> None:

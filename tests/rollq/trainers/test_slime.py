@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollq import Client
+from rollq.client.client import internals
 from rollq.errors import ContractError, FunctionError, LedgerError, MissingGroups, SettingsError, SyncError
 from rollq.evaluation.store import Store
 from rollq.ledger.ledger import Ledger
@@ -354,7 +355,7 @@ def held_out(path: str) -> SimpleNamespace:
 def test_workers_are_told_slimes_engines(source: Make, engine: FakeEngine, ledger: Ledger) -> None:
     finish_groups(ledger, *"ab")
     made = source(rollq_engines="pool")
-    redis = made.client.ledger.redis
+    redis = internals(made.client).ledger.redis
     redis.sadd("rollq:engines:pool", "http://gone:1")
     rollout(made, 0)
     assert read_addresses(redis, "pool") == [engine.url]

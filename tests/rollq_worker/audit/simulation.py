@@ -2,8 +2,8 @@
 
     python -m tests.rollq_worker.audit.simulation [--files N]
 
-prints the table of docs/audit.md: files of 1,000 trajectories with a fault in a share of them, and in how many of the
-files it was found. Exit code 1 when a good file is called bad.
+prints a table: files of 1,000 trajectories with a fault in a share of them, and in how many of the files it was found.
+docs/audit.md sums it up. Exit code 1 when a good file is called bad.
 """
 
 import argparse

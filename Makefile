@@ -119,7 +119,7 @@ $(VENV)/.learn: pyproject.toml | $(VENV)/.pip
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.pip
 	@echo "Installing rollq with tasks of tau2-bench and the test tools (about 900 MB, minutes) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics,traces]' --group test --group lint
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,tau2-2025,metrics]' --group test --group lint
 	@touch $@ $(VENV)/.demo
 
 TAU_BENCH = https://github.com/sierra-research/tau-bench 59a200c6d575d595120f1cb70fea53cef0632f6b

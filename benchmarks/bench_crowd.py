@@ -19,6 +19,7 @@ from checks import Check, add_tokenizer, conclude, parser_for
 from cpu import cpu_seconds, require_linux, resident_mb
 from probed_rollq import longest_delay
 from processes import Processes
+from redis_meter import RedisMeter
 from runs import SPLITS, indices, require_perfect, rollouts, submit, turns_of, wait_until_done
 from tables import table
 
@@ -59,12 +60,13 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
     alone = processes.start("control", [str(PROBED), str(control), "control"])
     processes.wait_for_line(alone, "control: ready")
     time.sleep(SETTLE_S)
-    at_rest, cpu = resident_mb(child.pid), cpu_seconds(child.pid)
+    redis = RedisMeter(redis_url)
+    at_rest, cpu, redis_cpu = resident_mb(child.pid), cpu_seconds(child.pid), redis.cpu_seconds()
     with Client(redis_url, run="crowd") as client:
         began = time.monotonic()
         submit(client, args.env, indices(args.env, args.concurrency // SIZE), SIZE)
         wait_until_done(client, args.concurrency // SIZE * SIZE, look_every_s=0.5)
-        ended, spent = time.monotonic(), cpu_seconds(child.pid) - cpu
+        ended, spent, redis_spent = time.monotonic(), cpu_seconds(child.pid) - cpu, redis.cpu_seconds() - redis_cpu
         time.sleep(2.0)  # the probe's last line
         played = rollouts(client)
     require_perfect("the crowd", played)
@@ -72,6 +74,7 @@ def play_crowd(processes: Processes, args: argparse.Namespace) -> dict[str, floa
         "rollouts": len(played),
         "turns": turns_of(played),
         "ms_a_turn": spent / turns_of(played) * 1000,
+        "redis_ms_a_rollout": redis_spent / len(played) * 1000,
         "at_rest_mb": at_rest,
         "peak_mb": resident_mb(child.pid, "VmHWM"),
         "longest_stall_s": longest_delay(inside, began, ended),
@@ -108,6 +111,7 @@ def report(result: dict[str, Any], args: argparse.Namespace) -> None:
         ["memory, most, MB", f"{peak:.0f}"],
         ["memory of an episode, kB", f"{(peak - at_rest) / args.concurrency * 1000:.0f}"],
         ["CPU ms a turn", f"{crowd['ms_a_turn']:.2f}"],
+        ["Redis's CPU ms a rollout", f"{crowd['redis_ms_a_rollout']:.2f}"],
         [f"CPU ms a turn, {FEW} at once", f"{few['ms_a_turn']:.2f}"],
         ["longest stall of a thread, ms", f"{crowd['longest_stall_s'] * 1000:.0f}"],
         ["of a thread alone in its process, ms", f"{crowd['longest_stall_of_the_machine_s'] * 1000:.0f}"],

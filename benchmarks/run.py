@@ -33,10 +33,8 @@ TOKENIZED = frozenset({"bench_turn", "bench_worker", "bench_crowd", "bench_growt
 """Benchmarks that take --tokenizer."""
 OTHERS = (
     *("bench_worker", "bench_crowd", "bench_growth", "bench_tokens", "bench_batch"),
-    *("bench_ledger", "bench_idle", "bench_durability", "bench_start", "bench_simulation"),
+    *("bench_ledger", "bench_idle", "bench_durability", "bench_start"),
 )
-SIMULATED = ("bench_engines",)
-"""It prints a table of its own and has no checks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +77,7 @@ def plan(only: Sequence[str] | None = None, templates: str | None = None) -> dic
     """Title and words of each benchmark to run."""
     envs = [env for env in TURNS if not env.startswith("tau_bench") or find_spec("tau_bench")]
     every = {f"bench_turn {env}": ["bench_turn", "--env", env] for env in envs}
-    every |= {name: [name] for name in (*OTHERS, *SIMULATED) if (HERE / f"{name}.py").exists()}
+    every |= {name: [name] for name in OTHERS if (HERE / f"{name}.py").exists()}
     if templates:
         every["bench_tokens"] += ["--templates", templates]
     return {title: words for title, words in every.items() if only is None or words[0] in only}
@@ -87,8 +85,7 @@ def plan(only: Sequence[str] | None = None, templates: str | None = None) -> dic
 
 def measure(words: Sequence[str], tokenizer: str | None) -> tuple[int, dict[str, Any]]:
     """Run a benchmark with its output going through. Returns the exit code and its JSON, {} where it has none."""
-    command = [sys.executable, "-u", str(HERE / f"{words[0]}.py"), *words[1:]]
-    command += ["--json"] if words[0] not in SIMULATED else []
+    command = [sys.executable, "-u", str(HERE / f"{words[0]}.py"), *words[1:], "--json"]
     command += ["--tokenizer", tokenizer] if tokenizer and words[0] in TOKENIZED else []
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

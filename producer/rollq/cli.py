@@ -56,7 +56,6 @@ WORKER_COMMANDS = {
     "audit": "worker",
     "doctor": "worker",
     "env": "worker",
-    "simulate": "worker",
 }
 """Commands that rollq_worker adds, and the extra that brings what each needs."""
 GROUP = "rollq.commands"

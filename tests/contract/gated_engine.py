@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq_worker.replay_engine import generate
-from rollq_worker.replay_engine.scheduling.scheduler import Generation
+from rollq_worker.replay_engine.scheduler import Generation
 from rollq_worker.replay_engine.server import serve
 
 SHARE = 1 / 2

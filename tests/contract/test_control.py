@@ -37,8 +37,7 @@ class TestInformation:
     def test_loads(self, server: Server) -> None:
         load = server.get("/v1/loads").json()["loads"][0]
         assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
-        measures = {"num_used_tokens", "max_total_num_tokens", "token_usage", "gen_throughput", "cache_hit_rate"}
-        assert measures <= set(load)
+        assert {"num_used_tokens", "token_usage"} <= set(load)
 
     def test_models(self, server: Server) -> None:
         card = server.get("/v1/models").json()["data"][0]

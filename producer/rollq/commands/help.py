@@ -44,7 +44,6 @@ TASKS: Mapping[str, Mapping[str, str]] = {
     "before a run": {
         "doctor": "check what a worker would use, from Redis to engines and environments",
         "env": "list environments, check one, or begin a new one",
-        "simulate": "size a fleet of engines and workers on a simulated clock",
         "completion": "print what completes rollq's words in bash, zsh or tcsh",
     },
 }
@@ -87,7 +86,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "publish": ("rollq publish --run try --step 7 --version 7",),
     "doctor": ("rollq doctor", "rollq doctor --env shop --engine http://127.0.0.1:30000"),
     "env": ("rollq env list", "rollq env check shop", "rollq env new words"),
-    "simulate": ("rollq simulate fleet.toml",),
     "completion": ('eval "$(rollq completion bash)"',),
 }
 """Lines to try. A test parses each of them."""

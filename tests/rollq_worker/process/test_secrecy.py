@@ -6,17 +6,17 @@ import sys
 import pytest
 
 PROGRAM = """
-import os, subprocess
-from rollq_worker.process.secrecy import hide_addresses, set_readable
+import ctypes, os, subprocess
+from rollq_worker.process.secrecy import PR_SET_DUMPABLE, hide_addresses, hide_memory
 
 def child(command):
     return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True).stdout
 
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)  # root may read everything
-set_readable(True)
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 assert "SECRET" in child("cat /proc/$PPID/environ; env")
-set_readable(False)
+hide_memory()
 hide_addresses()
 assert child("cat /proc/$PPID/environ; env | grep SECRET; ls /proc/$PPID/fd") == ""
 """

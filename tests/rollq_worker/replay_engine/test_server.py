@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from rollq.events import Stop
 from rollq_worker.engine.sglang_client import SGLangEngine
 from rollq_worker.replay_engine.generate import ReplayOptions
 from rollq_worker.replay_engine.server import serve
-from rollq_worker.simulation.engine_model import EngineShape
 from tests.rollq_worker.engine.engine_servers import replaying
 from tests.rollq_worker.replay_engine.shop_episodes import SHOP, SPLIT, TOKENIZER, first_prompt, play_task
 
@@ -90,46 +88,6 @@ class TestOptions:
     def test_they_are_checked(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(SettingsError, match=next(iter(wrong)).split("_")[0]):
             ReplayOptions(**wrong)
-
-
-class TestShape:
-    SHAPE = EngineShape(
-        step_s=1e-3,
-        prefill_token_s=1e-6,
-        running_s=0.0,
-        kv_token_s=0.0,
-        kv_tokens=20_000,
-        max_running=8,
-        chunk_tokens=512,
-    )
-
-    def test_episodes_are_played_and_find_their_history_in_the_cache(self) -> None:
-        with replaying(shape=self.SHAPE) as url:
-            engine = SGLangEngine(url, vocab_size=TOKENIZER.vocab_size)
-            assert play_task(engine, 0).reward == 1.0
-            engine.close()
-            prompt = [1 + number % 50 for number in range(300)]
-            first, second = (generate(url, input_ids=prompt).json()["meta_info"] for _ in range(2))
-            assert (first["num_retractions"], second["cached_tokens"]) == (0, 256)  # whole blocks of it
-            requests.post(f"{url}/flush_cache", timeout=60)
-            assert generate(url, input_ids=prompt).json()["meta_info"]["cached_tokens"] == 0
-
-    def test_loads_have_the_shape_of_the_real_servers(self) -> None:
-        with replaying(shape=replace(self.SHAPE, step_s=60.0)) as url:
-            with pytest.raises(requests.ReadTimeout):
-                requests.post(f"{url}/generate", json={"input_ids": [1] * 200, "rid": "slow"}, timeout=0.2)
-            body = requests.get(f"{url}/v1/loads", timeout=60).json()
-            info = requests.get(f"{url}/server_info", timeout=60).json()
-        load = body["loads"][0]
-        assert load["num_running_reqs"] + load["num_waiting_reqs"] <= 1
-        assert load["token_usage"] == round(load["num_used_tokens"] / 20_000, 4)
-        assert (load["max_total_num_tokens"], load["max_running_requests"]) == (20_000, 8)
-        assert set(load["queues"]) == {"waiting", "grammar", "paused", "retracted", "prealloc_ready"}
-        assert (info["max_total_num_tokens"], info["chunked_prefill_size"]) == (20_000, 512)
-
-    def test_a_shape_and_a_latency_exclude_each_other(self) -> None:
-        with pytest.raises(SettingsError, match="latency"):
-            ReplayOptions(shape=self.SHAPE, latency=1.0)
 
 
 class TestRefusals:

@@ -1,7 +1,6 @@
 """`rollq engine`: the replay engine in the foreground, an SGLang server without a model."""
 
 import argparse
-from pathlib import Path
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.shared import (
@@ -22,8 +21,8 @@ from rollq_worker.commands.environment_names import load_domain
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engine",
-        description="Serves SGLang's HTTP API and plays the ground truth of the environment's tasks, to try rollq, to"
-        " size a fleet and to test. It recognizes a task by the text of the conversation.",
+        description="Serves SGLang's HTTP API and plays the ground truth of the environment's tasks, to try"
+        " rollq and to test. It recognizes a task by the text of the conversation.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=whole(0), default=30000, help="port to listen on; 0: any free one (%(default)s)")
@@ -36,12 +35,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--latency", type=number(0), default=0.0, metavar="MEAN_S", help="mean seconds of one generation (%(default)s)"
-    )
-    parser.add_argument(
-        "--shape",
-        type=Path,
-        metavar="FILE",
-        help="TOML with [engines.shape]: times, memory and prefix cache as the model of such an engine has them",
     )
     parser.add_argument(
         "--mistakes",
@@ -75,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(f"--port: expected a port of at most 65535, not {args.port}")
     with needs("engine"):
         from rollq_worker.replay_engine import server
-        from rollq_worker.simulation.engine_shapes import read_shape
     for name in args.env.split(",") if args.env != "all" else ():
         load_domain(name, "engine")
     if port_taken(args.port, args.host):
@@ -86,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         env=args.env,
         latency=args.latency,
-        shape=read_shape(args.shape) if args.shape else None,
         mistakes=args.mistakes,
         errors=args.errors,
         seed=args.seed,

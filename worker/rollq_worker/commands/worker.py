@@ -4,9 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
@@ -22,13 +19,10 @@ from rollq.commands.flags.shared import (
     name,
     whole,
 )
-from rollq.errors import SettingsError
 from rollq.extras import needs
-from rollq.urls import mask_url
 
 if TYPE_CHECKING:
     from rollq_worker.process.job_task import JobRunner
-    from rollq_worker.process.monitoring.otlp import TraceExport
 
 
 def add(commands: Commands) -> None:
@@ -68,12 +62,6 @@ def add(commands: Commands) -> None:
     add_tokenizer(parser)
     add_template(parser)
     parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="write where the CPU time goes, for speedscope.app, when the worker stops (py-spy, where it is installed)",
-    )
-    parser.add_argument(
         "--metrics-port",
         type=whole(0, 65535),
         metavar="PORT",
@@ -112,17 +100,11 @@ def agent_file(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     with needs("worker"):
         from rollq_worker.process import celery_app, secrecy
-        from rollq_worker.process.profile import profiling
     found = settings(args)
     secrecy.hide_addresses()
-    secrecy.set_readable(bool(args.profile))  # py-spy reads it
+    secrecy.hide_memory()
     ping_redis(found.redis_url)
-    traces = _traces()
-    watchers = [*_metrics(args), *([traces.attach] if traces else [])]
-    with profiling(args.profile, partial(print, flush=True)) if args.profile else nullcontext():
-        code = celery_app.main(found, watchers)
-    if traces:
-        traces.flush()
+    code = celery_app.main(found, _metrics(args))
     # Daemon threads may be logging. Then an exiting interpreter would find its streams locked, and abort.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -143,18 +125,3 @@ def _metrics(args: argparse.Namespace) -> "list[Callable[[JobRunner], object]]":
         exposition.read = WorkerMetrics(runner).read
 
     return [watch]
-
-
-def _traces() -> "TraceExport | None":
-    """Traces, if the environment says where they go to. A worker plays without what traces need."""
-    from rollq_worker.process.monitoring import otlp
-
-    if (endpoint := otlp.endpoint()) is None:
-        return None
-    try:
-        traces = otlp.TraceExport()
-    except SettingsError as e:
-        print(f"rollq: warning: there is an address for traces, but there are none: {e}", file=sys.stderr)
-        return None
-    print(f"rollq worker: traces go to {mask_url(endpoint)}", flush=True)
-    return traces

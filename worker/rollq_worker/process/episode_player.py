@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import rollq
-from rollq.env import Domain, Environment, Task, User
+from rollq.env import Domain, Environment, Task
 from rollq.errors import AgentFailure, EnvironmentFailure
 from rollq.events import Event, Sampled
 from rollq.ledger.replies import Claim
@@ -54,8 +54,6 @@ class EpisodePlayer:
     ) -> None:
         """`admit` notes that the model sampled these ids before; `name` is the worker's."""
         self.isolation = Isolation(settings.isolate)
-        self.watch: Callable[[Attempt, Environment, User], tuple[Environment, User]] | None = None
-        """Puts something that watches around an episode's environment and user."""
         self._endpoints = settings.user_endpoints
         self._engine = engine
         self._admit = admit
@@ -118,9 +116,7 @@ class EpisodePlayer:
             at=time.time(),
         )
         recorded = self._open_journal(attempt, claim, header)
-        timed: Environment = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
-        if self.watch is not None:
-            timed, user = self.watch(attempt, timed, user)
+        timed = TimedEnvironment(environment, attempt.time_limits, longest_reply_s(user), tools)
         reward = reward_factory(job.reward, job.reward_args, seed=job.seed, **asking)
         reward = reward and timed_reward(reward, attempt.time_limits, longest_s(reward))
         engine: Engine = self._engine

@@ -98,7 +98,7 @@ class JobRunner:
         self.respelling = Respelling(tokenizer)
         self._retry = RetryLoop(wait=self._pause, reconnect=True)
         self.misfits = Misfits(draining.wait)
-        self.on_end: list[Callable[[Attempt, Summary], object]] = []
+        self.on_end: list[Callable[[Summary], object]] = []
         """Told how each attempt ended. They must not raise."""
 
     def run(self, job_id: str, on_claim: Callable[[Attempt], object] = lambda attempt: None) -> Summary:
@@ -129,7 +129,7 @@ class JobRunner:
             on_claim(attempt)
             summary = self._run_attempt(attempt, claim)
         for on_end in self.on_end:
-            on_end(attempt, summary)
+            on_end(summary)
         if summary["stop"] == "released" and self.misfits.leaves(run) and self._may_be_played(run):
             self.misfits.rest()
         return summary

@@ -18,8 +18,8 @@ def hide_addresses() -> None:
         os.environ.pop(name, None)
 
 
-def set_readable(readable: bool) -> None:
-    """Whether programs of this user may read this process: its memory, and the variables that it was started with. One
-    that they may not read leaves no core file, and py-spy and debuggers need root. Linux only."""
+def hide_memory() -> None:
+    """Programs of this user cannot read this process: its memory, and the variables that it was started with. It leaves
+    no core file, and py-spy and debuggers need root. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(readable), 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,5 +1,5 @@
 """The replay engine: SGLang's HTTP API without a GPU, playing the ground truth of rollq's environments.
 
-For trying rollq, sizing a fleet before renting GPUs, benchmarks and tests. `tests/contract` holds it and the real
+For trying rollq, benchmarks and tests. `tests/contract` holds it and the real
 server to the same assertions.
 """

@@ -22,15 +22,13 @@ from rollq.trajectory_extras import ExpertShape
 from rollq_worker.replay_engine import made_up_experts, made_up_logprobs
 from rollq_worker.replay_engine.generate_request import GenerateRequest
 from rollq_worker.replay_engine.ground_truth import POLITE, GroundTruth
-from rollq_worker.replay_engine.scheduling.modelled import ModelledGeneration, ModelledScheduler
-from rollq_worker.replay_engine.scheduling.scheduler import Generation, Scheduler
+from rollq_worker.replay_engine.scheduler import Generation, Scheduler
 from rollq_worker.replay_engine.stop_conditions import (
     Completion,
     cut_at_stop_string,
     cut_at_stop_token,
     visible_text,
 )
-from rollq_worker.simulation.engine_model import EngineShape
 
 LATENCY_SIGMA = 0.6
 """Sigma of the lognormal latency: one request in twenty takes more than 2.2 times the mean."""
@@ -48,9 +46,6 @@ class ReplayOptions:
     """Environments whose tasks it plays: one name, several with commas between them, or `all`."""
     latency: float = 0.0
     """Mean seconds of a turn, lognormal. A turn that is cut short takes its share of them."""
-    shape: EngineShape | None = None
-    """Seconds of a turn, memory and cache as the model of an engine with this shape has them; None: `latency` says how
-    long a turn takes."""
     mistakes: float = 0.0
     """Chance that an episode has at least one mistake of the policy."""
     errors: float = 0.0
@@ -73,8 +68,6 @@ class ReplayOptions:
                 raise SettingsError(f"{name} is a chance between 0 and 1, not {getattr(self, name)}")
         if not 0.0 <= self.latency < math.inf:
             raise SettingsError(f"latency is a number of seconds, not {self.latency}")
-        if self.shape is not None and (self.latency or self.max_running):
-            raise SettingsError("a shape says how long turns take and how many run: give no latency or max_running")
         if self.context_length < SHORTEST_CONTEXT:
             raise SettingsError(f"a context of {self.context_length} tokens holds no conversation")
 
@@ -98,7 +91,9 @@ class ReplayEngine:
     def __init__(self, options: ReplayOptions, ground_truth: GroundTruth) -> None:
         self.options = options
         self.ground_truth = ground_truth
-        self.scheduler = _scheduler(options)
+        self.scheduler = Scheduler(
+            version=options.weight_version, max_running=options.max_running, max_queued=options.max_queued
+        )
         self._experts = ExpertShape.read(options.routed_experts) if options.routed_experts else None
         self._count = 0
         self._tokenizer = ground_truth.tokenizer
@@ -124,14 +119,8 @@ class ReplayEngine:
         eos_ids = self.ground_truth.eos_ids
         whole = cut_at_stop_token(plan.ids, self._filler, sampling, request.max_new_tokens, eos_ids)
         whole = cut_at_stop_string(whole, sampling, self._tokenizer)
-        generation: Generation
-        if self.options.shape is not None:
-            generation = ModelledGeneration(
-                rid=request.rid, ids=request.ids, said=whole.ids, max_new_tokens=request.max_new_tokens
-            )
-        else:
-            seconds = self._latency(rng) * len(whole.ids) / len(plan.ids)
-            generation = Generation(rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached)
+        seconds = self._latency(rng) * len(whole.ids) / len(plan.ids)
+        generation = Generation(rid=request.rid, total=len(whole.ids), seconds=seconds, cached=plan.cached)
         await self.scheduler.run(generation)
         if fault is Fault.ABORT and not generation.aborted and len(whole.ids) > 1:
             generation.abort_after(rng.randrange(1, len(whole.ids)))
@@ -200,12 +189,6 @@ class ReplayEngine:
     def _entries(self, scored: Iterable[tuple[float | None, int]], request: GenerateRequest) -> list[Any]:
         decode = self._tokenizer.decode
         return [[score, id, decode([id]) if request.text_in_logprobs else None] for score, id in scored]
-
-
-def _scheduler(options: ReplayOptions) -> Scheduler:
-    if options.shape is not None:
-        return ModelledScheduler(options.shape, version=options.weight_version, max_queued=options.max_queued)
-    return Scheduler(version=options.weight_version, max_running=options.max_running, max_queued=options.max_queued)
 
 
 def _released(whole: Completion, generation: Generation) -> Completion:

@@ -22,7 +22,6 @@ from rollq_worker.replay_engine.generate_request import ModelSize, read_request
 from rollq_worker.replay_engine.ground_truth import GroundTruth
 from rollq_worker.replay_engine.http_bodies import HttpError, bad_body, bad_value, json_body, queue_full
 from rollq_worker.replay_engine.images import with_placeholders
-from rollq_worker.replay_engine.scheduling.loads import LoadReport
 from rollq_worker.replay_engine.task_progress import TaskIndex
 from rollq_worker.replay_engine.tokenize import tokenize
 from rollq_worker.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -51,10 +50,6 @@ class ReplayServer:
         self.ground_truth = GroundTruth(tokenizer, tasks, options.mistakes)
         self.engine = ReplayEngine(options, self.ground_truth)
         self.scheduler = self.engine.scheduler
-        shape = options.shape
-        self.load_report = LoadReport(
-            shape.kv_tokens if shape else UNLIMITED_TOKENS, shape.max_running if shape else options.max_running or None
-        )
         self.size = ModelSize(context=options.context_length, vocab=tokenizer.vocab_size)
         self.first_model_path = options.tokenizer or MODEL
         self.model_path = self.first_model_path
@@ -160,7 +155,7 @@ class ReplayServer:
         if body.get("flush_cache", True):
             if not self.scheduler.idle:  # the weights are in use, and /model_info does not show it
                 return web.json_response({"success": False, "message": UNFLUSHED, "num_paused_requests": 0}, status=400)
-            self._flush()
+            self.ground_truth.flush_cache()
         self.model_path = path
         message = "Succeeded to update model weights."
         if version is not None:
@@ -182,12 +177,8 @@ class ReplayServer:
     async def flush_cache(self, request: web.Request) -> web.Response:
         if not self.scheduler.idle:
             return web.Response(status=400, text="Flush cache failed.\n")
-        self._flush()
-        return web.Response(text="Cache flushed.\n")
-
-    def _flush(self) -> None:
         self.ground_truth.flush_cache()
-        self.scheduler.flush_cache()
+        return web.Response(text="Cache flushed.\n")
 
     async def root(self, request: web.Request) -> web.Response:
         return web.json_response("SGLang is running")  # what clients of a real server look for
@@ -230,9 +221,8 @@ class ReplayServer:
                 "weight_version": self.options.weight_version,  # the one it was started with, as on the real server
                 "context_length": self.size.context,
                 "max_req_input_len": self.size.prompt,
-                "max_total_num_tokens": self.load_report.kv_tokens,
-                "max_running_requests": self.load_report.max_running,
-                "chunked_prefill_size": shape.chunk_tokens if (shape := self.options.shape) else None,
+                "max_total_num_tokens": UNLIMITED_TOKENS,
+                "max_running_requests": self.options.max_running or None,
                 "max_queued_requests": self.options.max_queued or None,
                 **PARALLELISM,
                 "version": f"rollq-{rollq.__version__}",
@@ -241,7 +231,15 @@ class ReplayServer:
         )
 
     async def loads(self, request: web.Request) -> web.Response:
-        return web.json_response(self.load_report.body(self.scheduler.load()))
+        """Requests are counted, tokens are not: the engine has no memory that could fill."""
+        entry = {
+            "dp_rank": 0,
+            "num_running_reqs": self.scheduler.running,
+            "num_waiting_reqs": self.scheduler.waiting,
+            "num_used_tokens": 0,
+            "token_usage": 0.0,
+        }
+        return web.json_response({"loads": [entry]})
 
     async def models(self, request: web.Request) -> web.Response:
         card = {"id": self.model_path, "object": "model", "created": int(time.time()), "owned_by": "rollq"}

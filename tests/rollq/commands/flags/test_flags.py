@@ -12,7 +12,6 @@ from rollq.commands.flags import play, policy
 from rollq.commands.flags import shared as flags
 from rollq.job import Purpose
 from rollq_worker.commands import audit, worker
-from rollq_worker.commands.simulate import command as simulate
 from tests.rollq.commands.conftest import Fails
 
 WHOLE = ("", "-1", "1.5", "nan", "inf", "many", "9" * 30, "0x10", "1e3")
@@ -91,19 +90,10 @@ BY_TYPE: dict[Callable[..., object], Sequence[str]] = {
     worker.agent_file: ("", "react", "installed", "solver@0123456789ab", "no-such.py:play", "no-such.sh"),
     worker.queue_names: ("", ",", "a,", "a b", "a,{x}"),
     audit.version_names: ("", ","),
-    simulate.variation: (
-        "",
-        "workers",
-        "workers.concurrency",
-        "workers.concurrency=",
-        "concurrency=64",
-        "a.b=[",
-        "a.=1",
-    ),
 }
 UNCHECKED = set(
     "env split broker redis tokenizer template config host dir out file jobs what path api_key_file "
-    "fleet costs shape profile reward metrics_host html".split()
+    "reward metrics_host html".split()
 )
 """Plain texts: addresses, names and paths. They are checked when they are used."""
 

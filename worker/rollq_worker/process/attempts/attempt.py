@@ -67,8 +67,6 @@ class Attempt:
         """Number of parts that were written. They are megabytes, so none is kept here after that."""
         self._parts_doubted = False
         """Whether Redis lost the journal's tail, and perhaps parts with it."""
-        self._found = 0
-        """Number of entries that earlier attempts wrote."""
         self.turns = 0
         """Turns that ended in this attempt."""
         self.written_bytes = 0
@@ -136,7 +134,7 @@ class Attempt:
         Raises ContractError, and UnknownSchema when another version of rollq has written it.
         """
         self._blobs = self._call(lambda: self.ledger.journal(self.job.id))
-        self._found = self._written = len(self._blobs)
+        self._written = len(self._blobs)
         if not self._blobs:
             raise ContractError(f"{self.job.id}: its journal has gone since the claim")
         header = decode_header(self._blobs[0], self.job.id)
@@ -187,10 +185,6 @@ class Attempt:
         if trajectory.extras:
             self._call(lambda: save_extras(self.ledger.scripts, self.job.id, self.lease, trajectory.extras))
         self._call(lambda: self._write(end, [last]))
-
-    def events(self) -> tuple[list[Event], int]:
-        """All events that it knows, and how many of them are of earlier attempts."""
-        return [decode_event(blob, self.job.id) for blob in self._blobs[1:]], max(0, self._found - 1)
 
     @property
     def holds_back(self) -> bool:

@@ -12,7 +12,6 @@ from rollq.events import GRADED, Finish
 from rollq.ledger.replies import State
 from rollq.ledger.workers.time_spent import WAITS
 from rollq.metrics.metric import Sample, counter, gauge, spread
-from rollq_worker.process.attempts.attempt import Attempt
 from rollq_worker.process.job_task import JobRunner, Summary
 
 UNFINISHED = ("fenced", "abandoned", "released")
@@ -80,7 +79,7 @@ class WorkerMetrics:
             *spread(SECONDS, self._seconds()),
         ]
 
-    def _count(self, attempt: Attempt, summary: Summary) -> None:
+    def _count(self, summary: Summary) -> None:
         with self._counting:
             self._ended[summary["stop"], summary.get("failure", ""), summary.get("then", "")] += 1
 

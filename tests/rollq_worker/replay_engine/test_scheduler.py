@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from rollq_worker.replay_engine.http_bodies import HttpError
-from rollq_worker.replay_engine.scheduling.scheduler import Generation, Scheduler
+from rollq_worker.replay_engine.scheduler import Generation, Scheduler
 from tests.clock import Clock
 
 
 def test_tokens_belong_to_the_version_of_their_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq_worker.replay_engine.scheduling.scheduler.time", clock := Clock())
+    monkeypatch.setattr("rollq_worker.replay_engine.scheduler.time", clock := Clock())
 
     async def pause_and_update() -> None:
         scheduler = Scheduler(version="a")
@@ -43,13 +43,13 @@ def test_a_full_queue_and_a_duplicate_are_refused() -> None:
         with pytest.raises(HttpError) as twice:
             await scheduler.run(Generation(rid="a", total=10, seconds=1))
         assert (full.value.status, twice.value.status) == (503, 400)
-        assert (scheduler.running, scheduler.load().waiting) == (1, 1)
+        assert (scheduler.running, scheduler.waiting) == (1, 1)
         scheduler.abort("a")
         await tasks[0]
-        assert (scheduler.running, scheduler.load().waiting) == (1, 0)
+        assert (scheduler.running, scheduler.waiting) == (1, 0)
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert (scheduler.running, scheduler.load().waiting) == (0, 0)
+        assert (scheduler.running, scheduler.waiting) == (0, 0)
 
     asyncio.run(overfill())
 

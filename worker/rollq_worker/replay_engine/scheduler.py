@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollq_worker.replay_engine.http_bodies import bad_value, queue_full
-from rollq_worker.simulation.engine_model import Load
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,12 +84,9 @@ class Scheduler:
         self._accepting.set()
         self._empty = asyncio.Event()
 
-    def load(self) -> Load:
-        """Running and queued requests. This scheduler knows neither memory nor cache, so the rest is 0."""
-        return Load(self.running, len(self._queue), 0, 0.0, 0, 0.0, 0, 0, 0)
-
-    def flush_cache(self) -> None:
-        """Nothing: it has no cache."""
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
 
     @property
     def idle(self) -> bool:

@@ -6,13 +6,11 @@ tokenizer shows nothing in place of nonsense.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from importlib.metadata import entry_points
 from typing import Any
 
 from rollq.errors import RollqError
+from rollq.worker_package import for_clients
 
-GROUP = "rollq.token_texts"
-"""Entry points of functions that take a tokenizer's name or directory and give such a `Texts`."""
 Texts = Callable[[Sequence[int]], list[str]]
 """The texts of ids, which side by side are their text."""
 COMPARED = 40
@@ -32,13 +30,11 @@ def load_texts(tokenizer: str | None) -> Texts:
 
 
 def _load(tokenizer: str | None) -> Texts:
-    for point in entry_points(group=GROUP):
-        try:
-            found: Texts = point.load()(tokenizer)
-            return found
-        except ImportError:
-            break
-    return lambda ids: []
+    try:
+        found: Texts = for_clients().token_texts(tokenizer)
+    except ImportError:
+        return lambda ids: []
+    return found
 
 
 def with_texts(page: dict[str, Any], texts: Texts | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What `rollq submit` and `rollq eval` ask of the worker's package before they submit: whether a job can be played, and
-which tokenizer a name stands for. They find it by the entry-point groups `rollq.job_checks` and `rollq.tokenizers`."""
+"""What `rollq submit` and `rollq eval` ask before they submit: whether a job can be played, and which tokenizer a name
+stands for."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,4 @@
-"""The text of each token, for people who look at a rollout. `rollq view` finds it by the entry-point group
-`rollq.token_texts`."""
+"""The text of each token, for people who look at a rollout (`rollq view`)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import entry_points
 from typing import Any
 
 from rollq.client.client import Client
@@ -17,11 +16,8 @@ from rollq.errors import ContractError, JobFailure, SettingsError
 from rollq.extras import install_line
 from rollq.job import QUEUE, Budget, Job
 from rollq.wire.codec import encode_job
+from rollq.worker_package import for_clients
 
-CHECKS = "rollq.job_checks"
-"""Entry points of functions that check a job before it is submitted."""
-TOKENIZERS = "rollq.tokenizers"
-"""Entry points of functions that load a tokenizer and return its hash and that of its chat template."""
 DESCRIBED = (
     "env split tasks size epochs max_turns max_new_tokens max_tokens deadline temperature top_p agent agent_args calls"
     " single_tool history template_kwargs routed_experts seed user reward reward_args purpose spare min_viable queue"
@@ -115,17 +111,14 @@ def pin_tokenizer(args: argparse.Namespace, client: Client) -> None:
         if args.template is not None:
             raise SettingsError("--template needs --tokenizer, the tokenizer that it belongs to")
         return
-    for point in entry_points(group=TOKENIZERS):
-        try:
-            hashes = point.load()(args.tokenizer, args.template, args.template_kwargs)
-        except ImportError:
-            continue  # a package that it needs is not installed
-        except JobFailure as e:
-            why = str(e).removeprefix("template_kwargs: ")
-            raise SettingsError(f"{_flag(args, 'template_kwargs')}: {why}") from e
-        client.pin_tokenizer(*hashes)
-        return
-    raise SettingsError(f"--tokenizer needs the worker's packages: {install_line('worker')}")
+    try:
+        hashes = for_clients().tokenizer_hashes(args.tokenizer, args.template, args.template_kwargs)
+    except ImportError as e:
+        raise SettingsError(f"--tokenizer needs the worker's packages: {install_line('worker')}") from e
+    except JobFailure as e:
+        why = str(e).removeprefix("template_kwargs: ")
+        raise SettingsError(f"{_flag(args, 'template_kwargs')}: {why}") from e
+    client.pin_tokenizer(*hashes)
 
 
 def _flag(args: argparse.Namespace, flag: str) -> str:
@@ -139,17 +132,14 @@ def _installed_checks(args: argparse.Namespace) -> str:
     Returns what this machine does not know of the task, or "". Raises SettingsError for an agent strategy, a user
     simulator or a reward function that no worker can play.
     """
-    unknown = []
-    for point in entry_points(group=CHECKS):
-        try:
-            unknown.append(point.load()(_job(args, args.tasks[-1], 0), args.tasks))
-        except ImportError:
-            continue  # a package that it needs is not installed
-        except JobFailure as e:
-            flag = next((flag for flag in ("agent", "reward", "judge") if str(e).startswith(flag)), "user")
-            flag = "reward_args" if flag == "judge" else flag
-            raise SettingsError(f"{_flag(args, flag)}: {e}") from e
-    return "; ".join(filter(None, unknown))
+    try:
+        return str(for_clients().check_job(_job(args, args.tasks[-1], 0), args.tasks))
+    except ImportError:
+        return ""
+    except JobFailure as e:
+        flag = next((flag for flag in ("agent", "reward", "judge") if str(e).startswith(flag)), "user")
+        flag = "reward_args" if flag == "judge" else flag
+        raise SettingsError(f"{_flag(args, flag)}: {e}") from e
 
 
 def source_name(args: argparse.Namespace) -> str:

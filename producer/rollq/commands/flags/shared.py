@@ -9,7 +9,6 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +18,7 @@ from rollq.job import ENVIRONMENT_FILES, NAME, Purpose
 from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
 from rollq.urls import mask_url
+from rollq.worker_package import for_clients
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,10 +30,7 @@ E = TypeVar("E", bound=StrEnum)
 
 AGENTS = ("tool-calling", "act", "react", "few-shot")
 """Agent strategies. few-shot needs a file of examples."""
-AGENT_FILES = "rollq.agent_files"
 AGENT_FILE_ENDINGS = (".py", ".sh")
-ENVIRONMENT_FILE_POINTS = "rollq.environment_files"
-"""Entry points of functions that make a file an environment and return its name."""
 LARGEST = 2**53 - 1
 """The largest whole number that is allowed, because the ledger counts in doubles."""
 
@@ -132,16 +129,17 @@ def environment(text: str) -> GivenName:
     This process and its children then know the file.
     """
     is_file = text.partition(":")[0].endswith(ENVIRONMENT_FILES)
-    return GivenName.of(_name_of_file(text, ENVIRONMENT_FILE_POINTS) if is_file else text, text)
+    return GivenName.of(_name_of_file(text, "add_environment_file") if is_file else text, text)
 
 
-def _name_of_file(text: str, group: str) -> str:
-    for point in entry_points(group=group):
-        try:
-            return str(point.load()(text))
-        except RollqError as e:
-            raise argparse.ArgumentTypeError(str(e)) from e
-    raise argparse.ArgumentTypeError(f"the file {text!r} needs the worker's packages: {install_line('worker')}")
+def _name_of_file(text: str, add: str) -> str:
+    try:
+        return str(getattr(for_clients(), add)(text))
+    except RollqError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    except ImportError as e:
+        remedy = install_line("worker")
+        raise argparse.ArgumentTypeError(f"the file {text!r} needs the worker's packages: {remedy}") from e
 
 
 def http_url(text: str) -> str:
@@ -312,7 +310,7 @@ def agent(text: str) -> tuple[GivenName, dict[str, Any]]:
     if name == "few-shot" and path:
         return GivenName.of(name, name), {"examples": _examples(path)}
     if name.endswith(AGENT_FILE_ENDINGS) or "/" in name:
-        return GivenName.of(_name_of_file(text, AGENT_FILES), text), {}
+        return GivenName.of(_name_of_file(text, "add_agent_file"), text), {}
     if name == "few-shot" or path or not NAME.fullmatch(name.replace("@", "")):
         raise argparse.ArgumentTypeError(
             f"expected {', '.join(AGENTS[:-1])}, few-shot:FILE, an installed agent or a file like solver.py:play, not"

@@ -88,7 +88,7 @@ def test_the_producer_fixes_the_tokenizer(redis_url: str, ledger: Ledger, monkey
     assert cli.main([*line[:-2], "--keep", "0.5"]) == 0
     assert ledger.redis.hget(ledger.keys.meta, "keep_s") == b"43200"
     assert "no-such" in _last_line(line, "--tokenizer=/no-such")
-    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
     assert "--tokenizer needs the worker's packages: pip install" in _last_line(line)
 
 
@@ -164,7 +164,7 @@ def test_a_file_without_examples_is_refused(tmp_path: Path, fails: Fails, text: 
 
 
 def test_a_light_client_leaves_a_users_options_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rollq_worker.commands.job_checks", None)
+    monkeypatch.setitem(sys.modules, "rollq_worker.for_clients", None)
     job_flags.check_jobs(cli.parser().parse_args([*SUBMIT, "--user", '{"kind": "oracle", "x": 1}']))
 
 

@@ -7,12 +7,11 @@ pays for them. Pure values, standard library only.
 from __future__ import annotations  # array[int] is subscriptable at run time from Python 3.12 on
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollq.deferred_texts import DeferredTexts
 from rollq.errors import FailureClass
 from rollq.job import Json
 
@@ -60,6 +59,23 @@ class VersionSpan:
     version: str
     start: int
     end: int
+
+
+class DeferredTexts:
+    """Base of the events that carry texts. Decoding leaves the texts out; `_read` fills them in when one is first asked
+    for."""
+
+    __slots__ = ("_read",)
+    _read: Callable[[], Mapping[str, Any]]
+    """Fills in every field that was left out. Raises ContractError."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for an unset slot. An event built by hand has no `_read`, which raises AttributeError as usual.
+            for field_name, value in object.__getattribute__(self, "_read")().items():
+                object.__setattr__(self, field_name, value)
+            return object.__getattribute__(self, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,22 @@ import zlib
 from array import array
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from rollq.deferred_texts import without_texts
 from rollq.errors import ContractError, FailureClass
-from rollq.events import GRADED, Acted, Closed, Event, Finish, Observed, Prompt, Sampled, Stop, VersionSpan
+from rollq.events import (
+    GRADED,
+    Acted,
+    Closed,
+    DeferredTexts,
+    Event,
+    Finish,
+    Observed,
+    Prompt,
+    Sampled,
+    Stop,
+    VersionSpan,
+)
 from rollq.wire.blob import (
     SCHEMA,
     defer,
@@ -200,13 +211,29 @@ def _check_closed(stop: Stop, reward: Any, where: str) -> None:
         raise ContractError(f"{where}: stop {stop.value} with reward {reward!r}: exactly graded stops carry a reward")
 
 
-_new_prompt = without_texts(Prompt, "ids", "at")
-_new_sampled = without_texts(
+E = TypeVar("E", bound=DeferredTexts)
+
+
+def _without_texts(kind: type[E], *names: str) -> Callable[..., E]:
+    """A function that makes an event of the values of these fields and, last, of what reads its texts."""
+    setters = [getattr(kind, name).__set__ for name in (*names, "_read")]
+
+    def make(*values: Any) -> E:
+        event = object.__new__(kind)
+        for setter, value in zip(setters, values, strict=True):
+            setter(event, value)
+        return event
+
+    return make
+
+
+_new_prompt = _without_texts(Prompt, "ids", "at")
+_new_sampled = _without_texts(
     Sampled, "turn", "ids", "logprobs", "versions", "finish", "cached_tokens", "at", "seconds", "trace", "asked"
 )
-_new_observed = without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace")
-_new_acted = without_texts(Acted, "done", "at", "seconds")
-_new_closed = without_texts(Closed, "stop", "reward", "failure", "at")
+_new_observed = _without_texts(Observed, "turn", "ids", "extra_calls", "done", "at", "seconds", "trace")
+_new_acted = _without_texts(Acted, "done", "at", "seconds")
+_new_closed = _without_texts(Closed, "stop", "reward", "failure", "at")
 
 _EVENTS: dict[str, Callable[[list[Any], str], Event]] = {
     "prompt": _prompt,

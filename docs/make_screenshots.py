@@ -93,7 +93,7 @@ def main() -> None:
         stack.enter_context(running("engine", *engine, until="http"))
         stack.enter_context(running("worker", "-c", "8", "--engine", f"http://127.0.0.1:{ENGINE}", until="ready"))
         rollq("submit", "--run", RUN, "--env", "shop", "--tasks", "0-31", "--size", "4", "--seal")
-        rollq("cancel", "--run", RUN, f"{RUN}/shop.train.30/1", f"{RUN}/shop.train.31/0")
+        rollq("jobs", "cancel", f"{RUN}/shop.train.30/1", f"{RUN}/shop.train.31/0")
         while int(re.findall(r"(\d+) done", rollq("stats", "--run", RUN))[0]) < PLAYED:
             time.sleep(0.3)
         take(stack.enter_context(running("view", "--run", RUN, "--port", "0", until="http")).strip())

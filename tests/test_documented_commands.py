@@ -1,12 +1,12 @@
 """Every command in the documents fits rollq as it is: its flags, targets and files exist."""
 
 import re
-from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
 
 import pytest
 
 from rollq.cli import main, parser
+from rollq.commands.parser import Parser
 from tests.documented_commands import REPO, Command, commands
 
 ALL = list(commands())
@@ -54,12 +54,11 @@ def test_the_flags_of_a_synopsis_exist(command: Command) -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", command.line)) <= known
 
 
-def options(command: ArgumentParser, words: list[str]) -> set[str]:
+def options(command: Parser, words: list[str]) -> set[str]:
     """The flags of the command that the words name, down to `env check`."""
-    for action in command._actions:
-        if isinstance(action, _SubParsersAction) and words and words[0] in action.choices:
-            return options(action.choices[words[0]], words[1:])
-    return set(command._option_string_actions)
+    if command.commands and words and words[0] in command.commands.parsers:
+        return options(command.commands.parsers[words[0]], words[1:])
+    return set(command.flags)
 
 
 def test_targets_of_make_exist() -> None:

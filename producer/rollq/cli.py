@@ -13,20 +13,18 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from rollq import __version__
-from rollq.commands.flags import run_file
-from rollq.commands.flags.shared import Commands
-from rollq.commands.help import EPILOG, EXAMPLES, SUMMARIES, examples, near
+from rollq.commands.help import EPILOG, SUMMARIES
+from rollq.commands.parser import Commands, Parser
 from rollq.errors import RollqError, SettingsError
 from rollq.extras import install_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-DESCRIPTION = "Durable, token-exact rollouts of multi-turn tool-use agents, as a task queue on Redis."
+DESCRIPTION = "Durable, token-exact rollouts of tool-use agents, as a task queue on Redis."
 OWN_COMMANDS = {
     "redis": "redis_server",
     "submit": "submit",
@@ -38,15 +36,8 @@ OWN_COMMANDS = {
     "metrics": "metrics",
     "show": "show",
     "view": "view",
-    "validate": "validate",
-    "dead": "dead_jobs",
-    "requeue": "dead_jobs",
-    "drop": "dead_jobs",
-    "cancel": "dead_jobs",
+    "jobs": "jobs",
     "engines": "engines",
-    "sync": "weights",
-    "publish": "weights",
-    "completion": "completion",
 }
 """Commands of this package, and the module in `rollq.commands` that adds each."""
 WORKER_COMMANDS = {
@@ -62,41 +53,6 @@ GROUP = "rollq.commands"
 """Entry points of commands: `name = module:add`."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, and names what is spelled almost the same. Flags cannot be abbreviated,
-    because a new flag could then change what a command line means."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
-
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        if args is not None:
-            run_file.apply(self, args)
-            self._check_names(args)
-        return super().parse_known_args(args, namespace)
-
-    def _check_names(self, words: Sequence[str]) -> None:
-        """Refuse an unknown command or flag before argparse misses what it needs."""
-        commands = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        if commands:
-            named = next((word for word in words if not word.startswith("-")), None)
-            if named is not None and named not in commands[0].choices:
-                self.error(f"there is no command {named!r}{near(named, commands[0].choices)}")
-            return
-        for word in takewhile(lambda word: word != "--", words):
-            flag = word.partition("=")[0]
-            if flag.startswith("--") and flag not in self._option_string_actions:
-                self.error(f"there is no flag {flag}{near(flag, self._option_string_actions)}")
-
-    def format_help(self) -> str:
-        text = super().format_help()
-        command = self.prog.partition(" ")[2]
-        return text + examples(command) if command in EXAMPLES else text
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")
-
-
 def parser(line: Sequence[str] | None = None) -> Parser:
     """The parser for this command line, or for any line. It knows only the command that the line names; when it names
     none, it has the names of all commands.
@@ -108,14 +64,13 @@ def parser(line: Sequence[str] | None = None) -> Parser:
         usage="rollq [-h] [--version] COMMAND ...",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
-    top.add_argument("--version", action="version", version=f"rollq {__version__}")
+    top.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    top.add_argument("--version", action="version", version=f"rollq {__version__}", help=argparse.SUPPRESS)
     if line is not None and line[:1] == ["--version"]:
         return top
-    top.set_defaults(all_commands=parser)
-    commands: Any = top.add_subparsers(
-        prog="rollq", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
-    )
+    commands = top.add_commands(prog="rollq", help=argparse.SUPPRESS)
     named = next((word for word in line or () if not word.startswith("-")), "")
     if named in OWN_COMMANDS:
         _add_own(commands, [OWN_COMMANDS[named]])
@@ -144,8 +99,8 @@ def _add_names(commands: Commands, others: "Mapping[str, EntryPoint | None]") ->
     missing = [name for name in SUMMARIES if name in others and others[name] is None]
     said = [f"not installed: {name} ({install_line(WORKER_COMMANDS[name])})" for name in missing]
     _add_others(commands, {name: point for name, point in others.items() if name not in SUMMARIES})
-    theirs = {action.dest: action.help for action in commands._choices_actions if action.dest not in SUMMARIES}
-    said += [f"of another package: {name}  {summary or ''}" for name, summary in theirs.items()]
+    theirs = [name for name in commands.parsers if name not in SUMMARIES]
+    said += [f"of another package: {name}  {commands.summaries[name]}" for name in theirs]
     return "".join(f"\n{line}" for line in said)
 
 
@@ -165,8 +120,8 @@ def _add_others(commands: Commands, others: "Mapping[str, EntryPoint | None]") -
         try:
             _add_other(commands, name, point)
         except SettingsError as e:
-            if name not in commands.choices:
-                commands.add_parser(name, help=str(e).replace("%", "%%"))
+            if name not in commands.parsers:
+                commands.add_parser(name, help=str(e))
 
 
 def _add_other(commands: Commands, name: str, point: "EntryPoint | None") -> None:

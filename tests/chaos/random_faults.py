@@ -43,7 +43,7 @@ class CommandLineFaultRun(FaultRun):
 
     def dead(self) -> dict[str, str]:
         return {
-            letter["job"]: f"{letter['class']}: {letter['reason']}" for letter in self.run_command("dead", "--run", RUN)
+            letter["job"]: f"{letter['class']}: {letter['reason']}" for letter in self.run_command("jobs", "list", RUN)
         }
 
     def dropped(self, jobs: Iterable[str]) -> set[str]:

@@ -265,7 +265,7 @@ def test_each_part_as_its_own_user(server: Server, tmp_path: Path) -> None:
             ("producer", ["submit", "--run", "w", "--env", "shop", "--tasks", "0-1", "--size", "2", "--seal"]),
             ("trainer", ["pull", "--run", "w", "--groups", "2", "--timeout", "300"]),
             ("trainer", ["stats", "--run", "w"]),
-            ("producer", ["drop", "--run", "w", "--whole-run", "--yes"]),
+            ("producer", ["jobs", "drop", "w", "--whole-run", "--yes"]),
         ):
             env = engine | {"ROLLQ_REDIS_URL": server.url(user)}
             done = subprocess.run([*line, *command], env=env, capture_output=True, text=True, timeout=400)

@@ -118,7 +118,7 @@ def test_recover(reader: Reader) -> None:
     """Without a worker, so that the jobs wait. One of them is dead, and the doctor finds no engine."""
     reader.type("rollq redis")
     reader.type("rollq submit --run try --env shop --tasks 0-7 --size 4")
-    reader.type("rollq cancel --run try try/shop.train.3/0")
+    reader.type("rollq jobs cancel try/shop.train.3/0")
     codes: Mapping[str, tuple[int, ...]] = {"rollq doctor": (0, 1)}
     said = {}
     for line in shown("docs/recover.md"):
@@ -128,7 +128,7 @@ def test_recover(reader: Reader) -> None:
             assert "32 submitted" in reader.type("rollq stats --run try")
             reader.type("rollq submit --run kept --env shop --tasks 0-1 --size 2")
         said[line] = reader.type(line, codes.get(line, (0,)))
-    assert "cancelled" in said["rollq dead --run try"]
+    assert "cancelled" in said["rollq jobs list try"]
     assert "4 submitted" in reader.type("rollq stats --run kept")  # from the backup
 
 

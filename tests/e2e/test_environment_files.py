@@ -61,5 +61,5 @@ def test_a_file_that_no_worker_can_load(stack: Stack, tmp_path: Path) -> None:
     assert forced.returncode == 0, forced
     until(lambda: stack.stats("r")["dead"] == 4)
     assert stack.stats("r")["failures"] == {"job": 8}
-    assert "SystemExit: 3" in stack.run("dead", "--run", "r").stdout
+    assert "SystemExit: 3" in stack.run("jobs", "list", "r").stdout
     assert worker.poll() is None

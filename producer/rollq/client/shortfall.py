@@ -11,7 +11,7 @@ def missing_groups(run: str, taken: Taken, groups: int, kept: int) -> MissingGro
     remedy = f"Submit {missing} more: `Client.refill` replaces the dropped ones. Then ask again"
     if taken.sealed:
         remedy = f"The run is sealed and takes no more groups: ask for at most {ready}"
-    dropped = f"{taken.dropped} dropped" + (" (`rollq dead` says why)" if taken.dropped else "")
+    dropped = f"{taken.dropped} dropped" + (" (`rollq jobs list` says why)" if taken.dropped else "")
     error = MissingGroups(
         f"run {run}: {missing} of {groups} groups missing: {ready} ready, none being played, {dropped}. {remedy}."
     )

@@ -1,9 +1,11 @@
-"""`rollq engines`: the list of engines that workers with `--engine redis:NAME` use."""
+"""`rollq engines`: the lists of engines that workers with `--engine redis:NAME` use, and the weights of engines."""
 
 import argparse
 
+from rollq.commands import weights
 from rollq.commands.connect import open_redis
-from rollq.commands.flags.shared import Commands, add_redis, http_url, name
+from rollq.commands.flags.shared import add_redis, http_url, name
+from rollq.commands.parser import Commands, Parser
 from rollq.ledger.workers.engine_addresses import add_address, read_addresses, remove_address
 from rollq.urls import mask_url
 
@@ -11,22 +13,35 @@ from rollq.urls import mask_url
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "engines",
-        description="Edits and prints the engines in Redis that workers started with --engine redis:NAME use. Workers"
-        " notice a change within seconds. A removed engine gets no new requests; those in flight are finished.",
+        description="Edits the lists of engines in Redis that workers started with --engine redis:NAME use, loads new"
+        " weights into engines, and says which step's policy they serve.",
     )
-    parser.add_argument("--name", type=name, required=True, metavar="NAME", help="name of the list")
-    parser.add_argument("--add", type=http_url, action="append", default=[], metavar="URL", help="add this engine")
-    parser.add_argument("--remove", type=http_url, action="append", default=[], metavar="URL", help="remove this one")
+    kinds = parser.add_commands(title="commands")
+    _add(kinds, "list", "print the engines of a list", "Prints the engines of a list.")
+    _add(kinds, "add", "add engines to a list", "Adds engines to a list. Workers notice within seconds.")
+    _add(
+        kinds,
+        "remove",
+        "remove engines from a list",
+        "Removes engines from a list. Workers notice within seconds: a removed engine gets no new requests, and those"
+        " in flight are finished.",
+    )
+    weights.add(kinds)
+
+
+def _add(commands: Commands, command: str, help: str, description: str) -> None:
+    parser: Parser = commands.add_parser(command, help=help, description=description)
+    parser.add_argument("name", type=name, metavar="NAME", help="name of the list")
+    if command != "list":
+        parser.add_argument("urls", type=http_url, nargs="+", metavar="URL")
     add_redis(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, urls=[], edit={"add": add_address, "remove": remove_address}.get(command))
 
 
 def run(args: argparse.Namespace) -> int:
     with open_redis(args) as redis:
-        for url in args.add:
-            add_address(redis, args.name, url)
-        for url in args.remove:
-            remove_address(redis, args.name, url)
+        for url in args.urls:
+            args.edit(redis, args.name, url)
         for url in read_addresses(redis, args.name):
             print(mask_url(url))
     return 0

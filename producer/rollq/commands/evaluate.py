@@ -21,7 +21,8 @@ from rollq.client.waits import WaitLog, holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import play, run_file
-from rollq.commands.flags.shared import Commands, add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
+from rollq.commands.flags.shared import add_broker, add_json, add_out, add_redis, add_run, add_timeout, name
+from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import LOOK_S, unfinished_and_dead
 from rollq.errors import ContractError, PullTimeout, SettingsError
@@ -150,14 +151,14 @@ def _say_what_stays(args: argparse.Namespace, client: Client, result: Result) ->
         missing = result.size * len(result.left_out)
         print(
             f"rollq: incomplete: {missing} of {missing + len(result.tries)} tries are missing, and their tasks are left"
-            f" out{', so nothing is compared' if args.compare else ''}; the reasons: rollq dead --run {name}; to play"
-            f" them again: rollq requeue --run {name}, then repeat this line",
+            f" out{', so nothing is compared' if args.compare else ''}; the reasons: rollq jobs list {name}; to play"
+            f" them again: rollq jobs requeue {name}, then repeat this line",
             file=sys.stderr,
         )
     if not args.out and (kept := internals(client).reader.standing(Purpose.EVAL).unacknowledged):
         print(
             f"rollq: {kept} groups stay in Redis, for rollq show. To free them and keep the result, repeat this line"
-            f" with --out FILE; to delete both: rollq drop --run {name} --whole-run --yes",
+            f" with --out FILE; to delete both: rollq jobs drop {name} --whole-run --yes",
             file=sys.stderr,
         )
 

@@ -1,10 +1,9 @@
-"""What `rollq --help` and `rollq COMMAND --help` say beyond the flags, and what a misspelled word may have meant.
+"""What `rollq --help` and `rollq COMMAND --help` say beyond the flags, in one place.
 
 The texts are here so that the help of all commands imports none of them.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 TASKS: Mapping[str, Mapping[str, str]] = {
     "try it": {
@@ -19,8 +18,8 @@ TASKS: Mapping[str, Mapping[str, str]] = {
         "submit": "submit jobs to a run",
         "pull": "take finished groups off a run",
         "eval": "measure a policy: mean reward and pass^k",
-        "validate": "check an exported file",
-        "audit": "score an exported file again on the engine, and compare",
+        "audit": "check an exported file, and score its tokens again on the engine",
+        "jobs": "list, requeue, drop and cancel jobs",
     },
     "see what happens": {
         "top": "watch runs, engines and workers, and what holds them up",
@@ -30,21 +29,10 @@ TASKS: Mapping[str, Mapping[str, str]] = {
         "view": "look at runs and rollouts in a browser",
         "metrics": "serve the metrics of runs and workers to Prometheus",
     },
-    "jobs that failed": {
-        "dead": "list the jobs that ended without a grade",
-        "requeue": "play dead jobs again",
-        "drop": "delete dead jobs, or a whole run",
-        "cancel": "end jobs that are queued or being played",
-    },
-    "engines and weights": {
-        "engines": "list, add and remove the engines of workers",
-        "sync": "load new weights into the engines",
-        "publish": "say which step's policy the engines serve",
-    },
-    "before a run": {
-        "doctor": "check what a worker would use, from Redis to engines and environments",
+    "set up and change": {
+        "doctor": "check what a worker would use: Redis, engines, environments",
         "env": "list environments, check one, or begin a new one",
-        "completion": "print what completes rollq's words in bash, zsh or tcsh",
+        "engines": "edit lists of engines, load new weights, publish a step's policy",
     },
 }
 """Commands and their summaries, by what one wants to do."""
@@ -52,10 +40,10 @@ SUMMARIES = {command: summary for commands in TASKS.values() for command, summar
 EPILOG = "\n".join(
     [
         *(
-            f"{task}:\n" + "".join(f"  {command:<11} {summary}\n" for command, summary in commands.items())
+            f"{task}:\n" + "".join(f"  {command:<9} {summary}\n" for command, summary in commands.items())
             for task, commands in TASKS.items()
         ),
-        "`rollq COMMAND --help` explains a command and shows examples. Values in parentheses are defaults.",
+        "`rollq COMMAND --help` explains a command and shows examples.",
     ]
 )
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -69,34 +57,30 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "pull": ("rollq pull --run try --groups 32 --out try.jsonl",),
     "eval": ("rollq eval --run try-eval --env shop --split test --tasks 0-15",),
-    "validate": ("rollq validate try.jsonl",),
-    "audit": ("rollq audit try.jsonl --engine http://127.0.0.1:30000",),
+    "audit": ("rollq audit try.jsonl --offline", "rollq audit try.jsonl --engine http://127.0.0.1:30000"),
+    "jobs list": ("rollq jobs list try", "rollq jobs list try --class env"),
+    "jobs requeue": ("rollq jobs requeue try --class env", "rollq jobs requeue try/shop.train.3/0"),
+    "jobs drop": ("rollq jobs drop try --class job", "rollq jobs drop try --whole-run --yes"),
+    "jobs cancel": ("rollq jobs cancel try --all", "rollq jobs cancel try/shop.train.3/0"),
     "top": ("rollq top", "rollq top --run try"),
     "stats": ("rollq stats --run try",),
     "late": ("rollq late --run try",),
     "show": ("rollq show try.jsonl:1", "rollq show try/shop.train.0/0"),
     "view": ("rollq view try.jsonl", "rollq view --run try"),
     "metrics": ("rollq metrics --port 9808",),
-    "dead": ("rollq dead --run try", "rollq dead --run try --class env"),
-    "requeue": ("rollq requeue --run try --class env",),
-    "drop": ("rollq drop --run try --class job",),
-    "cancel": ("rollq cancel --run try --all",),
-    "engines": ("rollq engines --name a --add http://10.0.0.7:30000", "rollq engines --name a"),
-    "sync": ("rollq sync --engine http://127.0.0.1:30000 --path checkpoints/7 --version 7",),
-    "publish": ("rollq publish --run try --step 7 --version 7",),
+    "engines list": ("rollq engines list big",),
+    "engines add": ("rollq engines add big http://10.0.0.7:30000",),
+    "engines remove": ("rollq engines remove big http://10.0.0.7:30000",),
+    "engines sync": ("rollq engines sync --engine http://127.0.0.1:30000 --path checkpoints/7 --version 7",),
+    "engines publish": ("rollq engines publish --run try --step 7 --version 7",),
     "doctor": ("rollq doctor", "rollq doctor --env shop --engine http://127.0.0.1:30000"),
-    "env": ("rollq env list", "rollq env check shop", "rollq env new words"),
-    "completion": ('eval "$(rollq completion bash)"',),
+    "env check": ("rollq env check shop",),
+    "env new": ("rollq env new words",),
 }
 """Lines to try. A test parses each of them."""
 
 
 def examples(command: str) -> str:
-    """The end of a command's help."""
-    return "\nexamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[command])
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """What the word may have meant, as the end of a sentence; else empty."""
-    found = difflib.get_close_matches(word, known, 2)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    """The end of a command's help; empty for one that has no examples."""
+    lines = EXAMPLES.get(command, ())
+    return "\nexamples:\n" * bool(lines) + "".join(f"  {line}\n" for line in lines)

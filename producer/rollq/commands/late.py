@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from rollq.client.waits import explain
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.dead_jobs import age, columns
-from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run, whole
+from rollq.commands.flags.shared import add_json, add_redis, add_run, whole
+from rollq.commands.parser import Commands
+from rollq.commands.tables import age, columns
 from rollq.export.transcript import clean
 from rollq.job import Purpose
 from rollq.ledger.reader import LedgerReader

@@ -16,7 +16,6 @@ from rollq.client.client import Client, internals
 from rollq.client.waits import holdup
 from rollq.commands.connect import open_client
 from rollq.commands.flags.shared import (
-    Commands,
     add_durability,
     add_json,
     add_out,
@@ -26,6 +25,7 @@ from rollq.commands.flags.shared import (
     add_timeout,
     whole,
 )
+from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.commands.receive import batches, save, unfinished_and_dead
 from rollq.errors import NotHeld, PullTimeout, SettingsError
@@ -230,7 +230,8 @@ def _missing(pull: Pull, client: Client) -> str:
     standing = internals(client).reader.standing(purpose)
     hint = holdup(internals(client).reader, purpose, wanted=pull.missing)
     if not hint and stats["groups_dropped"]:
-        hint = f"{stats['groups_dropped']} groups were dropped because too many of their jobs are dead: see rollq dead"
+        why = "were dropped because too many of their jobs are dead"
+        hint = f"{stats['groups_dropped']} groups {why}: see rollq jobs list {pull.args.run_name}"
     return (
         f"{pull.missing} of {pull.args.groups} groups are missing; {standing.ready} are ready, {standing.open} open,"
         f" {standing.held} held by a consumer; jobs: {unfinished_and_dead(stats)}"
@@ -257,4 +258,4 @@ def _report(args: argparse.Namespace, pull: Pull) -> None:
 def _next_line(args: argparse.Namespace) -> str:
     if not args.out:
         return f"rollq stats --run {args.run_name}"
-    return f"rollq validate {args.out}" if args.out.is_dir() else f"rollq show {args.out}:1"
+    return f"rollq audit {args.out} --offline" if args.out.is_dir() else f"rollq show {args.out}:1"

@@ -11,8 +11,9 @@ from typing import Any
 
 from rollq.client.client import internals
 from rollq.commands.connect import open_client, settings
-from rollq.commands.dead_jobs import first_line
-from rollq.commands.flags.shared import Commands, add_json, add_redis, add_tokenizer, whole
+from rollq.commands.flags.shared import add_json, add_redis, add_tokenizer, whole
+from rollq.commands.parser import Commands
+from rollq.commands.tables import first_line
 from rollq.errors import ContractError, SettingsError
 from rollq.events import Observed, Sampled
 from rollq.export import jsonl

@@ -8,7 +8,8 @@ from typing import Any
 
 from rollq.client.waits import holdup
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import Commands, add_json, add_redis, add_run
+from rollq.commands.flags.shared import add_json, add_redis, add_run
+from rollq.commands.parser import Commands
 from rollq.errors import LedgerError
 from rollq.ledger.reader import LedgerReader, runs
 from rollq.ledger.workers.time_spent import time_spent

@@ -10,7 +10,6 @@ from rollq.commands.connect import open_client
 from rollq.commands.flags import jobs as job_flags
 from rollq.commands.flags import play, run_file
 from rollq.commands.flags.shared import (
-    Commands,
     add_broker,
     add_durability,
     add_json,
@@ -21,6 +20,7 @@ from rollq.commands.flags.shared import (
     number,
     whole,
 )
+from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.errors import FailureClass, SettingsError
 from rollq.job import QUEUE, Purpose

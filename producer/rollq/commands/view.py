@@ -5,7 +5,8 @@ import secrets
 from pathlib import Path
 
 from rollq.commands.connect import check_run, open_redis, settings
-from rollq.commands.flags.shared import Commands, add_redis, add_run, add_tokenizer, whole
+from rollq.commands.flags.shared import add_redis, add_run, add_tokenizer, whole
+from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.ledger.reader import LedgerReader

@@ -1,4 +1,4 @@
-"""`rollq sync` loads new weights into a fleet of engines; `rollq publish` says which step's policy they serve."""
+"""`rollq engines sync` loads new weights into a fleet of engines; `publish` says which step's policy they serve."""
 
 import argparse
 import contextlib
@@ -13,16 +13,15 @@ from rollq.client.client import internals
 from rollq.commands.connect import open_client, open_redis, settings
 from rollq.commands.flags.policy import step, weight_version
 from rollq.commands.flags.shared import (
-    Commands,
     add_durability,
     add_engines,
     add_json,
     add_redis,
     add_run,
-    number,
     one_of,
     words,
 )
+from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import SettingsError, SyncError
 from rollq.ledger.workers.engine_addresses import read_list
@@ -39,6 +38,7 @@ def add(commands: Commands) -> None:
 def _add_sync(commands: Commands) -> None:
     parser = commands.add_parser(
         "sync",
+        help="load new weights into engines",
         description="Pauses each engine, loads the weights under the version's name, verifies them and continues. An"
         " engine that fails stays paused and is named; the others continue. Repeat the line to repair it. With --run"
         " and --step, the version is published once all engines have it.",
@@ -62,13 +62,6 @@ def _add_sync(commands: Commands) -> None:
         metavar=words(PauseMode),
         help="what happens to running requests: docs/weights.md (%(default)s; SGLang before 0.5.20: abort)",
     )
-    parser.add_argument(
-        "--update-timeout",
-        type=number(0, above=True),
-        default=1800,
-        metavar="S",
-        help="seconds that one engine may take to load (%(default)s)",
-    )
     parser.add_argument("--no-checksums", action="store_true", help="do not compare the engines' weights")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key that the engines ask for")
     add_redis(parser)
@@ -79,13 +72,7 @@ def _add_sync(commands: Commands) -> None:
 def sync(args: argparse.Namespace) -> int:
     if (args.run_name is None) != (args.step is None):
         raise SettingsError("--run and --step go together: the version is published as the policy of that step")
-    fleet = Fleet(
-        _addresses(args),
-        args.api_key_file,
-        pause=args.pause,
-        update_timeout_s=args.update_timeout,
-        checksums=not args.no_checksums,
-    )
+    fleet = Fleet(_addresses(args), args.api_key_file, pause=args.pause, checksums=not args.no_checksums)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(open_client(args, args.run_name, known=True)) if args.run_name else None
         try:
@@ -140,14 +127,15 @@ def _print(args: argparse.Namespace, updates: Sequence[EngineUpdate], error: Syn
     if published is not None:
         print(f"published: run {args.run_name} is at step {published}")
     elif not error:
-        print(f"next: rollq publish --run RUN --step K --version {args.version}")
+        print(f"next: rollq engines publish --run RUN --step K --version {args.version}")
 
 
 def _add_publish(commands: Commands) -> None:
     parser = commands.add_parser(
         "publish",
+        help="say which step's policy the engines serve",
         description="Says that the engines serve the policy of a training step from now on. Waiting producers go on"
-        " when the run admits groups for it. `rollq sync --run R --step K` loads the weights and does this.",
+        " when the run admits groups for it. `rollq engines sync --run R --step K` loads the weights and does this.",
     )
     add_run(parser)
     parser.add_argument(

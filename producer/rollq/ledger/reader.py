@@ -184,7 +184,7 @@ class LedgerReader:
         except (KeyError, ValueError) as e:
             raise LedgerError(
                 f"job {job_id}: {self.keys.job(job_id)} or its group's record cannot be read: {type(e).__name__}: {e}."
-                f" The job is dead once a worker meets it. `rollq drop --run {self.run} --whole-run --yes` deletes its"
+                f" The job is dead once a worker meets it. `rollq jobs drop {self.run} --whole-run --yes` deletes its"
                 " run."
             ) from e
 

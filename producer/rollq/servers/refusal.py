@@ -25,7 +25,7 @@ WITHOUT_CODE = (redis.OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgai
 """Errors of this kind whose codes redis-py drops from the text."""
 DAMAGED = re.compile(r"DAMAGED (\S+) (.*?)(?: script:|$)")
 """What a script says of a key that it cannot use."""
-MEMORY_REMEDY = "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq drop`"
+MEMORY_REMEDY = "Raise its maxmemory, let consumers acknowledge, or drop old runs with `rollq jobs drop`"
 REMEDIES = {
     "MISCONF": "Make room on its disk; `rollq doctor` checks it",
     "READONLY": "Give the address of its primary, or of Sentinels",
@@ -33,7 +33,7 @@ REMEDIES = {
 }
 """What to do about a refusal, by its code."""
 KEY_REMEDY = (
-    "Restore the key from a backup, or delete its run with `rollq drop --run RUN --whole-run --yes`; docs/ledger.md"
+    "Restore the key from a backup, or delete its run with `rollq jobs drop RUN --whole-run --yes`; docs/ledger.md"
     " says which keys may be deleted alone"
 )
 RIGHTS_REMEDY = "`rollq doctor` names the rights that its user lacks"

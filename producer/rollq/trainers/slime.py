@@ -253,7 +253,9 @@ def _evaluate(args: Any, data_source: DataSource, policy: Published) -> Any:
     for dataset, evaluation in running:
         tries = evaluation.result().tries
         if not tries:
-            raise LedgerError(f"run {client.run}: no try of the evaluation {dataset.name} was graded: see `rollq dead`")
+            raise LedgerError(
+                f"run {client.run}: no try of the evaluation {dataset.name} was graded: see `rollq jobs list`"
+            )
         data[dataset.name] = {
             "rewards": [one.reward for one in tries],
             "truncated": [one.stop in TRUNCATED for one in tries],

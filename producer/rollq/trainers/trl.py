@@ -237,7 +237,7 @@ class RolloutFunc:
                 del missing[name]
         if not groups:
             raise MissingGroups(
-                f"run {self.client.run}: all groups of step {self._step} were dropped: `rollq dead --run"
+                f"run {self.client.run}: all groups of step {self._step} were dropped: `rollq jobs list"
                 f" {self.client.run}` says why"
             )
         return groups

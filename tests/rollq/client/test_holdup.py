@@ -115,7 +115,9 @@ def test_a_run_of_which_only_dead_jobs_are_left(client: Client, ledger: Ledger) 
     held = claim(ledger, "r/a/0")
     ledger.fail(held.job.id, held.lease, FailureClass.JOB, "no such task", final=True)
     said = holdup(internals(client).reader)
-    assert said.startswith("run r: nothing is pending, and 1 job is dead: see `rollq dead --run r`; `rollq requeue`")
+    assert said.startswith(
+        "run r: nothing is pending, and 1 job is dead: see `rollq jobs list r`; `rollq jobs requeue`"
+    )
     ledger.submit(group("e", purpose=Purpose.EVAL))
     live(ledger)
     assert "nothing is pending" not in holdup(internals(client).reader)

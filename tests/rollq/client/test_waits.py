@@ -115,12 +115,12 @@ def test_nothing_is_left(client: Client, ledger: Ledger) -> None:
     next(client.batches(2)).ack()
     said = waiting(client, wanted=1)
     assert "a consumer waits for 1 group, and no group is being played: 0 open, 0 ready, 0 held, 2 acknowledged" in said
-    assert "seal the run" in said and "Redis has lost the seal" in said and "rollq dead" not in said
+    assert "seal the run" in said and "Redis has lost the seal" in said and "rollq jobs list" not in said
     finish_groups(ledger, "c")
     assert "ask for at most 1" in waiting(client, wanted=2)
     ledger.submit(group("d"))
     drop_group(ledger, "d")
-    assert "1 dropped. `rollq dead --run r` says why" in waiting(client, wanted=2)
+    assert "1 dropped. `rollq jobs list r` says why" in waiting(client, wanted=2)
     assert waiting(client, wanted=1) == ""  # it is ready
     with pytest.raises(PullTimeout, match="ask for at most 1"):
         next(client.batches(2, timeout=0.1))
@@ -330,7 +330,7 @@ def test_a_trainer_that_never_publishes(client: Client, ledger: Ledger) -> None:
     said = (
         "a consumer waits for 2 groups, and admission lets no more in (0 open, 0 ready, 2 held, 0 trained; step 0,"
         " batches of 2, max_staleness 0): nothing was ever published. After each batch, once the engines serve its"
-        " weights, call `client.publish(1)` or `rollq publish`"
+        " weights, call `client.publish(1)` or `rollq engines publish`"
     )
     assert str(late.value).endswith(said)
 

@@ -42,7 +42,7 @@ EXAMPLES = [line for lines in help.EXAMPLES.values() for line in lines]
 
 
 def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert help.EXAMPLES.keys() == set(COMMANDS)
+    assert {command.partition(" ")[0] for command in help.EXAMPLES} == set(COMMANDS)
     assert cli.main(["pull", "--help"]) == 0
     assert capsys.readouterr().out.endswith("examples:\n  rollq pull --run try --groups 32 --out try.jsonl\n")
 
@@ -51,15 +51,21 @@ def test_every_command_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 def test_examples_are_right(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("maths.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')
-    words = shlex.split(line.removeprefix('eval "$(').removesuffix(')"'))[1:]
+    words = shlex.split(line)[1:]
     assert callable(cli.parser(words).parse_args(words).run)
 
 
-def test_what_completes_words_is_a_script_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    assert "--groups" in script and "submit" in script
-    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+@pytest.mark.parametrize("line", [(), ("jobs",), ("engines",), ("env",)])
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str], line: tuple[str, ...]) -> None:
+    assert cli.main(line) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("usage: rollq") and "list" in said.err
+
+
+def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 36 and max(map(len, lines)) < 80
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -86,7 +92,7 @@ def test_starting_imports_nothing_heavy(line: str, unneeded: str) -> None:
 
 
 WRONG_LINES: Sequence[tuple[tuple[str, ...], str]] = [
-    ((), "required: COMMAND"),
+    (("jobs", "lst"), "there is no command 'lst'; did you mean list?"),
     (("dmeo",), "there is no command 'dmeo'; did you mean demo?"),
     (("demo", "--group", "3"), "there is no flag --group; did you mean --groups"),
     (("demo", "--size", "many"), "--size: expected a whole number of at least 1, not 'many'"),
@@ -269,7 +275,7 @@ def test_ctrl_c_while_it_waits(redis_url: str, line: tuple[str, ...], said: str)
 @pytest.mark.parametrize("gone", ["stdout", "stderr"])
 @pytest.mark.parametrize(
     "line",
-    ["stats", "stats --run r", "dead --run r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
+    ["stats", "stats --run r", "jobs list r", " ".join(SUBMIT), "--help", "stats --help", "--version", "nonsense"],
 )
 def test_a_reader_that_goes_away(redis_url: str, line: str, gone: str) -> None:
     """As in `rollq stats | head`. Python writes at once with PYTHONUNBUFFERED, and without it not before the exit."""
@@ -312,11 +318,11 @@ def test_closed_standard_streams(redis_url: str) -> None:
         ("show", "r/shop.train.0/0"),
         ("stats", "--run", "r"),
         ("stats",),
-        ("cancel", "--run", "r", "r/shop.train.0/0"),
-        ("dead", "--run", "r"),
-        ("requeue", "--run", "r"),
-        ("drop", "--run", "r"),
-        ("drop", "--run", "r", "--whole-run", "--yes"),
+        ("jobs", "cancel", "r/shop.train.0/0"),
+        ("jobs", "list", "r"),
+        ("jobs", "requeue", "r"),
+        ("jobs", "drop", "r"),
+        ("jobs", "drop", "r", "--whole-run", "--yes"),
     ],
     ids=" ".join,
 )

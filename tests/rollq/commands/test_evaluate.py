@@ -133,7 +133,7 @@ def test_a_dead_try_costs_the_comparison_and_not_the_report(
     evaluated(connection, line, "old", REWARDS)
     assert cli.main(["eval", "--run", "old", *line]) == 0
     evaluated(connection, line, "new", {0: [1.0, 1.0], 1: [1.0, 0.0], 2: [1.0]})
-    assert cli.main(["cancel", "new/shop.test.2/1", "--run", "new", "--redis", redis_url]) == 0
+    assert cli.main(["jobs", "cancel", "new/shop.test.2/1", "--redis", redis_url]) == 0
     capsys.readouterr()
     assert cli.main(["eval", "--run", "new", *line, "--compare", "old"]) == 1
     said = capsys.readouterr()
@@ -148,7 +148,7 @@ def test_a_try_that_cannot_be_read_is_a_dead_letter(
     connection.lset(ledger.keys.journal("e/shop.test.1/1"), 2, b"junk")
     found = json_of(capsys, "--run", "e", *line, code=1)
     assert (found["left_out"], found["dead"], found["done"]) == (["shop.test.1"], 1, 4)
-    assert cli.main(["requeue", "--run", "e", "--redis", redis_url]) == 0
+    assert cli.main(["jobs", "requeue", "e", "--redis", redis_url]) == 0
     play(ledger, "e/shop.test.1/1", 1.0)
     assert json_of(capsys, "--run", "e", *line)["done"] == 6
 

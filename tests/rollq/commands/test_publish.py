@@ -1,4 +1,4 @@
-"""`rollq publish`, the flags of a bound on staleness, and what `stats` and `pull` tell of them."""
+"""`rollq engines publish`, the flags of a bound on staleness, and what `stats` and `pull` tell of them."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_bounded_run_from_submit_to_pull(redis_url: str, ledger: Ledger, capsy
     bound = "max staleness 1   4 groups a batch, 5 running   0 trained   capacity 1\n"
     assert f"policy    none published   {bound}" in said(capsys, *line)
     play_groups(ledger, *(f"shop.train.{task}" for task in range(4)), size=1)
-    published = said(capsys, "publish", "--run", "r", "--step", "1", "--version", "one", *redis)
+    published = said(capsys, "engines", "publish", "--run", "r", "--step", "1", "--version", "one", *redis)
     assert published == "run r: step 1 is published as version one, 4 more groups may enter\n"
     assert "policy    step 1, version one   max staleness 1" in said(capsys, *line)
     counts = json.loads(said(capsys, *line, "--json"))
@@ -39,7 +39,7 @@ def test_a_bounded_run_from_submit_to_pull(redis_url: str, ledger: Ledger, capsy
 def test_a_pull_tells_the_staleness(redis_url: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     redis = ("--redis", redis_url)
     said(capsys, *SUBMIT, *redis)
-    said(capsys, "publish", "--run", "r", "--step", "3", *redis)
+    said(capsys, "engines", "publish", "--run", "r", "--step", "3", *redis)
     play_groups(ledger, "shop.train.0", "shop.train.1", size=1)  # version 1 samples their tokens
     line = ("pull", "--run", "r", "--groups", "1", *redis)
     assert ", staleness 2 at most\n" in said(capsys, *line)
@@ -76,4 +76,4 @@ def test_another_bound_is_refused(redis_url: str, capsys: pytest.CaptureFixture[
 
 
 def test_publishing_to_no_run_is_an_error(redis_url: str, fails: Fails) -> None:
-    assert "no run 'r'" in fails("publish", "--run", "r", "--step", "1", "--redis", redis_url)
+    assert "no run 'r'" in fails("engines", "publish", "--run", "r", "--step", "1", "--redis", redis_url)

@@ -162,7 +162,7 @@ def drop_only_group(ledger: Ledger) -> None:
         (lambda ledger: ledger.submit(group("a")), "no worker is alive: start `rollq worker`"),
         (lambda ledger: finish_groups(ledger, "a", purpose=Purpose.EVAL), "its groups are for eval"),
         (lambda ledger: finish_groups(ledger, "a"), "1 acknowledged, 0 dropped. Submit more jobs, or seal the run"),
-        (lambda ledger: drop_only_group(ledger), "rollq dead --run r"),
+        (lambda ledger: drop_only_group(ledger), "rollq jobs list r"),
     ],
     ids=["empty", "queued", "purpose", "short", "dropped"],
 )
@@ -249,7 +249,7 @@ sys.exit(cli.main(["pull", "--run", "r", "--groups", sys.argv[2], "--out", {str(
     assert pull(redis_url, 2, "--out", str(out)) == 0
     assert rows(out) == [f"r/{name}/{sample}" for name in "abc" for sample in range(2)]
     assert (reader(ledger).stats()["delivered"], reader(ledger).stats()["duplicates"]) == (6, 0)
-    assert cli.main(["validate", str(out)]) == 0
+    assert cli.main(["audit", str(out), "--offline"]) == 0
 
 
 def test_a_pull_into_parquet_without_pyarrow_takes_nothing(
@@ -360,7 +360,7 @@ def test_the_file_has_the_rewards_of_the_reward_function(
         assert rewards == [(0.0, 1.0), (1.0, 1.0)]
     else:
         assert pq.read_table(out.with_name(name), columns=["reward"])["reward"].to_pylist() == [0.0, 1.0]
-    assert cli.main(["validate", str(out.with_name(name))]) == 0
+    assert cli.main(["audit", str(out.with_name(name)), "--offline"]) == 0
 
 
 @pytest.mark.usefixtures("rules")
@@ -392,7 +392,7 @@ def test_extras_are_written_when_they_are_asked_for(redis_url: str, ledger: Ledg
     with_extras, without = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("a", "b"))
     assert with_extras["extras"] == {"routed_experts": {"dtype": "int32", "shape": [2], "data": "AAAAAAAAAAA="}}
     assert "extras" not in without
-    assert cli.main(["validate", str(tmp_path / "a.jsonl")]) == 0
+    assert cli.main(["audit", str(tmp_path / "a.jsonl"), "--offline"]) == 0
 
 
 def test_it_waits_for_a_redis_that_a_script_keeps_busy(redis_url: str, ledger: Ledger) -> None:

@@ -46,4 +46,4 @@ def test_a_run_that_cannot_be_read_hides_no_other(redis_url: str, capsys: pytest
         said = capsys.readouterr()
         assert "good" in said.out and "broken" not in said.out
         assert said.err.startswith("rollq: run broken: snapshot: rollq:{broken}:queued is a string")
-        assert "rollq drop --run RUN --whole-run --yes" in said.err
+        assert "rollq jobs drop RUN --whole-run --yes" in said.err

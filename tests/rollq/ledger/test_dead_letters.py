@@ -259,14 +259,14 @@ def said(capsys: pytest.CaptureFixture[str], url: str, *line: str, code: int = 0
 
 def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ledger.submit(group())
-    assert said(capsys, redis_url, "dead", "--run", "r") == "run r: no dead jobs\n"
+    assert said(capsys, redis_url, "jobs", "list", "r") == "run r: no dead jobs\n"
     kill(ledger, "r/g/0", FailureClass.ENGINE)
     kill(ledger, "r/g/1", FailureClass.ENV, turns=2)
-    head, *rows = said(capsys, redis_url, "dead", "--run", "r").splitlines()
+    head, *rows = said(capsys, redis_url, "jobs", "list", "r").splitlines()
     assert head.split() == ["JOB", "CLASS", "ATTEMPTS", "TURN", "AGE", "WORKER", "REASON"]
     assert [row.split()[:4] for row in rows] == [["r/g/1", "env", "2", "2"], ["r/g/0", "engine", "5", "1"]]
     assert rows[0].endswith("  w       it broke")
-    (only,) = json.loads(said(capsys, redis_url, "dead", "--run", "r", "--class", "engine", "--json"))
+    (only,) = json.loads(said(capsys, redis_url, "jobs", "list", "r", "--class", "engine", "--json"))
     assert {key: only[key] for key in ("job", "class", "attempts", "turn", "worker", "reason")} == {
         "job": "r/g/0",
         "class": "engine",
@@ -275,7 +275,7 @@ def test_the_list(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[
         "worker": "w",
         "reason": TRACE,
     }
-    assert "no dead jobs of class user" in said(capsys, redis_url, "dead", "--run", "r", "--class", "user")
+    assert "no dead jobs of class user" in said(capsys, redis_url, "jobs", "list", "r", "--class", "user")
 
 
 def test_show_of_a_dead_job(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,16 +303,16 @@ def test_requeue_by_class_by_name_and_all(ledger: Ledger, redis_url: str, capsys
     ledger.submit(group("b", min_viable=1))
     kill(ledger, "r/b/0")
     play(ledger, "r/b/1")
-    requeue = ("requeue", "--run", "r")
-    assert said(capsys, redis_url, *requeue, "--class", "engine") == "run r: 1 requeued\n"
+    requeue = ("jobs", "requeue")
+    assert said(capsys, redis_url, *requeue, "r", "--class", "engine") == "run r: 1 requeued\n"
     assert said(capsys, redis_url, *requeue, "r/a/1") == "run r: 1 requeued\n"
-    text = said(capsys, redis_url, *requeue)
+    text = said(capsys, redis_url, *requeue, "r")
     assert "its group is ready without it" in text
     assert text.endswith("run r: 1 requeued, 1 not\n")
     done = json.loads(said(capsys, redis_url, *requeue, "r/b/0", "r/a/2", "--json", code=1))
     assert (done["run"], done["requeued"], sorted(done["refused"])) == ("r", 0, ["r/a/2", "r/b/0"])
-    assert cli.main([*requeue, "s/a/0", "--redis", redis_url]) == 2
-    assert cli.main([*requeue, "r/a/0", "--class", "env", "--redis", redis_url]) == 2
+    for wrong in (["s/a/0", "r/a/0"], ["r", "r/a/0"], ["r", "s"], ["r/a"], ["r/a/0", "--class", "env"]):
+        assert cli.main([*requeue, *wrong, "--redis", redis_url]) == 2
 
 
 def test_nonsense_among_the_jobs_stops_no_command(
@@ -324,29 +324,29 @@ def test_nonsense_among_the_jobs_stops_no_command(
     for key in (ledger.keys.dead, ledger.keys.queued):
         ledger.redis.zadd(key, junk)
     ledger.redis.zadd(ledger.keys.leased, {"r/a/1#x": 0, "junk": 1})
-    assert "junk" in said(capsys, redis_url, "dead", "--run", "r")
-    text = said(capsys, redis_url, "requeue", "--run", "r")
+    assert "junk" in said(capsys, redis_url, "jobs", "list", "r")
+    text = said(capsys, redis_url, "jobs", "requeue", "r")
     assert "\x1b" not in text
     assert text.endswith("run r: 1 requeued, 6 not\n")
     assert "'junk' is not a job id" in text
-    assert json.loads(said(capsys, redis_url, "cancel", "--run", "r", "--all", "--json"))["cancelled"] >= 3
-    assert said(capsys, redis_url, "drop", "--run", "r").endswith("run r: 3 dropped, 6 not\n")
+    assert json.loads(said(capsys, redis_url, "jobs", "cancel", "r", "--all", "--json"))["cancelled"] >= 3
+    assert said(capsys, redis_url, "jobs", "drop", "r").endswith("run r: 3 dropped, 6 not\n")
     assert reader(ledger).stats()["discarded"] == 3
 
 
 def test_drop_and_cancel(ledger: Ledger, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     ledger.submit(group("a", size=3))
-    assert cli.main(["cancel", "--run", "r", "--redis", redis_url]) == 2
-    assert said(capsys, redis_url, "cancel", "--run", "r", "r/a/0") == "run r: 1 cancelled\n"
-    assert said(capsys, redis_url, "cancel", "--run", "r", "--all") == "run r: 2 cancelled\n"
-    assert said(capsys, redis_url, "drop", "--run", "r", "--class", "env") == "run r: 0 dropped\n"
-    assert said(capsys, redis_url, "drop", "--run", "r") == "run r: 3 dropped\n"
+    assert cli.main(["jobs", "cancel", "r", "--redis", redis_url]) == 2
+    assert said(capsys, redis_url, "jobs", "cancel", "r/a/0") == "run r: 1 cancelled\n"
+    assert said(capsys, redis_url, "jobs", "cancel", "r", "--all") == "run r: 2 cancelled\n"
+    assert said(capsys, redis_url, "jobs", "drop", "r", "--class", "env") == "run r: 0 dropped\n"
+    assert said(capsys, redis_url, "jobs", "drop", "r") == "run r: 3 dropped\n"
     assert reader(ledger).stats()["dead"] == 3
-    assert cli.main(["drop", "--run", "r", "--whole-run", "--redis", redis_url]) == 2
+    assert cli.main(["jobs", "drop", "r", "--whole-run", "--redis", redis_url]) == 2
     assert "add --yes" in capsys.readouterr().err
     assert reader(ledger).stats()["dead"] == 3
-    assert cli.main(["drop", "--run", "r", "--whole-run", "r/a/0", "--redis", redis_url]) == 2
+    assert cli.main(["jobs", "drop", "r/a/0", "--whole-run", "--redis", redis_url]) == 2
     capsys.readouterr()
-    text = said(capsys, redis_url, "drop", "--run", "r", "--whole-run", "--yes", "--json")
+    text = said(capsys, redis_url, "jobs", "drop", "r", "--whole-run", "--yes", "--json")
     assert json.loads(text)["keys"] > 3
     assert not list(ledger.redis.scan_iter("rollq:{r}*"))

@@ -118,7 +118,7 @@ def test_a_user_of_its_own(server: int, capsys: pytest.CaptureFixture[str]) -> N
     url = f"redis://rollq:{PASSWORD}@127.0.0.1:{server}/0"
     use(url)
     assert cli.main(["submit", "--run", "r", "--env", "shop", "--tasks", "0", "--redis", url]) == 0
-    assert cli.main(["drop", "--run", "r", "--whole-run", "--yes", "--redis", url]) == 0
+    assert cli.main(["jobs", "drop", "r", "--whole-run", "--yes", "--redis", url]) == 0
     with connect(url) as connection, pytest.raises(redis.exceptions.NoPermissionError):
         connection.get("somebody-elses")
 

@@ -97,10 +97,13 @@ def test_an_unknown_id_is_not_sent(engine: ScriptedEngine, file: Path, capsys: p
     assert not engine.bodies()
 
 
-def test_an_engine_that_breaks(engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_breaks(
+    engine: ScriptedEngine, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq_worker.commands.audit.AT_ONCE", 1)
     file.write_text(file.read_text() * 3)
     engine.answers = [scored_or_sampled] * (2 * TURNS + 2) + ["reset"]
-    assert audit(file, engine.url, "-c", "1") == 1
+    assert audit(file, engine.url) == 1
     captured = capsys.readouterr()
     assert "the engine broke" in captured.err and "2 of 3 trajectories were compared" in captured.err
     assert captured.out.count("r/g/0") == 2 and "verdict" not in captured.out

@@ -133,7 +133,7 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(client: "redis.Redis", capl
     assert reaper.tick() == 1
     assert broker.published == ["b/rollq0/0"]
     assert "run a: LedgerError" in caplog.text
-    assert "rollq drop --run RUN --whole-run --yes" in caplog.text
+    assert "rollq jobs drop RUN --whole-run --yes" in caplog.text
     before = len(caplog.records)
     reaper.tick()
     assert len(caplog.records) == before  # it is left alone for a while

@@ -1,7 +1,8 @@
 """`rollq audit`: has the engine score the tokens of an exported file again, and compares with the recorded logprobs.
+With --offline, `offline_audit` checks the file without an engine.
 
-The file is read three times, a line at a time: to check that all of it can be audited, to choose turns that the engine
-decodes again, and to audit it.
+For an engine the file is read three times, a line at a time: to check that all of it can be audited, to choose turns
+that the engine decodes again, and to audit it.
 """
 
 import argparse
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
-from rollq.commands.flags.shared import Commands, add_json, add_tokenizer, http_url, whole
+from rollq.commands.flags.shared import add_json, add_tokenizer, http_url
+from rollq.commands.parser import Commands
 from rollq.commands.progress import ProgressDisplay, open_progress
 from rollq.errors import ContractError, EngineFailure, SettingsError
 from rollq.extras import needs
+from rollq_worker.commands import offline_audit
 
 if TYPE_CHECKING:
     from rollq_worker.audit.comparison import Auditor, ComparisonResult
@@ -27,14 +30,23 @@ if TYPE_CHECKING:
     from rollq_worker.audit.scorer import Scorer
 
 
+AT_ONCE = 4
+"""Requests at a time."""
+
+
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "audit",
-        description="Has the engine score the sampled tokens again by prefill and compares with the recorded logprobs,"
-        " token by token. Turns that the engine decodes again say how far its own decoding and prefill are apart. Exit"
-        " code 1: the logprobs do not fit, or under 95 % of the tokens could be compared.",
+        description="Checks an exported file. With --offline: that each trajectory is sound, and each job there once;"
+        " this needs no engine and no extra. Else has the engine score the sampled tokens again by prefill and compares"
+        " with the recorded logprobs, token by token. Turns that the engine decodes again say how far its own decoding"
+        " and prefill are apart. Exit code 1: something is wrong, the logprobs do not fit, or under 95 % of the tokens"
+        " could be compared.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="a file that rollq pull --out wrote")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="JSON Lines that --out wrote; with --offline also Parquet"
+    )
+    parser.add_argument("--offline", action="store_true", help="ask no engine")
     parser.add_argument(
         "--engine", type=http_url, metavar="URL", help="SGLang server (ROLLQ_ENGINE_URL, else http://127.0.0.1:30000)"
     )
@@ -44,11 +56,8 @@ def add(commands: Commands) -> None:
         metavar="V[,V]",
         help="weight versions in the file that the engine serves under another name (the engine's own version)",
     )
-    parser.add_argument(
-        "-c", "--concurrency", dest="at_once", type=whole(1), default=4, metavar="N", help="requests at a time (4)"
-    )
     add_tokenizer(parser)
-    add_json(parser, "print one JSON object: the numbers, the worst tokens and the verdict; the rest goes to stderr")
+    add_json(parser, "print one JSON object: the verdict and what it rests on; the rest goes to stderr")
     parser.set_defaults(run=run)
 
 
@@ -73,6 +82,8 @@ class FileContents:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.offline:
+        return offline_audit.run(args)
     with needs("worker"):
         from rollq_worker.audit.comparison import Auditor
         from rollq_worker.audit.scorer import Scorer
@@ -80,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     rows_show = not args.json and sys.stdout.isatty()
     with open_progress(io.StringIO() if rows_show else sys.stderr) as progress:
         contents = _read(args.file, progress)
-        scorer = Scorer(args.engine or _engine_url(args), args.at_once)
+        scorer = Scorer(args.engine or _engine_url(args), AT_ONCE)
         try:
             auditor = Auditor(scorer, _versions(args, scorer), _vocabulary_end(args, scorer, contents))
             report = _audit(auditor, args, contents, progress)
@@ -162,7 +173,7 @@ def _audit(auditor: "Auditor", args: argparse.Namespace, contents: FileContents,
     ) -> "Iterator[ComparisonResult]":
         done = 0
         try:
-            for done, result in enumerate(_in_order(compare, items, args.at_once), 1):
+            for done, result in enumerate(_in_order(compare, items, AT_ONCE), 1):
                 progress.show(done, total, {what: "compared"})
                 yield result
         except EngineFailure as e:

@@ -4,7 +4,6 @@ import argparse
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.shared import (
-    Commands,
     add_template,
     add_tokenizer,
     environment,
@@ -12,6 +11,7 @@ from rollq.commands.flags.shared import (
     number,
     whole,
 )
+from rollq.commands.parser import Commands
 from rollq.errors import SettingsError
 from rollq.extras import needs
 from rollq.processes.embedded_redis import port_taken

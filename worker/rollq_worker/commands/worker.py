@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rollq.commands.connect import ping_redis, settings
 from rollq.commands.flags.shared import (
-    Commands,
     add_broker,
     add_engines,
     add_redis,
@@ -19,6 +18,7 @@ from rollq.commands.flags.shared import (
     name,
     whole,
 )
+from rollq.commands.parser import Commands
 from rollq.extras import needs
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class ServedWeights:
             self._said = refused[0]
             log.warning(
                 "the engine at %s serves weights %r, which are older than what a run has published, or not published:"
-                " nothing of that run is sampled there until it serves the published ones (rollq sync)",
+                " nothing of that run is sampled there until it serves the published ones (rollq engines sync)",
                 self._name,
                 refused[0],
             )

@@ -25,7 +25,8 @@ def bottleneck(facts: Facts) -> str:
         return f"{facts.ready} group{' is' if facts.ready == 1 else 's are'} ready, and no consumer has taken them yet"
     if facts.dead and not facts.elsewhere:
         dead = f"{facts.dead} job{' is' if facts.dead == 1 else 's are'} dead"
-        return f"nothing is pending, and {dead}: see `rollq dead --run {facts.run}`; `rollq requeue` plays them again"
+        again = "`rollq jobs requeue` plays them again"
+        return f"nothing is pending, and {dead}: see `rollq jobs list {facts.run}`; {again}"
     return ""
 
 

@@ -87,7 +87,7 @@ def _bounded(f: Facts) -> str:
 
 def _unpublished(f: Facts, bound: Admission) -> str:
     """What the trainer has to publish."""
-    call, given = f"`client.publish({bound.step + 1})` or `rollq publish`", f.held + bound.trained
+    call, given = f"`client.publish({bound.step + 1})` or `rollq engines publish`", f.held + bound.trained
     if not f.published:
         return f"nothing was ever published. After each batch, once the engines serve its weights, call {call}"
     if given >= (bound.step + 2) * bound.groups_per_batch:
@@ -110,7 +110,7 @@ def _exhausted(f: Facts) -> str:
     counts = f"{waits}: {_places(f)}, {f.acked} acknowledged, {f.dropped} dropped"
     if f.held > f.own:
         counts += f". {_of_another(f)}"
-    dead = f"`rollq dead --run {f.run}` says why, `rollq requeue` plays them again. " if f.dropped else ""
+    dead = f"`rollq jobs list {f.run}` says why, `rollq jobs requeue` plays them again. " if f.dropped else ""
     fewer = f", ask for at most {f.ready}" if f.ready else ""
     return (
         f"{counts}. {dead}Submit more jobs{fewer}, or seal the run (`--seal`, `Client.seal()`; again, if it was sealed:"

@@ -8,7 +8,7 @@ from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SIL
 
 LISTED = 3
 """Number of names of a kind that are said."""
-GO_ON = "repeat the `rollq sync` that failed, or send the engine `POST /continue_generation`"
+GO_ON = "repeat the `rollq engines sync` that failed, or send the engine `POST /continue_generation`"
 REMEDIES = {
     STALLED: (
         "has requests and generates nothing. It may be paused, as for new weights: if no update is under way,"
@@ -18,8 +18,8 @@ REMEDIES = {
     PAUSED: f"is paused, as for new weights. If no update is under way, {GO_ON}",
     OUTDATED: (
         "serves weights that are older than what a run has published, or not published, and is left alone until it"
-        " serves newer ones: load the published ones (`rollq sync`), or publish its own under the name that it has for"
-        " them"
+        " serves newer ones: load the published ones (`rollq engines sync`), or publish its own under the name that"
+        " it has for them"
     ),
 }
 """What to do about an engine that generates nothing, by its state."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rollq.errors import ContractError, RollqError, SettingsError
 from rollq.extras import install_line
@@ -19,12 +19,6 @@ from rollq.settings import engine_address
 from rollq.trajectory_extras import ExpertShape
 from rollq.urls import mask_url
 from rollq.worker_package import for_clients
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-else:
-    Commands = object
-
 
 E = TypeVar("E", bound=StrEnum)
 

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rollq.commands.dead_jobs import age
+from rollq.commands.tables import age
 from rollq.commands.top.fleet import EngineNow, FleetNow, RunNow
 from rollq.export.transcript import clean
 from rollq.ledger.workers.live_workers import AWAY, OUTDATED, PAUSED, READY, SILENT_S, STALLED, LiveWorker

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from rollq.commands.dead_jobs import columns
+from rollq.commands.tables import columns
 from rollq.commands.top.frame import BAD, WIDE, Frame, Line, Table, fitted, one_line
 
 if TYPE_CHECKING:

@@ -168,7 +168,7 @@ function listOf(tab, run, query, go, body) {
 function actionNote() {
   if (!App.start.live || (App.start.actions && App.token)) return el('p.note');
   return el('p.note', null, App.start.actions ? 'Open the address that `rollq view` printed, to play dead rollouts again here.'
-    : 'Read-only. `rollq requeue` plays dead rollouts again, and so does this page after `rollq view --allow-actions`.');
+    : 'Read-only. `rollq jobs requeue` plays dead rollouts again, and so does this page after `rollq view --allow-actions`.');
 }
 
 async function requeue(run, jobs) {

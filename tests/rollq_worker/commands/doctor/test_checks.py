@@ -138,7 +138,7 @@ def test_engines_with_other_weights(engine: ScriptedEngine, tokenizer: Tokenizer
     assert engines.versions_differ([*first, *first]) == []
     engine.paths["/model_info"] = (200, {"weight_version": "v4"})
     (found,) = engines.versions_differ([*first, *engines.check(engine.url, tokenizer)])
-    assert found.level == "warn" and "v3, v4" in found.says and "rollq sync" in found.remedy
+    assert found.level == "warn" and "v3, v4" in found.says and "rollq engines sync" in found.remedy
 
 
 def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
@@ -152,7 +152,7 @@ def test_an_engine_with_too_old_weights_for_a_run(redis_url: str) -> None:
         client.admit(1, 0)
         (said,) = engines.too_old(settings, found)
         assert said.level == "warn" and "run r bounds staleness and has published version v4 (step 4)" in said.says
-        assert "that serve version v3 play none" in said.says and "rollq sync" in said.remedy
+        assert "that serve version v3 play none" in said.says and "rollq engines sync" in said.remedy
         client.publish(3, "v3")  # the trainer went back
         assert engines.too_old(settings, found) == []
 

@@ -18,10 +18,8 @@ from typing import Any, TextIO
 
 from rollq.client.submission import group_name
 from rollq.commands.connect import settings
-from rollq.commands.dead_jobs import first_line
 from rollq.commands.flags.play import add_agent
 from rollq.commands.flags.shared import (
-    Commands,
     add_json,
     add_template,
     add_template_kwargs,
@@ -32,7 +30,9 @@ from rollq.commands.flags.shared import (
     tasks,
     whole,
 )
+from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
+from rollq.commands.tables import first_line
 from rollq.errors import JobFailure, SettingsError
 from rollq.export.formats import open_output
 from rollq.export.transcript import clean
@@ -216,7 +216,7 @@ def next_steps(args: argparse.Namespace, tasks: range) -> list[str]:
     steps = {}
     if args.out:
         parquet = args.out.suffix == ".parquet"
-        line = f"rollq validate {args.out}" if parquet else f"rollq show {args.out}:1"
+        line = f"rollq audit {args.out} --offline" if parquet else f"rollq show {args.out}:1"
         steps[line] = "check what was written" if parquet else "read one trajectory, turn by turn"
     else:
         steps["rollq demo --out demo.jsonl"] = "keep the trajectories, then read one: rollq show demo.jsonl:1"

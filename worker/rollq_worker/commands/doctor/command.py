@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rollq.commands.connect import settings
 from rollq.commands.flags.shared import (
-    Commands,
     add_broker,
     add_engines,
     add_json,
@@ -21,6 +20,7 @@ from rollq.commands.flags.shared import (
     add_tokenizer,
     environment,
 )
+from rollq.commands.parser import Commands
 from rollq.extras import needs
 
 if TYPE_CHECKING:

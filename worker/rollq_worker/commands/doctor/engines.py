@@ -177,7 +177,7 @@ def versions_differ(found: Sequence[Finding]) -> list[Finding]:
     if len(versions) < 2:
         return []
     says = f"the engines serve different weight versions: {', '.join(sorted(versions))}"
-    return [Finding("weights", Level.WARN, says, "load the same weights into all of them: rollq sync")]
+    return [Finding("weights", Level.WARN, says, "load the same weights into all of them: rollq engines sync")]
 
 
 def too_old(settings: Settings, found: Sequence[Finding]) -> list[Finding]:
@@ -204,7 +204,7 @@ def _too_old(client: Any, run: str, served: Sequence[str]) -> list[Finding]:
         f"run {run} bounds staleness and has published version {policy.weight_version} (step {policy.step}); engines"
         f" that serve version {', '.join(old)} play none of its jobs"
     )
-    remedy = "rollq sync loads the published weights, or publish under the name that the engines give theirs"
+    remedy = "rollq engines sync loads the published weights, or publish under the name that the engines give theirs"
     return [Finding("weights", Level.WARN, says, remedy)]
 
 

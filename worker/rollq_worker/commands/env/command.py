@@ -8,9 +8,10 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rollq.commands.flags.shared import Commands, add_json, environment, tasks
+from rollq.commands.flags.shared import add_json, environment, tasks
+from rollq.commands.parser import Commands
 from rollq.commands.progress import open_progress
 from rollq.errors import SettingsError
 from rollq.extras import needs
@@ -30,13 +31,17 @@ def add(commands: Commands) -> None:
         description="Lists the environments of this machine, checks one by playing its tasks without a model, or writes"
         " a new one to begin with.",
     )
-    parser.set_defaults(run=_help(parser))
-    kinds = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listed = kinds.add_parser("list", description="Prints the names of all environments, and what brings each.")
+    kinds = parser.add_commands(title="commands")
+    listed = kinds.add_parser(
+        "list",
+        help="print their names, and what brings each",
+        description="Prints the names of all environments, and what brings each.",
+    )
     add_json(listed, "print one JSON object: what brings each environment, by name")
     listed.set_defaults(run=_list)
     checked = kinds.add_parser(
         "check",
+        help="play some tasks of one without a model, and say what is wrong with it",
         description="Plays some tasks by ground truth, by wrong calls and by small talk, and each ground truth a second"
         " time from its journal. Exit code 1: something is wrong.",
     )
@@ -50,17 +55,13 @@ def add(commands: Commands) -> None:
     checked.add_argument("--tasks", type=tasks, metavar="A-B", help="tasks A to B, or one (20 from all over the split)")
     add_json(checked, "print one JSON object: env, version, split, tasks, problems, notes, costs")
     checked.set_defaults(run=_check)
-    new = kinds.add_parser("new", description="Writes a package with a small environment that passes its own tests.")
+    new = kinds.add_parser(
+        "new",
+        help="write a small one to begin with",
+        description="Writes a package with a small environment that passes its own tests.",
+    )
     new.add_argument("name", type=_new_name, metavar="NAME", help="name of the environment and of its folder")
     new.set_defaults(run=_new)
-
-
-def _help(parser: argparse.ArgumentParser) -> Any:
-    def run(args: argparse.Namespace) -> int:
-        parser.print_help()
-        return 2
-
-    return run
 
 
 def _list(args: argparse.Namespace) -> int:

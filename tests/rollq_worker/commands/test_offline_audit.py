@@ -1,4 +1,4 @@
-"""`rollq validate`: names what is wrong with an exported file, in either format, and counts the rest."""
+"""`rollq audit --offline`: names what is wrong with an exported file, in either format, and counts the rest."""
 
 import json
 import tracemalloc
@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollq import cli
-from rollq.commands.validate import MOST_SHOWN, examine
 from rollq.export.formats import open_output
-from tests.rollq.commands.conftest import Fails
+from rollq_worker.commands.offline_audit import MOST_SHOWN, examine
 from tests.rollq.export.trajectories import played, sound
 
 
@@ -40,7 +39,7 @@ def damage(file: Path, job: str, **changes: Any) -> None:
 
 
 def test_a_sound_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["validate", str(file)]) == 0
+    assert cli.main(["audit", str(file), "--offline"]) == 0
     said = capsys.readouterr()
     assert said.out == f"{file}: 4 trajectories, 0 faulty\n"
     assert said.err.splitlines()[-1] == f"100/100  percent of {file}  trajectories 4  faulty 0"
@@ -50,12 +49,12 @@ def test_faults_are_named_with_their_place_and_job(file: Path, capsys: pytest.Ca
     damage(file, "r/g1/0", reward=None)
     where = "line 3" if file.is_file() else "part-00000002.parquet row 1"
     why = "stop done with reward None: exactly done, length, malformed, turns carry a reward"
-    assert cli.main(["validate", str(file)]) == 1
+    assert cli.main(["audit", str(file), "--offline"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: {where} (job r/g1/0): {why}",
         f"{file}: 4 trajectories, 1 faulty",
     ]
-    assert cli.main(["validate", str(file), "--json"]) == 1
+    assert cli.main(["audit", str(file), "--offline", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "file": str(file),
         "trajectories": 4,
@@ -69,7 +68,7 @@ def test_a_job_that_is_there_twice(file: Path, capsys: pytest.CaptureFixture[str
         file.write_text(file.read_text() * 2)
     else:
         (file / "part-00000003.parquet").write_bytes((file / "part-00000001.parquet").read_bytes())
-    assert cli.main(["validate", str(file)]) == 1
+    assert cli.main(["audit", str(file), "--offline"]) == 1
     said = capsys.readouterr().out
     assert "(job r/g0/1): the job is in the file already" in said
     assert f"{8 if file.is_file() else 6} trajectories, {4 if file.is_file() else 2} faulty" in said
@@ -78,7 +77,7 @@ def test_a_job_that_is_there_twice(file: Path, capsys: pytest.CaptureFixture[str
 def test_only_the_first_faults_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = exported(tmp_path / "x.jsonl", groups=1)
     file.write_text("no JSON\n" * (MOST_SHOWN + 5) + file.read_text())
-    assert cli.main(["validate", str(file)]) == 1
+    assert cli.main(["audit", str(file), "--offline"]) == 1
     said = capsys.readouterr().out.splitlines()
     assert (len(said), said[-2]) == (MOST_SHOWN + 2, "and 5 more")
     assert said[0].startswith(f"{file}: line 1: it is not a line of JSON: ")
@@ -87,7 +86,7 @@ def test_only_the_first_faults_are_named(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_file_of_something_else_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"question": "1 + 1", "answer": "2"}\n' * 30)
-    assert cli.main(["validate", str(file)]) == 1
+    assert cli.main(["audit", str(file), "--offline"]) == 1
     [said] = capsys.readouterr().out.splitlines()
     assert said.startswith(f"{file}: this is no exported file. line 1: it is no exported trajectory: it has no job, ")
 
@@ -149,11 +148,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert most < 40 * groups  # an id alone takes more, and a line 500
 
 
-def test_files_that_cannot_be_checked(tmp_path: Path, fails: Fails) -> None:
-    assert "cannot read" in fails("validate", str(tmp_path / "none.jsonl"))
+def test_files_that_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", str(tmp_path / "none.jsonl"), "--offline"]) == 2
+    assert "cannot read" in capsys.readouterr().err
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "empty.parquet").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
-    said = [cli.main(["validate", str(tmp_path / name)]) for name in ("empty.jsonl", "empty.parquet", "other")]
+    said = [
+        cli.main(["audit", str(tmp_path / name), "--offline"]) for name in ("empty.jsonl", "empty.parquet", "other")
+    ]
     assert said == [1, 1, 1]

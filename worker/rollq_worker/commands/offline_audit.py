@@ -1,4 +1,4 @@
-"""`rollq validate`: checks every trajectory of an exported file, without Redis and in constant memory."""
+"""`rollq audit --offline`: checks every trajectory of an exported file, without an engine and in constant memory."""
 
 import argparse
 import json
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollq.commands.flags.shared import Commands, add_json
 from rollq.commands.progress import open_progress
 from rollq.errors import ContractError
 from rollq.export import formats
@@ -17,17 +16,6 @@ from rollq.export.validation import Checked
 
 MOST_SHOWN = 20
 """Faulty trajectories that are named. The others are counted."""
-
-
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "validate",
-        description="Checks every trajectory of a file that --out wrote, JSON Lines or Parquet, and that each job is"
-        " there once. The exit code is 1 when something is wrong.",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE")
-    add_json(parser, "print one JSON object: file, trajectories, faulty, failures (the first: where, job, faults)")
-    parser.set_defaults(run=run)
 
 
 @dataclass(slots=True)

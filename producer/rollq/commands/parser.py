@@ -1,0 +1,81 @@
+"""The parser of the command line: a wrong line ends in one line, which names what is spelled almost the same."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from rollq.commands.flags import run_file
+from rollq.commands.help import examples
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags cannot be abbreviated, because a new flag could then change what a command line means."""
+
+    def __init__(self, **options: Any) -> None:
+        self.flags: dict[str, argparse.Action] = {}
+        """All flags, by each of their names."""
+        self.commands: Commands | None = None
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        self.flags |= dict.fromkeys(action.option_strings, action)
+        return action
+
+    def add_commands(self, **options: Any) -> "Commands":
+        """Makes this the parser of several commands."""
+        self.commands = Commands(self.add_subparsers(metavar="COMMAND", required=True, **options))
+        return self.commands
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if args is not None:
+            run_file.apply(self, args)
+            self._check_names(args)
+        return super().parse_known_args(args, namespace)
+
+    def _check_names(self, words: Sequence[str]) -> None:
+        """Refuses an unknown command or flag before argparse misses what it needs."""
+        if self.commands:
+            named = next((word for word in words if not word.startswith("-")), None)
+            if named is not None and named not in self.commands.parsers:
+                self.error(f"there is no command {named!r}{near(named, self.commands.parsers)}")
+            if not words:
+                self.print_help(sys.stderr)
+                self.exit(2)
+            return
+        for word in takewhile(lambda word: word != "--", words):
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in self.flags:
+                self.error(f"there is no flag {flag}{near(flag, self.flags)}")
+
+    def format_help(self) -> str:
+        return super().format_help() + examples(self.prog.partition(" ")[2])
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"rollq: {message} (see {self.prog} --help)\n")
+
+
+class Commands:
+    """The commands of a parser, to which `add_parser` adds one."""
+
+    def __init__(self, added: Any) -> None:
+        self._added = added
+        """What argparse's `add_subparsers` returned."""
+        self.parsers: dict[str, Parser] = {}
+        self.summaries: dict[str, str] = {}
+
+    def add_parser(self, name: str, *, help: str = "", **options: Any) -> Parser:
+        """Adds a command. `help` is its line in the list of commands."""
+        shown = {"help": help.replace("%", "%%")} if help else {}
+        self.parsers[name] = self._added.add_parser(name, **shown, **options)
+        self.summaries[name] = help
+        return self.parsers[name]
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """What the word may have meant, as the end of a sentence; else empty."""
+    found = difflib.get_close_matches(word, known, 2)
+    return f"; did you mean {' or '.join(found)}?" if found else ""

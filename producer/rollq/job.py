@@ -6,9 +6,9 @@ names endpoints, never addresses. Pure values, standard library only.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_origin
 
 from rollq.errors import ContractError
 from rollq.sampling import number, objection
@@ -43,8 +43,6 @@ GIVEN_TO_TEMPLATES = frozenset(
 
 ENVIRONMENT_FILES = (".py", ".jsonl", ".parquet")
 """How the files of environments end: code, and datasets."""
-MAPPINGS = tuple("env_args agent_args reward_args user template_kwargs sampling routed_experts labels".split())
-"""The fields of a job that are mappings."""
 
 
 class Purpose(StrEnum):
@@ -163,7 +161,7 @@ class Job:
             value = getattr(self, name)
             if not isinstance(value, str) or (value and not NAME.fullmatch(value)):
                 raise ContractError(f"{where}: {name} {value!r} must match {NAME.pattern}")
-        for name in ("sample", "task", "seed", "size", "spare", "min_viable", "seq"):
+        for name in WHOLE:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**53:  # Lua counts in doubles
                 raise ContractError(
@@ -260,6 +258,10 @@ class Job:
     def viable(self) -> int:
         """Fewest graded members with which the group is handed out."""
         return self.min_viable or self.size
+
+
+WHOLE = tuple(field.name for field in fields(Job) if field.type is int)
+MAPPINGS = tuple(field.name for field in fields(Job) if get_origin(field.type) is Mapping)
 
 
 def parse_id(job_id: str) -> tuple[str, str, int]:

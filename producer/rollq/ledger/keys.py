@@ -43,7 +43,7 @@ get the prefix and build the names as `Keys` does. Times: Unix seconds, Redis's 
     rollq:{run}:wake:<session>   list  one entry: that consumer may try again; lasts a minute. Producers that wait for
                                        room share the session `producers`
     rollq:{run}:group:<group>    hash  seq, size, spare, viable, purpose, queue, schema (of its jobs' blobs; followed
-                                       by +spare, +template_kwargs, +routed_experts and +reward where it has them),
+                                       by + and the name of each later field that they have),
                                        body (the first job); state (open ready held dropped); done, dead, surplus
                                        (members so far); started (the published step at its first claim); token (of
                                        the last hold), handed (times); at (when it was submitted), submitted,

@@ -36,8 +36,7 @@ from rollq.ledger.scripts import Scripts, short_reason
 from rollq.ledger.stored import text
 from rollq.servers.durability import Durability
 from rollq.token_stats import TokenStats
-from rollq.wire.blob import SCHEMA
-from rollq.wire.codec import encode_job, job_digest
+from rollq.wire.codec import READS, encode_job, job_digest, schema_of
 from rollq.wire.events import decode_event
 
 
@@ -83,9 +82,8 @@ class Ledger:
             self._listed = True
         args: list[Any] = [first.group, first.size, first.viable, first.purpose.value, publish_in_s]
         args += [token or uuid.uuid4().hex]
-        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue, SCHEMA]
-        later = "".join(f"+{name}" for name in ("routed_experts", "reward") if getattr(first, name))
-        args += [first.spare, encode_job(first), kwargs_text(first), later]
+        args += [source, f"{cursor.groups} {cursor.jobs} {cursor.mark}", ahead, first.queue]
+        args += [schema_of(first), first.spare, encode_job(first), kwargs_text(first)]
         for job in jobs:
             body = b"" if job == replace(first, sample=job.sample) else encode_job(job)
             args += [job.id, job_digest(job), job.budget.deadline_s, body]
@@ -228,12 +226,12 @@ class Ledger:
         """
         self.scripts.parse(job_id)
         ours = [tokenizer_hash, template_hash]
-        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, SCHEMA])
+        status, *rest = self.scripts.call("claim", [job_id, token, worker, *ours, READS])
         match status:
             case b"tokenizer":
                 return Refusal("tokenizer", detail=self._other_tokenizer([text(value) for value in rest], ours))
             case b"schema":
-                detail = f"job {job_id} has schema {text(rest[0])}, and this rollq reads {SCHEMA}. Upgrade rollq."
+                detail = f"job {job_id} has schema {text(rest[0])}, and this rollq reads {READS}. Upgrade rollq."
                 return Refusal("schema", detail=detail)
             case b"claimed":
                 return self._claim(job_id, token, *rest)

@@ -11,11 +11,12 @@ from __future__ import annotations  # array[int] is subscriptable at run time fr
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from rollq.errors import ContractError
 from rollq.events import Acted, Closed, Event, Observed, Prompt, Sampled
-from rollq.job import Budget, History, Job, Json, Purpose
+from rollq.job import Budget, Job, Json
 from rollq.trajectory import Header, Trajectory
 from rollq.wire.blob import (
     DIGEST,
@@ -31,39 +32,36 @@ MAX_LABELS = 2048
 """Most bytes of a job's packed labels."""
 
 
+_FIRST = (
+    "run group sample env split task env_args agent agent_args user sampling budget purpose seed size min_viable"
+    " history queue labels seq"
+).split()
+"""The fields that every blob of a job has, in its order."""
+_LATER = [field.name for field in fields(Job) if field.name not in _FIRST]
+"""All other fields. A map at the end of the blob has those that are not 0 or empty."""
+_BUDGET = ("max_turns", "max_tokens", "max_new_tokens", "deadline_s")
+READS = "+".join([str(SCHEMA), *_LATER])
+"""What this rollq can read, as a worker tells the ledger: a version, and the later fields."""
+
+
 def encode_job(job: Job) -> bytes:
     """The job's blob. Raises ContractError when its mappings hold what JSON cannot say."""
-    return pack([SCHEMA, "job", *_content(job).values(), job.seq, *_later(job)], job.id)
+    return pack([SCHEMA, "job", *_content(job), job.seq, *_later(job)], job.id)
 
 
-_JOB = ("run", "group", "sample", "env", "split", "task", "env_args", "agent", "agent_args", "user", "sampling")
-"""The first fields of a job, in the order of the wire."""
-_LATER = ("spare", "template_kwargs", "routed_experts", "reward", "reward_args")
-"""Fields that the schema got later. A map at the end of the blob has those that are not 0 or empty."""
+def schema_of(job: Job) -> str:
+    """What a worker must be able to read of `READS` to play the job."""
+    return "+".join([str(SCHEMA), *(name for later in _later(job) for name in later)])
 
 
 def decode_job(blob: bytes, id: str | None = None) -> Job:
     """The job in a blob. Raises UnknownSchema or ContractError; with `id`, also when the blob is another job's."""
     where = f"job {id}" if id else "a job"
-    fields = unpack(blob, "job", 20, where, optional=1)
+    values = unpack(blob, "job", 20, where, optional=1)
     try:
-        *content, budget, purpose, seed, size, min_viable, history, queue, labels, seq = fields[:20]
-        max_turns, max_tokens, max_new_tokens, deadline_s = budget
-        job = Job(
-            **dict(zip(_JOB, content, strict=True)),
-            budget=Budget(
-                max_turns=max_turns, max_tokens=max_tokens, max_new_tokens=max_new_tokens, deadline_s=deadline_s
-            ),
-            purpose=Purpose(purpose),
-            seed=seed,
-            size=size,
-            min_viable=min_viable,
-            history=History(history),
-            queue=queue,
-            labels=labels,
-            seq=seq,
-            **_read_later(fields[20:], where),
-        )
+        known = dict(zip(_FIRST, values, strict=False))
+        budget = Budget(**dict(zip(_BUDGET, known.pop("budget"), strict=True)))
+        job = Job(**known, budget=budget, **_read_later(values[20:], where))
     except ContractError as e:
         raise ContractError(f"{where}: {e}") from e
     except (TypeError, ValueError) as e:
@@ -76,7 +74,7 @@ def decode_job(blob: bytes, id: str | None = None) -> Job:
 def job_digest(job: Job) -> bytes:
     """The first 16 bytes of the sha256 of the job's content: everything but `seq`, whatever order its mappings are
     in."""
-    text = json.dumps([*_content(job).values(), *_later(job)], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([*_content(job), *_later(job)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
 
@@ -132,39 +130,24 @@ def _check_order(events: Sequence[Event], job_id: str) -> None:
             raise ContractError(f"job {job_id}: an event of trace {event.trace or 0}, where there are {traces}")
 
 
-def _content(job: Job) -> dict[str, Json]:
-    """The job's content as plain JSON values, in the order of the wire."""
-    where = f"job {job.id}"
-    budget = job.budget
-    labels = plain(job.labels, where)
-    if labels and (size := len(pack(labels, where))) > MAX_LABELS:
-        raise ContractError(f"{where}: labels of {size} bytes: at most {MAX_LABELS} travel with a job")
-    return {
-        "run": job.run,
-        "group": job.group,
-        "sample": job.sample,
-        "env": job.env,
-        "split": job.split,
-        "task": job.task,
-        "env_args": plain(job.env_args, where),
-        "agent": job.agent,
-        "agent_args": plain(job.agent_args, where),
-        "user": plain(job.user, where),
-        "sampling": plain(job.sampling, where),
-        "budget": [budget.max_turns, budget.max_tokens, budget.max_new_tokens, float(budget.deadline_s)],
-        "purpose": job.purpose.value,
-        "seed": job.seed,
-        "size": job.size,
-        "min_viable": job.min_viable,
-        "history": job.history.value,
-        "queue": job.queue,
-        "labels": labels,
-    }
+def _content(job: Job) -> list[Json]:
+    """The first fields as plain JSON values, but for `seq`."""
+    content = [_value(job, name) for name in _FIRST[:-1]]
+    if job.labels and (size := len(pack(content[-1], f"job {job.id}"))) > MAX_LABELS:
+        raise ContractError(f"job {job.id}: labels of {size} bytes: at most {MAX_LABELS} travel with a job")
+    return content
+
+
+def _value(job: Job, name: str) -> Json:
+    value = getattr(job, name)
+    if isinstance(value, Budget):
+        return [value.max_turns, value.max_tokens, value.max_new_tokens, float(value.deadline_s)]
+    return plain(value, f"job {job.id}: {name}")
 
 
 def _later(job: Job) -> list[dict[str, Json]]:
     """The map of the later fields; nothing when it is empty, so that blobs and digests of older jobs stay the same."""
-    later = {name: plain(value, f"job {job.id}: {name}") for name in _LATER if (value := getattr(job, name))}
+    later = {name: _value(job, name) for name in _LATER if getattr(job, name)}
     return [later] if later else []
 
 

@@ -164,7 +164,7 @@ def test_a_group_agrees_on_them(ledger: Ledger) -> None:
 
 def test_a_reward_function_keeps_older_workers_away_too(ledger: Ledger) -> None:
     ledger.submit(group("a", routed_experts=ASKED, reward="judge", reward_args={"endpoint": "e"}))
-    assert ledger.redis.hget(ledger.keys.group("a"), "schema") == f"{SCHEMA}+routed_experts+reward".encode()
+    assert ledger.redis.hget(ledger.keys.group("a"), "schema") == f"{SCHEMA}+reward+reward_args+routed_experts".encode()
     found = ledger.claim("r/a/0", worker="w", token="t")
     assert not isinstance(found, Refusal)
     assert (found.job.reward, found.job.reward_args) == ("judge", {"endpoint": "e"})
@@ -173,7 +173,7 @@ def test_a_reward_function_keeps_older_workers_away_too(ledger: Ledger) -> None:
 
 
 def test_workers_that_cannot_record_them_are_kept_away_by_the_groups_schema(ledger: Ledger) -> None:
-    tags = {"a": ({}, "+routed_experts"), "b": ({"spare": 1}, "+spare+routed_experts")}
+    tags = {"a": ({}, "+routed_experts"), "b": ({"spare": 1}, "+routed_experts+spare")}
     for name, (changes, tag) in tags.items():
         ledger.submit(group(name, routed_experts=ASKED, **changes))
         assert ledger.redis.hget(ledger.keys.group(name), "schema") == f"{SCHEMA}{tag}".encode()

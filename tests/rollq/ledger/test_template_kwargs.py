@@ -60,7 +60,7 @@ def test_what_is_not_json_is_refused_by_its_name(ledger: Ledger, value: object) 
 def test_a_worker_that_does_not_know_them_leaves_the_group_to_others(ledger: Ledger) -> None:
     ledger.submit(group("a", 1, template_kwargs=SHORT))
     ledger.submit(group("b", 1, template_kwargs=SHORT, spare=1))
-    tags = {"a": "+template_kwargs", "b": "+spare+template_kwargs"}
+    tags = {"a": "+template_kwargs", "b": "+template_kwargs+spare"}
     for name, tag in tags.items():
         assert ledger.redis.hget(ledger.keys.group(name), "schema") == f"{SCHEMA}{tag}".encode()
         claim = ledger.claim(f"r/{name}/0", worker="w", token="t")

@@ -3,7 +3,8 @@
 -- attempt that wrote its end. The run's first claim fixes tokenizer and chat template, unless its producer did.
 -- reads and writes  run queued leased dead count open:<purpose> ready:<purpose> job:<job> group:<group> journal:<job>
 --                   journal:<job>#<attempt>
--- ARGV   id token worker tokenizer_hash template_hash schema (of what the worker can read)
+-- ARGV   id token worker tokenizer_hash template_hash schema (what the worker can read: a version, and
+--        behind a + each later field of a job)
 -- reply  claimed attempt seq set_aside body journal_length oldest (step whose weights may sample for the run's bound;
 --        '': any) | early not_before | tokenizer theirs template theirs |
 --        schema theirs | leased | done | dead | surplus | unknown
@@ -56,11 +57,11 @@ end
 
 -- A worker that cannot play the job leaves it for others. The message is spent, so the job is published again at once.
 local other = hashes[1] and (hashes[1] ~= ARGV[5] or hashes[2] ~= ARGV[6])
-local plain = written or ''
-for _, known in ipairs(plain ~= schema and { 'reward', 'routed_experts', 'template_kwargs', 'spare' } or {}) do
-  plain = string.gsub(plain, '%+' .. known .. '$', '')
+local foreign = false
+for part in string.gmatch(written or '1', '[^+]+') do
+  foreign = foreign or not string.find('+' .. schema .. '+', '+' .. part .. '+', 1, true)
 end
-if other or plain ~= schema then
+if other or foreign then
   redis.call('ZADD', prefix .. 'queued', 'XX', not_before > time and not_before or at_once(group.seq), id)
   return other and { 'tokenizer', hashes[1], hashes[2] } or { 'schema', written or '1' }
 end

@@ -3,15 +3,15 @@
 -- not follow the stored one shows that Redis has lost groups of the source.
 -- reads and writes  run count sources queued open:<purpose> ready:<purpose> held:<purpose> group:<group> acked:<group>
 --                   job:<job>
--- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema
---        spare body (of the first job) template_kwargs (as JSON) later (names of other fields that older workers do not
---        know, each behind a +), then for each job: id digest deadline_s body ('': the first job's)
+-- ARGV   group size viable purpose publish_in_s token source ('': none) cursor ahead (0: no limit) queue schema (its
+--        version, and behind a + each field that older workers may not know) spare body (of the first job)
+--        template_kwargs (as JSON), then for each job: id digest deadline_s body ('': the first job's)
 -- reply  new | known | acked | conflict id | gap groups jobs mark (of the stored cursor) | sealed | incomplete | full |
 --        template_kwargs theirs (the run's first group fixes them)
 check_indexes()
 local name, size, viable, purpose, token, source = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 local meta, sources, key = typed('run', 'hash'), typed('sources', 'hash'), typed('group:' .. name, 'hash')
-local first, spare, publish_in_s, ahead = 17, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
+local first, spare, publish_in_s, ahead = 16, tonumber(ARGV[13]), tonumber(ARGV[6]), tonumber(ARGV[10])
 local jobs = (#ARGV - first + 1) / 4
 local known, submitted, resubmitted = unpack(redis.call('HMGET', key, 'seq', 'submitted', 'resubmitted'))
 local acked = not known and acked_record(name)
@@ -66,12 +66,8 @@ end
 local seq = redis.call('HINCRBY', meta, 'seq', 1)
 local publish_at = publish_in_s > 0 and now() + publish_in_s or 0
 if kwargs ~= '{}' then redis.call('HSET', meta, 'template_kwargs', kwargs) end
--- A worker that knows no spare members must not play the group: it would count them wrongly. One that does not
--- know the other fields could not read its jobs.
-local schema = ARGV[12] .. (spare > 0 and '+spare' or '') .. (kwargs ~= '{}' and '+template_kwargs' or '')
-  .. ARGV[16]
 redis.call('HSET', key, 'seq', seq, 'size', size, 'spare', spare, 'viable', viable, 'purpose', purpose, 'done', 0, 'dead', 0,
-  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', schema, 'body', ARGV[14],
+  'state', 'open', 'handed', 0, 'submitted', token, 'queue', ARGV[11], 'schema', ARGV[12], 'body', ARGV[14],
   'at', seconds(now()))
 redis.call('ZADD', prefix .. 'open:' .. purpose, seq, name)
 for i = first, #ARGV, 4 do
